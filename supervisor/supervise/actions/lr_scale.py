@@ -1,0 +1,60 @@
+"""Learning-rate scale: train more gently for a while, whatever the job's scheduler does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import Action, Aim, Job, Steps, refuse_several_ranks
+from ..errors import ActionError
+
+
+@dataclass(frozen=True)
+class LrScale(Action):
+    """Multiply the learning rate that the job asks for by `set`, for every parameter group.
+
+    The multiplier is absolute: asking twice for 0.5 gives 0.5, not 0.25. It is put on before each
+    optimizer step and taken off after it, so that it composes with any scheduler and with loops
+    that write the rate themselves. With `rewarm` it rises back to 1.0 linearly over so many steps;
+    with 0 it stays.
+
+    Example:
+        - lr_scale: {set: 0.5, rewarm: 200}
+
+    Undo: lr_scale to 1.0.
+    Source: LambdaLR overwrites an edited rate at its next step, StepLR carries the edit on for
+        ever; hence a multiplier on, and off, each step. OPT-175B lowered its rate by hand after
+        divergences (arXiv:2205.01068, section 2.4).
+    """
+
+    changes_training: ClassVar[bool] = True
+    budget: ClassVar[str | None] = "lr_scale"
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    set: float
+    rewarm: Steps = 0
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not 0.0 < self.set <= 1.0:
+            wrong.append(("set", f"must be above 0 and at most 1, not {self.set:g}"))
+        if self.rewarm < 0:
+            wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
+        return wrong
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        refuse_several_ranks(aim, "lr_scale")
+        return {"value": self.set, "rewarm_steps": self.rewarm}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("lr_scale", args, key=key, deadline_s=self.deadline_s)
+        scale = seen.get("lr_scale")
+        asked = args["value"]
+        if not isinstance(scale, int | float) or not math.isclose(scale, asked, rel_tol=1e-9):
+            raise ActionError(f"asked for a learning rate scale of {asked:g}, the job has {scale}")
+        return seen
+
+    def undo(self) -> Action | None:
+        return None if self.set == 1.0 else LrScale(set=1.0)

@@ -1,0 +1,26 @@
+"""Notify: tell people now, in the middle of a runbook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..core.shapes import Action
+
+
+@dataclass(frozen=True)
+class Notify(Action):
+    """Send the incident as it stands to every notifier whose least severity it reaches.
+
+    The engine decides it and the outbox delivers it: a notifier that is slow or fails never holds
+    up the runbook.
+
+    Example:
+        - notify
+
+    Undo: none.
+    Source: `policy.md` section 10, the outbox pattern.
+    """
+
+    touches_job: ClassVar[bool] = False
+    engine_step: ClassVar[bool] = True

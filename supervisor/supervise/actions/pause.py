@@ -1,0 +1,51 @@
+"""Pause: hold the job at a step boundary, alive, while something is found out or put right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import Action, Aim, Job, Seconds, refuse_several_ranks
+from ..errors import ActionError
+from .resume import Resume
+
+
+@dataclass(frozen=True)
+class Pause(Action):
+    """Hold the job at its next step boundary, under a lease.
+
+    The lease is what keeps a dead supervisor from stranding the job: the supervisor renews it for
+    as long as it lives, and without that the job goes on by itself when `lease` has passed.
+    Signals are not used: a stopped process would trip the time-outs of its collectives.
+
+    Example:
+        - pause: {lease: 900s}
+
+    Undo: resume.
+    Source: Kubernetes leases hold for 15 s and schedulers requeue within minutes; 15 minutes is
+        enough for a person to answer a page, and short beside a run that takes days.
+    """
+
+    changes_training: ClassVar[bool] = True  # one rank alone would leave the others in a collective
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    lease: Seconds = 900.0
+
+    def check(self) -> list[tuple[str, str]]:
+        if not 10.0 <= self.lease <= 86400.0:
+            return [("lease", f"must be between 10s and 24h, not {self.lease:g}s")]
+        return []
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        refuse_several_ranks(aim, "pause")
+        return {"lease_s": self.lease}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("pause", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(seen.get("paused_step"), int):
+            raise ActionError(f"the probe answered pause without the step it holds at: {seen}")
+        return seen
+
+    def undo(self) -> Action | None:
+        return Resume()

@@ -1,0 +1,70 @@
+"""Rollback: go back to before the trouble began, and set off again more gently.
+
+The savepoint must be older than the cause, not merely than the alarm; hence `at_least`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ..core.shapes import Action, Aim, Job, Refused, Steps, refuse_several_ranks
+from ..errors import ActionError
+
+
+@dataclass(frozen=True)
+class Rollback(Action):
+    """Restore the newest savepoint at least `at_least` steps before the first breach, in process.
+
+    Model, optimizer, scaler and loop variables go back together. `rng: restore` also puts back the
+    random state, so that the same batches and dropout masks come again (to see whether the trouble
+    was chance in the hardware); `rng: keep` lets them differ. The learning rate starts at `start`
+    times what the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it.
+
+    Example:
+        - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 50}
+
+    Undo: none. The abandoned steps stay in the run directory as an attempt of their own.
+    Source: PaLM, arXiv:2204.02311, section 5.1: back to about 100 steps before the spike, and the
+        same batches from another state did not spike again. 10 steps is the scale of a small run
+        with a savepoint every 25.
+    """
+
+    destructive: ClassVar[bool] = True
+    changes_training: ClassVar[bool] = True
+    budget: ClassVar[str | None] = "rollback"
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    at_least: Steps = 10
+    rng: Literal["restore", "keep"] = "restore"
+    start: float = 0.1
+    rewarm: Steps = 50
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if self.at_least < 0:
+            wrong.append(("at_least", f"must not be negative, not {self.at_least}"))
+        if not 0.0 < self.start <= 1.0:
+            wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
+        if self.rewarm < 0:
+            wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
+        return wrong
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        refuse_several_ranks(aim, "rollback")
+        before = aim.breach_step - self.at_least
+        if before < 1:
+            raise Refused(
+                f"the trouble began at step {aim.breach_step}, so no savepoint can be "
+                f"{self.at_least} steps older"
+            )
+        rewarm = {"start": self.start, "steps": self.rewarm} if self.rewarm else None
+        return {"before_step": before, "rng": self.rng, "rewarm": rewarm}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("rollback", args, key=key, deadline_s=self.deadline_s)
+        step, before = seen.get("step"), args["before_step"]
+        if not isinstance(step, int) or step >= before:
+            raise ActionError(f"the job is at step {step} after a rollback to before step {before}")
+        return seen

@@ -1,0 +1,38 @@
+"""Savepoint: keep the model's state now, to be able to come back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import Action, Aim, Job, refuse_several_ranks
+from ..errors import ActionError
+
+
+@dataclass(frozen=True)
+class Savepoint(Action):
+    """Keep model, optimizer, scaler, RNG and loop variables in memory at the next step boundary.
+
+    The policy's `savepoints` take them on a schedule; this takes one more, for instance before a
+    planned change. It is held by the probe, not written to disk.
+
+    Example:
+        - savepoint
+
+    Undo: none needed; the oldest one makes room.
+    Source: `rulings.md`, words: a savepoint is model state kept for a rollback.
+    """
+
+    changes_training: ClassVar[bool] = True  # of one rank alone it is a state that never was
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        refuse_several_ranks(aim, "savepoint")
+        return {}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("savepoint", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(seen.get("step"), int) or not seen.get("bytes"):
+            raise ActionError(f"the probe kept no state: {seen}")
+        return seen

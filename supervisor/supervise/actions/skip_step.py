@@ -1,0 +1,49 @@
+"""Skip step: let updates pass without applying them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import Action, Aim, Job, Steps, refuse_several_ranks
+from ..errors import ActionError
+
+
+@dataclass(frozen=True)
+class SkipStep(Action):
+    """Do not apply the next `count` optimizer steps; the job's loop and data go on as usual.
+
+    Weights and optimizer state stay bit-identical over a skipped step. It is how a known bad batch
+    is passed over. For non-finite gradients use the standing order `skip_nonfinite`: a command
+    from outside comes a step too late.
+
+    Example:
+        - skip_step: {count: 1}
+
+    Undo: none; what a skipped batch would have taught is lost.
+    Source: GradScaler has skipped steps with non-finite gradients since 2018; PaLM,
+        arXiv:2204.02311, section 5.1, skipped 200 to 500 batches after a spike.
+    """
+
+    destructive: ClassVar[bool] = True
+    changes_training: ClassVar[bool] = True
+    budget: ClassVar[str | None] = "skip_step"
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    count: Steps = 1
+
+    def check(self) -> list[tuple[str, str]]:
+        if not 1 <= self.count <= 1000:
+            return [("count", f"must be between 1 and 1000, not {self.count}")]
+        return []
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        refuse_several_ranks(aim, "skip_step")
+        return {"count": self.count}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("skip_step", args, key=key, deadline_s=self.deadline_s)
+        if seen.get("will_skip") != args["count"]:
+            raise ActionError(f"asked to skip {args['count']} steps, the probe answered {seen}")
+        return seen

@@ -1,0 +1,39 @@
+"""Snapshot: take the evidence before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import Action, Aim, Job
+from ..errors import ActionError
+
+
+@dataclass(frozen=True)
+class Snapshot(Action):
+    """Write the evidence bundle of the incident into the run directory.
+
+    The bundle holds the metric window, the last batches' fingerprints, stacks of all threads, log
+    tails, environment (secrets replaced), git state, host facts and RNG state. It works on a hung
+    job too, with what can be had from outside, and says what is missing. It is not model state:
+    that is a savepoint.
+
+    Example:
+        - snapshot
+
+    Undo: none needed; it touches nothing.
+    Source: Robusta runs its enrichers before its actions: evidence first, always.
+    """
+
+    touches_job: ClassVar[bool] = False
+    deadline_s: ClassVar[float] = 60.0
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        return {"incident": aim.incident}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.snapshot(args["incident"], key=key, deadline_s=self.deadline_s)
+        if not seen.get("bytes") or not seen.get("sha256"):
+            raise ActionError(f"the evidence bundle is empty: {seen}", retryable=True)
+        return seen

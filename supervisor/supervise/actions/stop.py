@@ -1,0 +1,56 @@
+"""Stop: end the job, as gently as it lets us, but end it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import Action, Aim, Job, Seconds
+from ..errors import ActionError
+
+REQUEUE, HUMAN = 75, 78  # sysexits EX_TEMPFAIL and EX_CONFIG: what a scheduler can branch on
+
+
+@dataclass(frozen=True)
+class Stop(Action):
+    """End the job: interrupt at a step boundary, then TERM, then KILL over the whole process tree.
+
+    The interrupt is what Ctrl-C does, so the job's own `except`, `finally` and exit hooks run. After
+    `grace` without an end comes TERM to every process of the tree, after `term` more comes KILL.
+    The supervisor then exits 78 (a person is needed), or 75 with `requeue`, which tells a scheduler
+    that running it again is safe.
+
+    Example:
+        - stop: {grace: 30s, term: 30s, requeue: false}
+
+    Undo: none. Starting again is for the scheduler or a person.
+    Source: Kubernetes' terminationGracePeriodSeconds and Slurm's KillWait are both 30 s.
+    """
+
+    destructive: ClassVar[bool] = True
+    budget: ClassVar[str | None] = None  # it can happen once; a spent budget must not forbid it
+    deadline_s: ClassVar[float] = 660.0  # covers the largest grace and term that `check` allows
+
+    grace: Seconds = 30.0
+    term: Seconds = 30.0
+    requeue: bool = False
+
+    def check(self) -> list[tuple[str, str]]:
+        return [
+            (name, f"must be between 0s and 300s, not {value:g}s")
+            for name, value in (("grace", self.grace), ("term", self.term))
+            if not 0.0 <= value <= 300.0
+        ]
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        code = REQUEUE if self.requeue else HUMAN
+        return {"grace_s": self.grace, "term_s": self.term, "exit_code": code}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.stop(
+            grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"]
+        )
+        if seen.get("returncode") is None or seen.get("survivors"):
+            raise ActionError(f"processes of the job are still alive after KILL: {seen}")
+        return seen

@@ -1,0 +1,38 @@
+"""Verify: judge a runbook by its effect, not by its intention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..core.shapes import Action, Steps
+
+
+@dataclass(frozen=True)
+class Verify(Action):
+    """The rule that started the runbook must be clear for `clear_for` steps within `within` steps.
+
+    The engine watches it during probation. When it does not come true, the runbook has failed and
+    the ladder climbs. Every runbook that touches the job ends with it.
+
+    Example:
+        - verify: {within: 100, clear_for: 20}
+
+    Undo: none needed; it touches nothing.
+    Source: an incident that resolved is one whose signal stayed away for a while, as Prometheus'
+        keep_firing_for learnt; 20 steps outlast the single good step inside a divergence.
+    """
+
+    touches_job: ClassVar[bool] = False
+    engine_step: ClassVar[bool] = True
+
+    within: Steps = 100
+    clear_for: Steps = 20
+
+    def check(self) -> list[tuple[str, str]]:
+        if self.clear_for < 1:
+            return [("clear_for", f"must be at least 1 step, not {self.clear_for}")]
+        if self.within < self.clear_for:
+            text = f"must be at least clear_for ({self.clear_for} steps), not {self.within}"
+            return [("within", text)]
+        return []

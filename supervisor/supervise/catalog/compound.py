@@ -1,0 +1,116 @@
+"""Kinds of values that hold others: lists, mappings with free names, alternatives."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .kinds import BAD, Kind, Text
+from .nodes import Mapping, Node, Scalar, Sequence
+from .problems import Problems
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(Kind):
+    """A list of one kind, of any or of a fixed length; becomes a tuple."""
+
+    item: Kind
+    length: int | None = None
+
+    def read(self, node: Node, problems: Problems, what: str) -> Any:
+        if not isinstance(node, Sequence):
+            return self.refuse(node, problems, what)
+        if self.length is not None and len(node.items) != self.length:
+            problems.add(node, f"{what} should be {self.words()}, not {len(node.items)} of them")
+            return BAD
+        read = [self.item.read(item, problems, f"{what}[{i}]") for i, item in enumerate(node.items)]
+        return BAD if any(value is BAD for value in read) else tuple(read)
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, Sequence)
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, tuple | list)
+
+    def write(self, value: Any) -> Any:
+        return [self.item.write(item) for item in value]
+
+    def schema(self) -> dict[str, Any]:
+        size = {} if self.length is None else {"minItems": self.length, "maxItems": self.length}
+        return {"type": "array", "items": self.item.schema(), **size}
+
+    def words(self) -> str:
+        inner = self.item.words().removeprefix("a ").removeprefix("an ")
+        return f"a list of {self.length} x {inner}" if self.length else f"a list of {inner}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf(Kind):
+    """Names of the writer's choice, each with one kind of value."""
+
+    value: Kind
+    key: Text = Text()
+
+    def read(self, node: Node, problems: Problems, what: str) -> Any:
+        if not isinstance(node, Mapping):
+            return self.refuse(node, problems, what)
+        read: dict[str, Any] = {}
+        for key, (at, value) in node.pairs.items():
+            pattern = self.key.pattern
+            if pattern is not None and not re.fullmatch(pattern.regex, key):
+                problems.add(at, f"a name in {what} should be {pattern.words}, not {key[:40]!r}")
+            read[key] = self.value.read(value, problems, f"{what}.{key}")
+        return BAD if any(value is BAD for value in read.values()) else read
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, Mapping)
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def write(self, value: Any) -> Any:
+        return {key: self.value.write(item) for key, item in value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        names = {} if self.key.pattern is None else {"propertyNames": self.key.schema()}
+        return {"type": "object", "additionalProperties": self.value.schema(), **names}
+
+    def words(self) -> str:
+        return f"a mapping from names to {self.value.words()}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Kind):
+    """Any of several kinds; `null` where None is among them."""
+
+    kinds: tuple[Kind, ...]
+    nullable: bool = False
+
+    def read(self, node: Node, problems: Problems, what: str) -> Any:
+        if self.nullable and isinstance(node, Scalar) and node.value is None:
+            return None
+        fitting = [kind for kind in self.kinds if kind.fits(node)]
+        if len(fitting) == 1:
+            return fitting[0].read(node, problems, what)
+        for kind in fitting:
+            value = kind.read(node, Problems(), what)
+            if value is not BAD:
+                return value
+        return self.refuse(node, problems, what)
+
+    def fits(self, node: Node) -> bool:
+        return any(kind.fits(node) for kind in self.kinds)
+
+    def write(self, value: Any) -> Any:
+        if value is None:
+            return None
+        return next(kind for kind in self.kinds if kind.holds(value)).write(value)
+
+    def schema(self) -> dict[str, Any]:
+        options = [kind.schema() for kind in self.kinds]
+        options += [{"type": "null"}] if self.nullable else []
+        return options[0] if len(options) == 1 else {"anyOf": options}
+
+    def words(self) -> str:
+        return " or ".join(kind.words() for kind in self.kinds)

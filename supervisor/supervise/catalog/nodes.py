@@ -1,0 +1,125 @@
+"""A parsed YAML file as a tree that remembers where everything stands.
+
+Scalars follow YAML 1.2 (core schema): `1e-3` is a number, `012` is 12, `10:30` and `on` are text,
+only `true` and `false` are booleans, nothing is a date.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from .problems import Source
+
+_INT = re.compile(r"[-+]?[0-9]{1,18}")
+_BASED = re.compile(r"0o[0-7]{1,20}|0x[0-9a-fA-F]{1,15}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Anything in the tree; `line` and `col` are one-based and point at its first character."""
+
+    source: Source = field(repr=False)
+    line: int
+    col: int
+
+    @property
+    def shape(self) -> str:
+        """What a person would call it."""
+        return "nothing"
+
+
+@dataclass(eq=False, slots=True)
+class Scalar(Node):
+    """One value. `text` is what stands there without quotes; only `plain` text is interpreted."""
+
+    text: str
+    plain: bool
+    block: bool = False  # written with | or >: the text starts on the next line
+
+    @property
+    def value(self) -> Any:
+        """The value under YAML 1.2: None, bool, int, float or str."""
+        return resolve(self.text) if self.plain else self.text
+
+    @property
+    def shape(self) -> str:
+        value = self.value
+        if value is None:
+            return "nothing"
+        if isinstance(value, bool):
+            return f"the boolean {self.text}"
+        return f"the text {self.text[:40]!r}" if isinstance(value, str) else f"the number {value}"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence(Node):
+    """A list."""
+
+    items: list[Node]
+
+    @property
+    def shape(self) -> str:
+        return "a list"
+
+
+@dataclass(eq=False, slots=True)
+class Mapping(Node):
+    """Keys and values, in the order in which they were written; keys are text and unique."""
+
+    pairs: dict[str, tuple[Scalar, Node]]
+
+    @property
+    def shape(self) -> str:
+        return "a mapping"
+
+    def get(self, key: str) -> Node | None:
+        """Return the value of a key, or None."""
+        pair = self.pairs.get(key)
+        return pair[1] if pair else None
+
+    def place(self, key: str) -> Node:
+        """Return where to point for a key: its value, or the whole mapping when it is absent."""
+        pair = self.pairs.get(key)
+        return pair[1] if pair else self
+
+    def without(self, *keys: str) -> Mapping:
+        """Return the same mapping less some keys."""
+        kept = {key: pair for key, pair in self.pairs.items() if key not in keys}
+        return Mapping(self.source, self.line, self.col, kept)
+
+
+def resolve(text: str) -> Any:
+    """Return the value of plain text under the YAML 1.2 core schema."""
+    first = text[:1]
+    if first and first not in "0123456789+-.~nNtTfF":
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def plain(node: Node) -> Any:
+    """Return the tree as dicts, lists and values, as a JSON Schema validator wants it."""
+    if isinstance(node, Mapping):
+        return {key: plain(value) for key, (_, value) in node.pairs.items()}
+    if isinstance(node, Sequence):
+        return [plain(item) for item in node.items]
+    assert isinstance(node, Scalar)
+    return node.value

@@ -1,0 +1,212 @@
+"""step(policy, state, event) -> (state, decisions). The only place where something is decided.
+
+Order within one event: the detectors and rules of the rank, then inhibition, then the incident,
+then actions. So the order of rules does not matter, and a cause that trips in the same step as its
+consequences mutes them in time.
+
+`step` is pure as seen from outside: the same state and event give the same state and decisions. It
+uses up the state it is given; keep `state.copy()` to go back.
+"""
+
+from __future__ import annotations
+
+from . import machine, response, runner
+from .bank import Bank
+from .incident import CLOSED, OPEN, PROBATION, Incident
+from .rule import Policy, Rule
+from .state import State, Turn
+from .values import (
+    Announced,
+    Decision,
+    Event,
+    Exited,
+    Finished,
+    Frame,
+    Gap,
+    Launched,
+    Noticed,
+    Tick,
+    Told,
+)
+
+QUIET_STEPS = (
+    20  # an incident that nobody acted on closes after so many steps without a firing rule
+)
+
+
+def start(policy: Policy) -> State:
+    """Return the state before the first event."""
+    return State()
+
+
+def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
+    """Judge one event."""
+    turn = Turn(policy, state, event)
+    state.at_ns = max(state.at_ns, event.at_ns)
+    if isinstance(event, Frame):
+        _frame(turn, event)
+    elif isinstance(event, Tick):
+        _tick(turn, event)
+    elif isinstance(event, Announced):
+        _bank(turn, event.rank).announce(event.names, event.pid)
+        state.world_size = event.world_size
+    elif isinstance(event, Launched):
+        _bank(turn, 0)
+    elif isinstance(event, Finished):
+        runner.finished(turn, event)
+    elif isinstance(event, Gap):
+        turn.say(
+            "gap",
+            f"rank {event.rank}: {event.count} frames were lost",
+            rank=event.rank,
+            first_seq=event.first_seq,
+            count=event.count,
+        )
+    elif isinstance(event, Noticed):
+        _noticed(turn, event)
+    elif isinstance(event, Told):
+        _told(turn, event)
+    elif isinstance(event, Exited):
+        _exited(turn, event)
+    return state, turn.close()
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bank(turn: Turn, rank: int) -> Bank:
+    banks = turn.state.banks
+    if rank not in banks:
+        banks[rank] = Bank(turn.policy)
+        turn.state.banks = dict(sorted(banks.items()))
+    return turn.state.banks[rank]
+
+
+def _frame(turn: Turn, frame: Frame) -> None:
+    state = turn.state
+    bank = _bank(turn, frame.rank)
+    if frame.rank == min(state.banks):
+        state.pace += 1
+        state.step, state.attempt = frame.step, frame.attempt
+    if state.machine == machine.LAUNCHING:
+        turn.move("first_frame", f"first frame, step {frame.step} of rank {frame.rank}")
+    moved = bank.feed(frame, state.pace)
+    if state.machine == machine.WARMING and bank.frames >= turn.policy.warmup_steps:
+        turn.move("ready", f"{bank.frames} frames seen")
+    if bank.notes:
+        _notes(turn, bank)
+    if moved:
+        response.moved(turn, bank, frame.rank, moved)
+    incident = state.incident
+    if incident is not None:
+        runner.watch(turn, incident, frame)
+        _settle(turn, incident)
+
+
+def _tick(turn: Turn, tick: Tick) -> None:
+    state = turn.state
+    beats = {beat.rank: beat for beat in tick.beats}
+    for rank, bank in state.banks.items():
+        moved = bank.tick(tick.at_ns, beats.get(rank), state.pace)
+        if moved:
+            response.moved(turn, bank, rank, moved)
+        for r in bank.blind(state.pace, tick.at_ns):
+            _blind(turn, turn.policy.rules[r], rank)
+    incident = state.incident
+    run = incident.run if incident is not None else None
+    if incident is not None and run is not None and run.waiting_for is not None:
+        if tick.at_ns > run.overdue_ns:
+            why = f"{run.waiting_for} has no outcome"
+            turn.say("in_doubt", why, action={"id": run.waiting_for})
+            runner.hold(turn, incident, why)
+    elif incident is not None and run is None:
+        _settle(turn, incident)
+    if state.held_ns is not None and tick.at_ns - state.held_ns > turn.policy.hold_max_s * 1e9:
+        state.held_ns = tick.at_ns
+        turn.tell(
+            "SEV1", "still held, a person is needed", then="release the hold, or stop the run"
+        )
+
+
+def _notes(turn: Turn, bank: Bank) -> None:
+    for name, note in bank.notes:
+        kind = str(note.get("kind", "note"))
+        data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
+        turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, **data)
+    bank.notes.clear()
+
+
+def _noticed(turn: Turn, event: Noticed) -> None:
+    turn.say(
+        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step, **event.data
+    )
+    if event.kind in ("no-probe", "probe-off", "segment-fault"):
+        turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
+
+
+def _told(turn: Turn, event: Told) -> None:
+    state, incident = turn.state, turn.state.incident
+    turn.say("note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args))
+    if event.word == "release" and state.machine == machine.HOLDING:
+        if incident is not None:
+            _close(turn, incident, f"released by {event.operator}")
+        turn.move("released", f"released by {event.operator}")
+
+
+def _exited(turn: Turn, event: Exited) -> None:
+    state, incident = turn.state, turn.state.incident
+    state.returncode = event.returncode
+    how = f"signal {-event.returncode}" if event.returncode < 0 else f"code {event.returncode}"
+    if incident is not None:
+        _close(turn, incident, f"the job ended with {how}")
+    turn.move("exited", f"the job ended with {how}")
+    if state.stopping:
+        turn.tell(
+            "SEV1", f"stopped by policy at step {state.step}", verdict=f"job: {how}", news=True
+        )
+    elif event.returncode == 0:
+        turn.tell("INFO", f"finished at step {state.step}", news=True)
+    else:
+        turn.tell("SEV1", f"the job ended with {how} at step {state.step}", news=True)
+
+
+def _blind(turn: Turn, rule: Rule, rank: int) -> None:
+    severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
+    why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
+    turn.say("blind", why, rule=rule.id, severity=severity, rank=rank)
+    turn.move("notice", why)
+    turn.tell(severity, f"blind: {rule.id}", verdict=why, why=f"when: {rule.text}")
+
+
+# ── the end of an incident ────────────────────────────────────────────────────────────────────────
+
+
+def _settle(turn: Turn, incident: Incident) -> None:
+    """Close an incident that is over."""
+    state = turn.state
+    if incident.phase == PROBATION and incident.run is None:
+        if state.pace >= incident.probation_until:
+            steps = turn.policy.probation_steps
+            _close(turn, incident, f"recovered: no relapse in {steps} steps")
+            turn.move("passed", f"{incident.id} recovered")
+    elif incident.phase == OPEN:
+        if state.firing(turn.policy):
+            incident.quiet_since = None
+        elif incident.quiet_since is None:
+            incident.quiet_since = state.pace
+        elif state.pace - incident.quiet_since >= QUIET_STEPS:
+            _close(turn, incident, "over: its rules cleared by themselves")
+            turn.move("clear", f"{incident.id} is over")
+
+
+def _close(turn: Turn, incident: Incident, why: str) -> None:
+    acted = incident.runs > 0
+    incident.phase = CLOSED
+    turn.say(
+        "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
+        opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
+    )  # fmt: skip
+    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then="nothing to do")
+    if acted:
+        turn.state.floor = (incident.rung, turn.state.pace)
+    turn.state.incident = None

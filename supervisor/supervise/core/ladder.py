@@ -1,0 +1,29 @@
+"""Rungs of rising force: which runbook an incident gets, and what comes after one that failed."""
+
+from __future__ import annotations
+
+from .rule import HOLD, Ladder
+
+
+def entry(ladder: Ladder, wanted: str, floor: int) -> tuple[str, int]:
+    """Return `(runbook, rung)` for a rule that wants `wanted`, never below rung `floor`.
+
+    A runbook that is on no rung is taken as it is (rung -1) unless the incident climbed before.
+    """
+    rung = ladder.rungs.index(wanted) if wanted in ladder.rungs else -1
+    if rung >= floor:
+        return wanted, rung
+    return at(ladder, floor) if floor >= 0 else (wanted, rung)
+
+
+def climb(ladder: Ladder, rung: int) -> tuple[str, int]:
+    """Return the rung above `rung`; past the last one there is only `hold`.
+
+    A runbook from outside the ladder (rung -1) failed: there is no next rung for it, hold.
+    """
+    return (HOLD, len(ladder.rungs)) if rung < 0 else at(ladder, rung + 1)
+
+
+def at(ladder: Ladder, rung: int) -> tuple[str, int]:
+    """Return `(runbook, rung)`, `hold` past the end."""
+    return (ladder.rungs[rung], rung) if rung < len(ladder.rungs) else (HOLD, len(ladder.rungs))

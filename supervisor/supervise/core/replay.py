@@ -1,0 +1,89 @@
+"""Replay: fold the recorded events through the engine and compare with the recorded decisions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import engine
+from .rule import Policy
+from .state import State
+from .values import Decision, Event
+
+FIELDS = ("kind", "step", "attempt", "reason", "incident", "rule", "severity", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where replay and record part.
+
+    Attributes:
+        seq: number of the audit record, None when the record has nothing there.
+        event: number of the journal event that was being judged.
+        recorded, replayed: the two decisions, None where one side has none.
+    """
+
+    seq: int | None
+    event: int
+    recorded: Mapping[str, Any] | None
+    replayed: Mapping[str, Any] | None
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON holds it: lists for tuples, "NaN" "+Inf" "-Inf" for non-finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def record(decision: Decision) -> dict[str, Any]:
+    """Return a decision as its audit record holds it."""
+    found: dict[str, Any] = json.loads(json.dumps(plain(asdict(decision)), allow_nan=False))
+    return found
+
+
+def decisions(
+    policy: Policy, events: Iterable[tuple[int, Event]], state: State | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield `(event number, decision record)` for every decision that the events lead to."""
+    state = engine.start(policy) if state is None else state
+    for number, event in events:
+        state, made = engine.step(policy, state, event)
+        for decision in made:
+            yield number, record(decision)
+
+
+def compare(
+    policy: Policy, events: Iterable[tuple[int, Event]], recorded: Iterable[Mapping[str, Any]]
+) -> tuple[int, list[Difference]]:
+    """Fold `events` and compare with the audit records whose actor is the engine.
+
+    A journal may end with events whose decisions never reached the log (a killed supervisor), so
+    surplus decisions of the last judged event onward are no difference.
+
+    Returns:
+        `(decisions compared, differences)`; after the first difference nothing more is compared.
+    """
+    log = [r for r in recorded if r.get("actor") == "engine"]
+    last_event = max((int(r["event"]) for r in log), default=-1)
+    count = 0
+    for number, replayed in decisions(policy, events):
+        if count >= len(log):
+            if number > last_event:
+                break
+            return count, [Difference(None, number, None, replayed)]
+        was = log[count]
+        if int(was["event"]) != number or any(was.get(f) != replayed[f] for f in FIELDS):
+            return count, [Difference(int(was["seq"]), number, was, replayed)]
+        count += 1
+    if count < len(log):
+        was = log[count]
+        return count, [Difference(int(was["seq"]), int(was["event"]), was, None)]
+    return count, []

@@ -1,0 +1,266 @@
+"""What the catalogs fill in: detectors, actions, notifiers; and the job as an action sees it.
+
+A detector or an action is a frozen dataclass in a file of its own. The file name is its YAML name,
+its fields are its YAML keys, its docstring is its page in the catalog (with an `Example:` that
+loads, `Blind to:` for detectors, `Undo:` for actions, and `Source:`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Protocol
+
+# The unit of a field that counts steps or measures time: a bare number in YAML is steps, a number
+# with a unit ("30s") is time. The catalog reads these from the type hints.
+Steps = Annotated[int, "steps"]
+Seconds = Annotated[float, "seconds"]
+
+NOTE = (
+    4  # or-ed onto the code that `feed` returns: this watch has a note to take (see `Watch.note`)
+)
+
+
+class Watch(ABC):
+    """The memory of one detector on one rank: mutable, private to the engine, copied with `copy`.
+
+    Attributes:
+        raw: the code of the last sample before `for`, `m_of_n` and hysteresis. Couplings read it.
+    """
+
+    __slots__ = ("raw",)
+    raw: int
+
+    @abstractmethod
+    def feed(self, sample: Any, step: int) -> int:
+        """Take the sample of `step` and return OK, UNKNOWN or BREACH (perhaps | NOTE).
+
+        What `sample` is depends on the detector's `reads`:
+        `metric`: float or None (absent) · `metrics`: a sequence of these, in field order ·
+        `detectors`: a sequence of raw codes · `metric+detector`: (float or None, raw code).
+        """
+
+    @abstractmethod
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers behind the last reading: value, threshold, baseline, z, ... (JSON)."""
+
+    @abstractmethod
+    def copy(self) -> Watch:
+        """Return an independent copy."""
+
+    def rewind(self, step: int) -> None:
+        """The run went back: forget every sample after `step`. The default forgets everything."""
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything, as at the start of a run."""
+
+    def note(self) -> dict[str, Any]:
+        """Take the pending note, `{"kind": "rebaseline" | "near_miss", "reason": str, ...}`."""
+        return {}
+
+
+class Clockwork(Watch):
+    """A watch that also hears of time: the engine calls `beat` per frame and `tick` per tick."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def beat(self, at_ns: int, step: int) -> None:
+        """A frame of this rank arrived."""
+
+    @abstractmethod
+    def tick(self, at_ns: int, heard_ns: int | None, phase: str) -> int:
+        """Time is `at_ns`; the probe was last heard at `heard_ns`. Return the code."""
+
+
+@dataclass(frozen=True)
+class Detector(ABC):
+    """A detector as written in YAML; `start` makes the watch that runs it.
+
+    `reads` says what `feed` gets, `inputs` names the metrics or detectors it gets them from. A
+    subclass with `reads = "clock"` returns a `Clockwork`.
+    """
+
+    reads: ClassVar[str] = "metric"  # metric | metrics | detectors | metric+detector | clock
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """Ids of the metrics it reads, in the order in which `feed` gets them."""
+
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        """Names of the detectors whose raw codes it reads, in order."""
+        return ()
+
+    @abstractmethod
+    def start(self) -> Watch:
+        """Return a fresh watch."""
+
+    def check(self) -> list[tuple[str, str]]:
+        """Return `(field, message)` for every value that cannot work together with the others."""
+        return []
+
+
+class Refused(Exception):  # noqa: N818, it is an answer and not a fault
+    """An action that cannot work here and now; nothing was touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What an action may know when its absolute arguments are worked out, inside the engine."""
+
+    incident: str
+    step: int  # newest step seen
+    breach_step: int  # first breach of the incident
+    attempt: int
+    world_size: int
+    severity: str
+
+
+def refuse_several_ranks(aim: Aim, verb: str) -> None:
+    """Raise `Refused` when the run has more than one rank: they could not all act at one step."""
+    if aim.world_size > 1:
+        raise Refused(
+            f"{verb} changes training, and {aim.world_size} ranks cannot be changed at the same "
+            "step yet (needs step-fenced commands)"
+        )
+
+
+class Job(Protocol):
+    """The running job, as `perform` may use it. Calls block the performer, never the run."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]:
+        """Send `verb` to every rank and return the ack of rank 0 plus `{"ranks": n}`.
+
+        `key` makes it idempotent: a probe that has applied it answers with the same ack again.
+
+        Raises:
+            ActionError: a rank refused (`retryable=False`) or did not answer within `deadline_s`.
+        """
+        ...
+
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
+        ...
+
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+        """Ask at a step boundary, then TERM, then KILL the whole tree; return how it ended.
+
+        `exit_code` is what the supervisor will exit with (75 requeue, 78 human needed).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Action(ABC):  # noqa: B024, every part has a default that fits some action
+    """One step of a runbook, as written in YAML.
+
+    Class attributes:
+        destructive: changes the job's training state in a way that cannot be taken back.
+        touches_job: False for evidence and notification; "zero actions" counts these out.
+        changes_training: refused when world_size > 1 until step-fenced commands exist.
+        engine_step: True for `notify` and `verify`, which the engine itself carries out.
+        budget: the budget class it is counted in besides `all`; None is not counted at all.
+        deadline_s: how long `perform` may take.
+    """
+
+    destructive: ClassVar[bool] = False
+    touches_job: ClassVar[bool] = True
+    changes_training: ClassVar[bool] = False
+    engine_step: ClassVar[bool] = False
+    budget: ClassVar[str | None] = None
+    deadline_s: ClassVar[float] = 60.0
+
+    def check(self) -> list[tuple[str, str]]:
+        """Return `(field, message)` for every value that cannot work."""
+        return []
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        """Return the absolute, JSON-ready arguments for this incident. Pure.
+
+        Raises:
+            Refused: it cannot work here; the sentence says why.
+        """
+        return {}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        """Do it, with the arguments that `aim` returned; return what was observed.
+
+        Raises:
+            ActionError: it did not do its job.
+        """
+        raise AssertionError(f"{type(self).__name__} is carried out by the engine")
+
+    def effect(
+        self,
+        args: Mapping[str, Any],
+        result: Mapping[str, Any],
+        frame: Mapping[str, float | None],
+        step: int,
+        attempt: int,
+    ) -> str | None:
+        """Look for the effect in the first frame after the action. Pure.
+
+        Args:
+            args: what `aim` returned. result: what `perform` returned (`ack_step` is the step at
+                whose end the probe carried it out). frame: the metrics of that frame.
+
+        Returns:
+            None when the effect shows, else what is missing, in a few words with the numbers.
+        """
+        return None
+
+    def undo(self) -> Action | None:
+        """Return the action that takes this one back, or None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What people are told. `sent_as` fields are plain text; notifiers escape for their medium."""
+
+    run: str
+    incident: str | None
+    severity: str  # SEV0 | SEV1 | SEV2 | INFO
+    title: str  # one line
+    verdict: str  # what is wrong, with the numbers
+    why: str  # the rule and its threshold
+    next: str  # what happens now, or what a person should do
+    step: int
+    audit_head: str = ""  # "size root" of the audit log: every receiver becomes a witness
+    facts: Sequence[tuple[str, str]] = ()
+
+
+class Notifier(Protocol):
+    """A way to tell people. May be slow and may fail: it runs on the outbox's thread."""
+
+    name: str
+
+    def send(self, message: Message, *, key: str) -> str:
+        """Deliver and return one line for the audit log. `key` is constant over retries.
+
+        Raises:
+            NotifyError: not delivered; `retry_after_s` is None when it never will be.
+        """
+        ...
+
+
+class NotifyError(Exception):
+    """A message was not delivered.
+
+    Attributes:
+        retry_after_s: seconds to wait before the next try, None when a retry cannot help.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

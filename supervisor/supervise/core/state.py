@@ -1,0 +1,147 @@
+"""What the engine remembers between events, and the desk it writes on during one.
+
+`State` is a cache: folding the journal gives it back. `Turn` lives for one event only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import machine
+from .bank import Bank
+from .incident import Incident
+from .limits import Ledger
+from .rule import Policy
+from .values import SEVERITIES, Decision, Event
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that can change a decision.
+
+    Attributes:
+        pace: frames of the leading rank since launch; unlike `step` it never goes back.
+        cooldown: rule id -> (pace, rung) of its last runbook.
+        floor: (rung, pace) of the last incident that acted; the next one enters no lower.
+        flips: rule id -> paces of its last changes, to tell flapping.
+    """
+
+    machine: str = machine.LAUNCHING
+    at_ns: int = 0
+    step: int = -1
+    attempt: int = 0
+    pace: int = 0
+    world_size: int = 1
+    banks: dict[int, Bank] = field(default_factory=dict)
+    incident: Incident | None = None
+    incidents: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
+    floor: tuple[int, int] | None = None
+    flips: dict[str, deque[int]] = field(default_factory=dict)
+    flapping: set[str] = field(default_factory=set)
+    held_ns: int | None = None
+    stopping: bool = False
+    returncode: int | None = None
+
+    def copy(self) -> State:
+        """Return an independent copy; a run may be cut here and resumed."""
+        twin = copy.copy(self)
+        twin.banks = {rank: bank.copy() for rank, bank in self.banks.items()}
+        twin.incident = copy.deepcopy(self.incident)
+        twin.ledger = copy.deepcopy(self.ledger)
+        twin.cooldown, twin.flapping = dict(self.cooldown), set(self.flapping)
+        twin.flips = {rule: deque(paces, maxlen=paces.maxlen) for rule, paces in self.flips.items()}
+        return twin
+
+    def firing(self, policy: Policy) -> list[str]:
+        """Return the ids of all rules that fire on any rank, in the policy's order."""
+        return [
+            rule.id
+            for r, rule in enumerate(policy.rules)
+            if any(bank.rules[r].firing for bank in self.banks.values())
+        ]
+
+
+class Turn:
+    """One event being judged: collects the decisions and, at most once, what to tell people."""
+
+    def __init__(self, policy: Policy, state: State, event: Event) -> None:
+        self.policy = policy
+        self.state = state
+        self.event = event
+        self.decisions: list[Decision] = []
+        self._message: dict[str, Any] | None = None
+
+    def say(
+        self,
+        kind: str,
+        reason: str,
+        *,
+        incident: Incident | None = None,
+        rule: str | None = None,
+        severity: str | None = None,
+        **data: Any,
+    ) -> None:
+        """Append a decision."""
+        subject = incident if incident is not None else self.state.incident
+        self.decisions.append(
+            Decision(
+                kind=kind,
+                step=self.state.step,
+                attempt=self.state.attempt,
+                reason=reason,
+                incident=subject.id if subject is not None else None,
+                rule=rule,
+                severity=severity,
+                data=data,
+            )
+        )
+
+    def move(self, event: str, why: str) -> None:
+        """Let the machine take `event`; a pair without a move is audited and changes nothing."""
+        state = self.state
+        target = machine.move(self.policy.machine or machine.DEFAULT, state.machine, event)
+        if target is None:
+            self.say("state", f"{event} has no move in {state.machine}", event=event)
+        elif target != state.machine:
+            before, state.machine = state.machine, target
+            state.held_ns = state.at_ns if target == machine.HOLDING else None
+            self.say("state", why, event=event, before=before, after=target)
+
+    def tell(
+        self,
+        severity: str,
+        title: str,
+        *,
+        verdict: str = "",
+        why: str = "",
+        then: str = "",
+        news: bool = False,
+    ) -> None:
+        """Tell people once per event: the first title stands unless a later one is the `news`."""
+        ranks = (*SEVERITIES, "INFO")
+        if self._message is None:
+            self._message = {"severity": severity, "title": title}
+        elif ranks.index(severity) < ranks.index(self._message["severity"]):
+            self._message["severity"] = severity
+        if news:
+            self._message["title"] = title
+        for key, text in (("verdict", verdict), ("why", why)):
+            if text:
+                self._message.setdefault(key, text)
+        if then:
+            self._message["next"] = then
+
+    def close(self) -> list[Decision]:
+        """Return the decisions, the message to people last."""
+        if self._message is not None:
+            blank = {"verdict": "", "why": "", "next": "", "step": self.state.step}
+            message: dict[str, Any] = blank | self._message
+            self.say(
+                "notify_intent", message["title"], severity=message["severity"], message=message
+            )
+        return self.decisions

@@ -1,0 +1,174 @@
+"""The nouns: what enters the engine (events) and what leaves it (decisions).
+
+Every event carries `at_ns`, nanoseconds of the machine's CLOCK_MONOTONIC, read by an edge. Steps
+are 0-based attempted optimizer steps. `None` is a value that is absent, NaN is a value that is not
+a number; they are never the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,
+# not = 2 - x.
+OK = 0
+UNKNOWN = 1
+BREACH = 2
+CODE_NAMES = ("OK", "UNKNOWN", "BREACH")
+
+SEVERITIES = ("SEV0", "SEV1", "SEV2")  # most severe first
+MODES = ("observe", "shadow", "approve", "enforce")  # least powerful first
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The job's process was started."""
+
+    at_ns: int
+    pid: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A rank's probe published its table of metric names (again, when names came late)."""
+
+    at_ns: int
+    rank: int
+    world_size: int
+    pid: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The metrics of one optimizer step of one rank.
+
+    `values[i]` belongs to `names[i]` of the rank's newest `Announced`; None is absent.
+    """
+
+    at_ns: int
+    rank: int
+    attempt: int
+    step: int
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Frames were overwritten before they were read."""
+
+    at_ns: int
+    rank: int
+    first_seq: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """When a rank's probe last ran any hook, and in which phase the job was then.
+
+    `phase` is one of `startup`, `step`, `eval`, `checkpoint`, `paused`, `exiting`.
+    """
+
+    rank: int
+    seen_ns: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Sent about once a second, and before anything that waits on a deadline."""
+
+    at_ns: int
+    beats: tuple[Beat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something about the watching itself: a collector switched off, a standing order that fired,
+    a segment that cannot be read, no probe after its deadline.
+
+    `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
+    `standing-order`, `drill`, `rollback-unavailable`, `note`); `message` is one sentence.
+    """
+
+    at_ns: int
+    kind: str
+    message: str
+    rank: int | None = None
+    step: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What an action came to. `result` holds observed effects, never intentions."""
+
+    at_ns: int
+    action_id: str
+    ok: bool
+    result: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A word from an operator."""
+
+    at_ns: int
+    operator: str
+    word: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The job ended. `returncode` as in `subprocess`: negative is minus the signal's number."""
+
+    at_ns: int
+    returncode: int
+
+
+Event = Launched | Announced | Frame | Gap | Tick | Noticed | Finished | Told | Exited
+EVENT_TYPES: tuple[type[Any], ...] = (
+    Launched,
+    Announced,
+    Frame,
+    Gap,
+    Tick,
+    Noticed,
+    Finished,
+    Told,
+    Exited,
+)
+
+
+# ── decisions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the engine says. Each one becomes one audit record, in this order.
+
+    Attributes:
+        kind: one of `rule incident state suppressed near_miss intent commit abort in_doubt
+            verify notify_intent rebaseline gap blind note`.
+        step: newest step seen when it was decided, -1 before the first frame.
+        reason: one sentence with the numbers in it.
+        data: JSON-ready detail; floats may be non-finite (the audit log encodes them).
+    """
+
+    kind: str
+    step: int
+    reason: str
+    attempt: int = 0
+    incident: str | None = None
+    rule: str | None = None
+    severity: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,99 @@
+"""Every error this package raises on purpose.
+
+    SuperviseError
+    ├── UsageError          the command line cannot work; exit 64
+    ├── InputError          a file the user gave cannot work; exit 65
+    │   └── PolicyError     a policy, pack or runbook is wrong (carries file:line:col)
+    ├── SegmentError        the shared-memory segment is not one we can read
+    ├── LaunchError         the command could not be started; exit 126 or 127
+    ├── StoreError          the run directory cannot be written or read
+    │   └── TamperError     the audit log was changed after it was written
+    └── ActionError         an action did not do its job; `retryable` says whether to try again
+
+Anything else that escapes is a bug, and is allowed to crash loudly before the job is started. Once
+it runs, the supervisor fails open: the bug is reported and the job goes on.
+"""
+
+from __future__ import annotations
+
+
+class SuperviseError(Exception):
+    """Base class. `str(error)` is one line with the cause; `hint` is the next thing to try."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(SuperviseError):
+    """The command line asks for something that cannot work."""
+
+    exit_code = 64
+
+
+class InputError(SuperviseError):
+    """A file that the user gave cannot work."""
+
+    exit_code = 65
+
+
+class PolicyError(InputError):
+    """A policy, pack or runbook file is wrong.
+
+    Attributes:
+        where: `path:line:col` of the offending key or value, one-based, as editors count.
+    """
+
+    def __init__(self, message: str, *, where: str, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}", hint=hint)
+        self.where = where
+
+
+class SegmentError(SuperviseError):
+    """A shared-memory segment is corrupt, short, foreign or of another wire version."""
+
+
+class LaunchError(SuperviseError):
+    """The command could not be started.
+
+    Attributes:
+        exit_code: 127 when it was not found, 126 when it is not executable (the shell's rule).
+    """
+
+    def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+class StoreError(SuperviseError):
+    """The run directory cannot be written, or holds no run."""
+
+    exit_code = 64
+
+
+class TamperError(StoreError):
+    """The audit log was changed after it was written.
+
+    Attributes:
+        seq: 0-based number of the first bad record.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, seq: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.seq = seq
+
+
+class ActionError(SuperviseError):
+    """An action did not do its job.
+
+    Attributes:
+        retryable: True if the same call may succeed later, and left nothing half-done.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable

@@ -1,0 +1,1 @@
+"""The process tree: start it with the probe on its path, pass signals on, stop it, reap it."""

@@ -1,0 +1,1 @@
+"""Decisions to the world. Nothing here decides."""

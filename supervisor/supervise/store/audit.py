@@ -1,0 +1,313 @@
+"""The audit log of a run: hash-chained, durable before effects, repaired after a crash.
+
+Rule 1: one record is one `os.write` to a file opened with O_APPEND.
+Rule 2: a record with `sync=True` (intent, commit, abort, in_doubt, approval) is on the disk before
+`append` returns; the others follow within GROUP_COMMIT_S.
+Rule 3: after an error of fsync nothing more is written: the kernel may have dropped the pages, and
+a second fsync may report success. Whoever gets a StoreError here must do nothing destructive.
+Rule 4: one writer. The lock is `flock` on the log itself, and goes with the process; each writer
+is an epoch.
+
+Does not know what the records mean. Safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import StoreError
+from . import files
+from .chain import VERSION, Chain, Report, decode, encode, read, verify
+
+__all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
+
+GROUP_COMMIT_S = 0.2
+RESERVE_BYTES = 1 << 20  # room for about a thousand records on a disk that filled up
+_LOCK_TRIES = 4  # `locked` of another process holds the lock for a moment
+_LOCK_WAIT_S = 0.05
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def locked(path: Path) -> bool:
+    """Return whether a living supervisor has the audit log `path` open."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+class Audit:
+    """The writer; get one from `open`.
+
+    Attributes:
+        trouble: why the log cannot be relied on any more (the disk is full, an fsync failed), one
+            sentence; None while all is well. While it is set, start nothing destructive.
+    """
+
+    def __init__(self, path: Path, fd: int, chain: Chain) -> None:
+        self.trouble: str | None = None
+        self._path = path
+        self._fd = fd
+        self._chain = chain
+        self._epoch = chain.epoch + 1
+        self._boot = _boot_id()
+        self._reserve = path.with_name(path.name + ".reserve")
+        self._dead = False  # nothing more may be written
+        self._lock = threading.RLock()
+        self._dirty = threading.Event()
+        self._closing = threading.Event()
+        self._committer = threading.Thread(target=self._commit_often, name="audit", daemon=True)
+
+    @classmethod
+    def open(cls, path: Path, run_id: str, *, at_ns: int, wall: str) -> Audit:
+        """Open or create the log, as the only writer.
+
+        A torn tail is copied to `<path>.torn-<offset>`, cut off, and told in a `recovered` record.
+
+        Args:
+            at_ns, wall: the time now, for that record.
+
+        Raises:
+            TamperError: a record before the tail is bad. Nothing was changed.
+            StoreError: another supervisor has it open, or it cannot be written.
+        """
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            _take_lock(fd, path)
+            chain, tail = _scan(path, run_id)
+            if not chain.size:
+                files.sync_directory(path.parent)
+            torn = path.with_name(f"{path.name}.torn-{chain.offset}")
+            if tail:
+                _keep(torn, tail)
+                os.ftruncate(fd, chain.offset)
+            audit = cls(path, fd, chain)
+            audit._fill_reserve()
+            if torn.exists():  # also when a crash came between the cut and this record
+                audit._tell_recovered(torn, at_ns, wall)
+        except OSError as error:
+            _close(fd)
+            raise StoreError(f"cannot open {path}: {error.strerror}") from error
+        except BaseException:
+            _close(fd)
+            raise
+        audit._committer.start()
+        return audit
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Number of records and the Merkle root over them: "size root" in a message."""
+        with self._lock:
+            return self._chain.size, self._chain.tree.root()
+
+    @property
+    def epoch(self) -> int:
+        """Incarnation of the supervisor, 1 for the first; a fencing token for commands."""
+        return self._epoch
+
+    def append(
+        self,
+        kind: str,
+        *,
+        actor: str,
+        at_ns: int,
+        wall: str,
+        step: int,
+        body: Mapping[str, Any],
+        sync: bool,
+    ) -> int:
+        """Write one record and return its number.
+
+        Args:
+            at_ns, wall: CLOCK_MONOTONIC in nanoseconds, and UTC as ISO-8601.
+            body: further fields (attempt, event, reason, incident, rule, severity, data), JSON-ready
+                but for non-finite floats; none of the names that the log itself sets.
+            sync: be on the disk before returning.
+
+        Raises:
+            StoreError: it is not in the log, or not surely so. See Rule 3.
+        """
+        with self._lock:
+            if self._dead:
+                raise StoreError(self.trouble or f"{self._path} is closed")
+            record = {
+                "v": VERSION,
+                "seq": self._chain.size,
+                "prev": self._chain.prev,
+                "run": self._chain.run,
+                "epoch": self._epoch,
+                "boot": self._boot,
+                "mono_ns": at_ns,
+                "wall": wall,
+                "step": step,
+                "kind": kind,
+                "actor": actor,
+            }
+            if clash := record.keys() & body.keys():
+                raise ValueError(f"{sorted(clash)} are set by the log itself")
+            line = self._chain.line({**record, **body})
+            full = self._write(line)
+            self._chain.take(line)
+            if full:
+                reason = "the disk is full; the log is written from its reserve"
+                self.trouble = f"{self._path}: {reason}"
+                note = {"reason": reason, "data": {"reserve_bytes": RESERVE_BYTES}}
+                self.append(
+                    "disk_full",
+                    actor="store",
+                    at_ns=at_ns,
+                    wall=wall,
+                    step=step,
+                    body=note,
+                    sync=False,
+                )
+            if sync:
+                self._sync()
+            else:
+                self._dirty.set()
+            return int(record["seq"])
+
+    def commit(self) -> None:
+        """Put all records on the disk now. Raises StoreError."""
+        self._sync()
+
+    def close(self) -> None:
+        """Commit and let go of the lock. Never raises: `trouble` tells whether all was kept."""
+        self._closing.set()
+        self._dirty.set()
+        if self._committer.is_alive():
+            self._committer.join()
+        with self._lock:
+            if self._fd < 0:
+                return
+            try:
+                if not self._dead:
+                    self._sync()
+            except StoreError:
+                pass  # told by `trouble`
+            self._dead = True
+            self._reserve.unlink(missing_ok=True)
+            _close(self._fd)
+            self._fd = -1
+
+    def _commit_often(self) -> None:
+        while not self._closing.is_set():
+            self._dirty.wait()
+            self._closing.wait(GROUP_COMMIT_S)
+            try:
+                self._sync()
+            except StoreError:
+                return  # told by `trouble`, and by every later append
+
+    def _sync(self) -> None:
+        self._dirty.clear()
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            with self._lock:
+                self._dead = True
+                self.trouble = f"{self._path} cannot be made durable: {error.strerror}"
+            raise StoreError(self.trouble) from error
+
+    def _write(self, line: bytes) -> bool:
+        """Write `line` whole or not at all; return True if it took the reserve to do so."""
+        for full in (False, True):
+            try:
+                if os.write(self._fd, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return full
+            except OSError as error:
+                self._cut_back()
+                if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._reserve.exists():
+                    self._reserve.unlink(missing_ok=True)
+                    continue
+                self.trouble = f"{self._path} cannot be written: {error.strerror}"
+                raise StoreError(self.trouble) from error
+        raise StoreError(f"{self._path} cannot be written: disk full")
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._fd, self._chain.offset)
+        except OSError:
+            self._dead = True  # half a record may stand there; the next `open` repairs it
+
+    def _fill_reserve(self) -> None:
+        try:
+            with self._reserve.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError:
+            self._reserve.unlink(missing_ok=True)  # already full: the first append will tell
+
+    def _tell_recovered(self, torn: Path, at_ns: int, wall: str) -> None:
+        tail = torn.read_bytes()
+        data = {
+            "file": torn.name,
+            "offset": self._chain.offset,
+            "bytes": len(tail),
+            "sha256": hashlib.sha256(tail).hexdigest(),
+        }
+        body = {"reason": "the last record was incomplete and was cut off", "data": data}
+        self.append(
+            "recovered", actor="store", at_ns=at_ns, wall=wall, step=-1, body=body, sync=True
+        )
+
+
+def _take_lock(fd: int, path: Path) -> None:
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_LOCK_WAIT_S)
+    raise StoreError(
+        f"{path} is open in another supervisor",
+        hint="one run has one supervisor: wait for it to end, or choose another --run-dir",
+    )
+
+
+def _scan(path: Path, run_id: str) -> tuple[Chain, bytes]:
+    """Return the state after the good records, and the bytes of a torn tail."""
+    chain = Chain(run_id)
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return chain, line
+            chain.take(line)
+    return chain, b""
+
+
+def _keep(torn: Path, tail: bytes) -> None:
+    """Keep a torn tail; one that is already there (a crash during a repair) is not lost either."""
+    before = torn.read_bytes() if torn.exists() else b""
+    if not before.endswith(tail):
+        before += tail
+    files.replace(torn, before, durable=True)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

@@ -1,0 +1,213 @@
+"""A small policy by hand and a way to run a story through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from supervise.core import engine
+from supervise.core.rule import Budget, Inhibit, Ladder, Policy, Rule, Runbook
+from supervise.core.shapes import Action, Detector, Watch
+from supervise.core.values import (
+    BREACH,
+    OK,
+    UNKNOWN,
+    Announced,
+    Decision,
+    Event,
+    Finished,
+    Frame,
+    Launched,
+    Tick,
+)
+
+SECOND = 1_000_000_000
+
+
+class AboveWatch(Watch):
+    __slots__ = ("gt", "since", "value")
+
+    def __init__(self, gt: float) -> None:
+        self.gt = gt
+        self.reset()
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value = sample
+        if sample is None or sample != sample:
+            self.raw = UNKNOWN
+        elif sample > self.gt:
+            self.since = step if self.raw != BREACH else self.since
+            self.raw = BREACH
+        else:
+            self.raw = OK
+        return self.raw
+
+    def numbers(self) -> dict[str, Any]:
+        return {"value": self.value, "threshold": self.gt, "breach_step": self.since}
+
+    def copy(self) -> AboveWatch:
+        twin = AboveWatch(self.gt)
+        twin.raw, twin.since, twin.value = self.raw, self.since, self.value
+        return twin
+
+    def reset(self) -> None:
+        self.raw, self.since, self.value = UNKNOWN, 0, None
+
+
+@dataclass(frozen=True)
+class Above(Detector):
+    """Above a line: the smallest detector there is."""
+
+    metric: str
+    gt: float
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    def start(self) -> Watch:
+        return AboveWatch(self.gt)
+
+
+@dataclass(frozen=True)
+class Touch(Action):
+    """An action that changes the job; the test answers for it."""
+
+    changes_training = True
+    budget = "touch"
+    destructive = True
+
+
+@dataclass(frozen=True)
+class Untouch(Action):
+    """Takes a Reach back."""
+
+
+@dataclass(frozen=True)
+class Reach(Action):
+    """An action that can be taken back."""
+
+    def undo(self) -> Action | None:
+        return Untouch()
+
+
+@dataclass(frozen=True)
+class Verify(Action):
+    """As the real one: the engine carries it out."""
+
+    engine_step = True
+    touches_job = False
+    within: int = 30
+    clear_for: int = 5
+
+
+def index_of(name: str, names: Iterable[str]) -> Callable[[Any], int]:
+    position = list(names).index(name)
+    return lambda codes: codes[position]
+
+
+@dataclass
+class Story:
+    """Feeds events, remembers decisions, and answers actions at once unless told otherwise."""
+
+    policy: Policy
+    names: tuple[str, ...] = ("train_loss_raw", "grad_global_norm")
+    answer: Callable[[str], Finished | None] | None = None
+    at_ns: int = 0
+    step: int = -1
+    attempt: int = 0
+    log: list[Decision] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = engine.start(self.policy)
+        self.send(Launched(0, 1, 0))
+        self.send(Announced(0, 0, 1, 1, self.names))
+
+    def send(self, event: Event) -> list[Decision]:
+        self.events.append(event)
+        self.state, made = engine.step(self.policy, self.state, event)
+        self.log += made
+        for decision in made:
+            if decision.kind == "intent":
+                self._perform(decision.data["action"])
+        return made
+
+    def _perform(self, action: dict[str, Any]) -> None:
+        done = Finished(self.at_ns, action["id"], True, {"ack_step": self.step})
+        outcome = self.answer(action["id"]) if self.answer is not None else done
+        if outcome is not None:
+            self.send(outcome)
+
+    def frames(self, *losses: float | None, times: int = 1, grad: float | None = 1.0) -> None:
+        for _ in range(times):
+            for loss in losses:
+                self.step += 1
+                self.at_ns += SECOND
+                self.send(Frame(self.at_ns, 0, self.attempt, self.step, (loss, grad)))
+
+    def rank(self, rank: int, *losses: float | None) -> None:
+        for offset, loss in enumerate(losses):
+            step = self.step - len(losses) + 1 + offset
+            self.send(Frame(self.at_ns, rank, self.attempt, step, (loss, 1.0)))
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.at_ns += int(seconds * SECOND)
+        self.send(Tick(self.at_ns))
+
+    def kinds(self, kind: str, what: str | None = None) -> list[Decision]:
+        return [
+            d for d in self.log if d.kind == kind and (what is None or d.data.get("what") == what)
+        ]
+
+    def actions(self) -> list[str]:
+        return [d.data["action"]["id"] for d in self.kinds("intent")]
+
+
+def policy(mode: str = "enforce", **changes: Any) -> Policy:
+    """Loss above 5 is SEV1 and runs `soften`; gradient above 9 is SEV2; loss above 50 is SEV0."""
+    detectors = {
+        "high": Above("train_loss_raw", 5.0),
+        "wild": Above("grad_global_norm", 9.0),
+        "huge": Above("train_loss_raw", 50.0),
+    }
+    when = {name: index_of(name, detectors) for name in detectors}
+    made: dict[str, Any] = {
+        "name": "test",
+        "digest": "sha256:0",
+        "mode": mode,
+        "detectors": detectors,
+        "rules": (
+            Rule("spike", when["high"], "high", ("high",), "SEV1", "soften", cooldown_steps=50),
+            Rule("grad", when["wild"], "wild", ("wild",), "SEV2"),
+            Rule("gone", when["huge"], "huge", ("huge",), "SEV0", "back"),
+        ),
+        "runbooks": {
+            "soften": Runbook("soften", (Reach(), Verify()), ("reach", "verify")),
+            "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
+        },
+        "budgets": {"touch": Budget(2, per_steps=1000), "all": Budget(5, per_steps=1000)},
+        "ladder": Ladder(("soften", "back", "hold"), reset_after_steps=500),
+        "probation_steps": 20,
+        "warmup_steps": 10,
+        "inhibit": (Inhibit(mute=("spike",), by_rule="gone"),),
+    }
+    return Policy(**(made | changes))
+
+
+@pytest.fixture
+def make_policy() -> Callable[..., Policy]:
+    return policy
+
+
+@pytest.fixture
+def tell() -> Callable[..., Story]:
+    """Start a story: `tell()` or `tell(mode="shadow")` or `tell(answer=...)`."""
+
+    def begin(*, answer: Any = None, **changes: Any) -> Story:
+        return Story(policy(**changes), answer=answer)
+
+    return begin

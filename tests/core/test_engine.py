@@ -1,0 +1,275 @@
+"""The engine, told as stories: frames in, decisions out."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.rule import Budget, Ladder
+from supervise.core.values import Announced, Exited, Finished, Gap, Noticed, Told
+
+
+def test_a_quiet_run_decides_nothing_but_its_states(tell):
+    """launching -> warming -> nominal, and not a word more."""
+    story = tell()
+    story.frames(2.0, times=100)
+
+    assert [(d.kind, d.data.get("after")) for d in story.log] == [
+        ("state", "warming"),
+        ("state", "nominal"),
+    ]
+
+
+def test_a_spike_is_softened_verified_and_closed(tell):
+    """One incident, one action, verified by quiet frames, closed after probation."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=3)
+    story.frames(2.0, times=60)
+
+    assert story.actions() == ["inc-1/1/0-reach"]
+    assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
+    assert [d.data["what"] for d in story.kinds("verify")] == ["started", "passed"]
+    assert [d.data["after"] for d in story.kinds("state")] == [
+        "warming", "nominal", "acting", "probation", "nominal",
+    ]  # fmt: skip
+    assert story.state.incident is None
+
+
+def test_the_decision_carries_its_numbers(tell):
+    """Value and threshold of the breaching detector are in the record and in the sentence."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+
+    fired = story.kinds("rule", "fired")[0]
+    assert fired.data["numbers"]["high"] == {
+        "code": "BREACH", "value": 8.0, "threshold": 5.0, "breach_step": 50,
+    }  # fmt: skip
+    assert "value 8" in fired.reason
+    assert story.kinds("incident", "opened")[0].data["band"]["level"] == 2.0
+
+
+def test_a_verification_that_fails_climbs_the_ladder(tell):
+    """The loss stays up: soften, then back, then hold; never a third force."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=100)
+
+    assert story.actions() == ["inc-1/1/0-reach", "inc-1/2/1-touch"] or story.actions() == [
+        "inc-1/1/0-reach", "inc-1/2/0-touch",
+    ]  # fmt: skip
+    assert story.state.machine == "holding"
+    assert story.kinds("incident", "held")
+    story.frames(8.0, times=200)
+    assert len(story.actions()) == 2
+
+
+def test_a_relapse_on_probation_climbs(tell):
+    """Fired again within probation: the next rung, and the first start is audited as suppressed."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=8)
+    assert story.state.machine == "probation"
+    story.frames(8.0)
+
+    assert story.actions() == ["inc-1/1/0-reach", "inc-1/2/0-touch"]
+    assert story.kinds("suppressed")[0].data["suppressed_by"] in ("probation", "cooldown")
+
+
+def test_shadow_plans_and_touches_nothing(tell):
+    """The would-be steps are audited; there is no intent."""
+    story = tell(mode="shadow")
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=3)
+    story.frames(2.0, times=60)
+
+    assert story.kinds("intent") == []
+    would = story.kinds("suppressed")[0]
+    assert would.data["suppressed_by"] == "mode:shadow"
+    assert [s["verb"] for s in would.data["would"]] == ["reach", "verify"]
+    assert story.state.machine == "nominal"
+
+
+def test_observe_does_not_even_plan(tell):
+    """Incidents and notifications only."""
+    story = tell(mode="observe")
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=3)
+
+    assert story.kinds("suppressed") == story.kinds("intent") == []
+    assert story.kinds("incident", "opened")
+    assert story.kinds("notify_intent")
+
+
+def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
+    """SEV2 changes nothing in training and clears by itself."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(2.0, grad=20.0)
+    assert story.state.machine == "suspect"
+    story.frames(2.0, times=30)
+
+    assert story.kinds("intent") == []
+    assert story.state.machine == "nominal"
+    assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
+
+
+def test_everything_at_once_is_one_incident_one_runbook_one_message(tell):
+    """SEV0 speaks, SEV1 is muted by inhibition, SEV2 joins; one notification for the event."""
+    story = tell()
+    story.frames(2.0, times=50)
+    before = len(story.log)
+    story.frames(99.0, grad=20.0)
+    made = story.log[before:]
+
+    assert [d.incident for d in made if d.kind == "incident"] == ["inc-1", "inc-1"]
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert [d.data["suppressed_by"] for d in made if d.kind == "suppressed"] == ["inhibit:gone"]
+    assert len([d for d in made if d.kind == "notify_intent"]) == 1
+
+
+def test_a_spent_budget_holds_and_pages(tell):
+    """The third destructive action in the window is not started."""
+    story = tell(budgets={"touch": Budget(1, per_steps=1000), "all": Budget(9, per_steps=1000)})
+    story.frames(2.0, times=50)
+    story.frames(99.0)
+    story.frames(2.0, times=40)
+    assert story.state.machine == "nominal"
+    story.frames(99.0)
+
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert story.state.machine == "holding"
+    spent = [d for d in story.kinds("suppressed") if d.data["suppressed_by"] == "budget:touch"]
+    assert spent and "1 of 1" in spent[0].reason
+    assert "person is needed" in story.kinds("notify_intent")[-1].data["message"]["title"]
+
+
+def test_an_action_that_fails_is_taken_back_and_held(tell):
+    """Completed reversible steps are undone in reverse; then a person is asked."""
+    from supervise.core.rule import Runbook
+
+    from_conftest = type(tell().policy.runbooks["soften"].steps[0])
+    touch = type(tell().policy.runbooks["back"].steps[0])
+    book = Runbook("soften", (from_conftest(), touch()), ("reach", "touch"))
+
+    def answer(action_id: str) -> Finished:
+        if action_id.endswith("touch"):
+            return Finished(0, action_id, False, error="the probe refused")
+        return Finished(0, action_id, True)
+
+    story = tell(answer=answer, runbooks={**tell().policy.runbooks, "soften": book})
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+
+    assert [a.split("-")[-1].rpartition("/")[2] for a in story.actions()][:2] == ["reach", "touch"]
+    assert len(story.actions()) == 3 and "undo" in story.actions()[2]
+    assert story.kinds("abort")[0].reason.endswith("the probe refused")
+    assert story.state.machine == "holding"
+
+
+def test_an_action_without_an_outcome_is_in_doubt(tell):
+    """Nothing is done twice: the run is held."""
+    story = tell(answer=lambda action_id: None)
+    story.frames(2.0, times=50)
+    story.frames(99.0)
+    story.tick(3600)
+
+    assert story.kinds("in_doubt")
+    assert story.state.machine == "holding"
+    assert len(story.actions()) == 1
+
+
+def test_a_late_outcome_changes_nothing(tell):
+    """An answer that nobody waits for is noted."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.send(Finished(story.at_ns, "inc-9/1/0-touch", True))
+
+    assert story.kinds("note", "late-outcome")
+    assert story.state.machine == "nominal"
+
+
+def test_holding_stays_until_a_person_releases_it(tell):
+    """In holding nothing acts; release leads through warming."""
+    story = tell(ladder=Ladder(("soften", "hold")))
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=60)
+    assert story.state.machine == "holding"
+    story.frames(2.0, times=30)
+    story.frames(99.0)
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] in ("holding", "inhibit:gone")
+    story.send(Told(story.at_ns, "anna", "release"))
+
+    assert story.state.machine == "warming"
+    assert story.kinds("incident", "closed")[-1].reason.startswith("closed: released by anna")
+
+
+def test_absent_values_are_unknown_and_long_unknown_is_blind(tell):
+    """A metric that was there and went missing is an incident of its own, not health."""
+    story = tell(blind_after_steps=30)
+    story.frames(2.0, times=50)
+    story.frames(None, times=40)
+
+    blind = story.kinds("blind")
+    assert [d.rule for d in blind] == []  # judged on ticks, not on frames
+    story.tick()
+    blind = story.kinds("blind")
+    assert {d.rule for d in blind} == {"spike", "gone"}
+    assert {d.severity for d in blind} == {"SEV1", "SEV0"}
+    assert story.state.machine == "suspect"
+    story.tick()
+    assert len(story.kinds("blind")) == 2
+
+
+def test_a_metric_that_never_existed_makes_its_rule_inactive(tell):
+    """No loss in this job: its rules are not blind, they do not apply."""
+    story = tell(blind_after_steps=30)
+    story.send(Announced(0, 0, 1, 1, ("other", "grad_global_norm")))
+    story.frames(1.0, times=100)
+    story.tick()
+
+    assert story.kinds("blind") == []
+
+
+def test_any_rank_can_trip_a_rule(tell):
+    """Rank 1 alone breaches: the rule fires and names the rank."""
+    story = tell()
+    story.send(Announced(0, 1, 2, 2, story.names))
+    story.frames(2.0, times=50)
+    story.rank(1, 2.0, 2.0, 8.0)
+
+    assert story.kinds("rule", "fired")[0].data["rank"] == 1
+
+
+def test_a_job_that_ends_closes_everything(tell):
+    """Exit in the middle of an incident: closed, halted, told."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.send(Exited(story.at_ns, -9))
+
+    assert story.state.machine == "halted"
+    assert story.kinds("incident", "closed")[0].reason == "closed: the job ended with signal 9"
+    assert "signal 9" in story.kinds("notify_intent")[-1].data["message"]["title"]
+
+
+def test_gaps_and_notices_are_on_record(tell):
+    """What the watching itself lost or learned is a decision too."""
+    story = tell()
+    story.send(Gap(1, 0, 10, 3))
+    story.send(Noticed(1, "probe-off", "no space left in /dev/shm", rank=0))
+
+    assert story.kinds("gap")[0].data["count"] == 3
+    assert story.kinds("note", "probe-off")
+    assert story.kinds("notify_intent")[0].severity == "SEV2"
+
+
+@pytest.mark.parametrize("times", [12])
+def test_flapping_is_said_once(tell, times):
+    """A rule that changes too often is marked, and told about no more."""
+    story = tell(mode="observe")
+    story.frames(2.0, times=50)
+    story.frames(8.0, 2.0, times=times)
+
+    assert len(story.kinds("note", "flapping")) == 1

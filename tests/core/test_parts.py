@@ -1,0 +1,93 @@
+"""The small parts: table, ledger, ladder, band."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core import ladder, machine
+from supervise.core.incident import band_of, first_breach
+from supervise.core.limits import Ledger
+from supervise.core.rule import Budget, Ladder
+
+
+def test_the_default_table_has_no_flaw():
+    """Every state is reached, and every state reaches halted."""
+    assert machine.flaws(machine.DEFAULT) == []
+
+
+@pytest.mark.parametrize("state", machine.STATES)
+@pytest.mark.parametrize("event", sorted(machine.EVENTS))
+def test_every_pair_is_a_move_or_a_no_op(state, event):
+    """All (state, event) pairs are defined; halted is final."""
+    target = machine.move(machine.DEFAULT, state, event)
+
+    assert target is None or target in machine.STATES
+    if state == machine.HALTED:
+        assert target in (None, machine.HALTED)
+
+
+def test_a_bad_table_is_explained():
+    """Unknown words, unreachable states and traps are all named."""
+    bad = {"launching": {"first_frame": "warming"}, "warming": {"redy": "nominl"}}
+    trap = {"launching": {"first_frame": "warming"}}
+
+    assert {(s, e) for s, e, _ in machine.flaws(bad)} == {("warming", "redy")}
+    assert any("can never be reached" in text for _, _, text in machine.flaws(trap))
+    assert any("can never reach 'halted'" in text for _, _, text in machine.flaws(trap))
+
+
+def test_the_diagram_shows_every_state():
+    """The drawing is made from the table."""
+    drawn = machine.diagram()
+
+    assert all(state in drawn for state in machine.STATES)
+
+
+def test_a_budget_counts_at_its_edges():
+    """n is allowed, n+1 is not; the window slides by pace."""
+    budgets = {"rollback": Budget(2, per_steps=100), "all": Budget(3, per_s=60)}
+    ledger = Ledger()
+    for pace in (0, 50):
+        assert ledger.exhausted(budgets, "rollback", pace, 0) is None
+        ledger.spend("rollback", pace, 0)
+
+    assert ledger.exhausted(budgets, "rollback", 99, 0)[0] == "rollback"
+    assert ledger.exhausted(budgets, "rollback", 100, 0) is None
+    ledger.spend("rollback", 100, 0)
+    assert ledger.exhausted(budgets, "lr_scale", 101, 0)[0] == "all"
+    assert ledger.exhausted(budgets, "lr_scale", 101, int(60e9)) is None
+    assert ledger.usage(budgets, 149, 0) == {"rollback": "2/2", "all": "0/3"}
+
+
+def test_the_ladder_never_goes_lower():
+    """Entry respects the floor; past the last rung there is hold."""
+    rungs = Ladder(("soften", "rollback", "hold"))
+
+    assert ladder.entry(rungs, "soften", -1) == ("soften", 0)
+    assert ladder.entry(rungs, "soften", 1) == ("rollback", 1)
+    assert ladder.entry(rungs, "rollback", 0) == ("rollback", 1)
+    assert ladder.climb(rungs, 0) == ("rollback", 1)
+    assert ladder.climb(rungs, 2) == ("hold", 3)
+    assert ladder.entry(rungs, "stop-and-page", -1) == ("stop-and-page", -1)
+    assert ladder.climb(rungs, -1)[0] == "hold"
+
+
+def test_the_band_is_what_was_before_the_breach():
+    """Median and MAD of the samples before the breach; too few samples give no band."""
+    losses = [(step, 2.0 + 0.01 * (step % 3)) for step in range(100)] + [(100, 9.0)]
+    band = band_of(losses, 100)
+
+    assert band.level == pytest.approx(2.01)
+    assert 2.1 < band.limit < 2.2
+    assert band_of(losses[:5], 100) is None
+
+
+def test_the_first_breach_is_the_earliest_of_its_stages():
+    """A coupling's match begins with its first stage; detectors that are OK do not count."""
+    numbers = {
+        "chain": {"code": "BREACH", "match": [148, 151]},
+        "loss": {"code": "BREACH", "breach_step": 150},
+        "lr": {"code": "OK", "breach_step": 3},
+    }
+
+    assert first_breach(numbers, 151) == 148

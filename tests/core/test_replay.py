@@ -1,0 +1,90 @@
+"""What everything rests on: same events, same decisions; cut anywhere and resume."""
+
+from __future__ import annotations
+
+from supervise.core import engine
+from supervise.core.replay import compare, decisions, plain, record
+from supervise.core.values import Decision
+
+
+def full_story(tell):
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0, 2.0, None, 2.0, float("nan"), times=3)
+    story.tick()
+    story.frames(99.0, times=2)
+    story.frames(2.0, times=60)
+    return story
+
+
+def test_same_events_same_decisions(tell):
+    """Replay is the live function over the recorded events."""
+    story = full_story(tell)
+    again = list(decisions(story.policy, enumerate(story.events)))
+
+    assert [d for _, d in again] == [record(d) for d in story.log]
+    assert len(again) > 10
+
+
+def test_a_run_can_be_cut_anywhere_and_resumed(tell):
+    """A copy of the state at any event leads to the same decisions as going on."""
+    story = full_story(tell)
+    events = story.events
+    whole = [record(d) for d in story.log]
+    state, done = engine.start(story.policy), []
+    for i, event in enumerate(events):
+        if i % 7 == 0:
+            rest = decisions(story.policy, enumerate(events[i:]), state.copy())
+            assert done + [d for _, d in rest] == whole, f"cut before event {i}"
+        state, made = engine.step(story.policy, state, event)
+        done += [record(d) for d in made]
+
+
+def test_compare_finds_the_first_changed_decision(tell):
+    """One changed number in one record is named; everything before it counts as compared."""
+    story = full_story(tell)
+    events = list(enumerate(story.events))
+    log = [
+        {"seq": i, "event": n, "actor": "engine", **d}
+        for i, (n, d) in enumerate(decisions(story.policy, events))
+    ]
+    assert compare(story.policy, events, log) == (len(log), [])
+    log[5] = {**log[5], "reason": log[5]["reason"] + "!"}
+
+    count, [difference] = compare(story.policy, events, log)
+
+    assert (count, difference.seq) == (5, 5)
+
+
+def test_a_journal_that_is_ahead_of_the_log_is_no_difference(tell):
+    """A supervisor killed between journal and audit log leaves events without decisions."""
+    story = full_story(tell)
+    events = list(enumerate(story.events))
+    log = [
+        {"seq": i, "event": n, "actor": "engine", **d}
+        for i, (n, d) in enumerate(decisions(story.policy, events))
+        if n < len(events) - 30
+    ]
+
+    assert compare(story.policy, events, log) == (len(log), [])
+
+
+def test_a_missing_decision_is_a_difference(tell):
+    """Dropping a record in the middle does not go unnoticed."""
+    story = full_story(tell)
+    events = list(enumerate(story.events))
+    log = [
+        {"seq": i, "event": n, "actor": "engine", **d}
+        for i, (n, d) in enumerate(decisions(story.policy, events))
+    ]
+    del log[4]
+
+    assert compare(story.policy, events, log)[1]
+
+
+def test_non_finite_numbers_survive_json():
+    """NaN and the infinities are written as words, tuples as lists."""
+    made = Decision("note", 1, "x", data={"a": (float("nan"), float("inf"), -float("inf"), 1.5)})
+
+    assert record(made)["data"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
+    assert plain({"k": (1, 2)}) == {"k": [1, 2]}
