@@ -1,1 +1,92 @@
-def main() -> None: ...
+"""The command line: one command per file; the file's docstring is its help.
+
+`supervise [OPTIONS] -- COMMAND` is short for `supervise run [OPTIONS] -- COMMAND`. Errors are
+printed here and nowhere else: one line with the cause, one with the next thing to try.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from .. import __version__
+from ..errors import SuperviseError, UsageError
+
+COMMANDS = ("run", "status", "audit", "replay", "export", "doctor", "demo")
+
+
+class Commands(click.Group):
+    """Loads a command when it is asked for, so that a job is not kept waiting for all of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"{__name__}.{name}").command
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take anything that is no command of ours for the job's command line."""
+        first = args[0] if args else ""
+        if args and first not in (*COMMANDS, "--help", "-h", "--version"):
+            near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.7)
+            if near and "--" not in args:
+                raise UsageError(f"no command {first!r}", hint=f"did you mean {near[0]!r}?")
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`supervise --policy P -- CMD` is short for `supervise run --policy P -- CMD`.",
+)
+@click.version_option(__version__, prog_name="supervise")
+def group() -> None:
+    """Keep a training run alive, stable and accountable.
+
+    \b
+    Examples:
+      supervise --policy nano -- python train.py
+      supervise -- torchrun --nproc-per-node 8 train.py
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its documented code."""
+    sys.exit(run(argv))
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        code = group.main(args=argv, prog_name="supervise", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SuperviseError as error:
+        _explain(error)
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return UsageError.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); a second failure at exit must not show.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+
+
+def _explain(error: SuperviseError) -> None:
+    render = getattr(error, "render", None)
+    if render is not None:
+        click.echo(f"supervise: {render()}", err=True)
+        return
+    click.echo(f"supervise: {error}", err=True)
+    if error.hint:
+        click.echo(f"    try: {error.hint}", err=True)

@@ -86,6 +86,14 @@ def proceed(turn: Turn, incident: Incident) -> None:
         return
 
 
+def awaited(state: State) -> Action:
+    """Return the action that the newest intent asked for."""
+    run = state.incident.run if state.incident is not None else None
+    assert run is not None
+    assert run.waiting_for is not None
+    return run.undoing[0] if run.failed is not None else run.runbook.steps[run.index]
+
+
 def aim(state: State, incident: Incident) -> Aim:
     """Return what an action may know when its arguments are worked out."""
     return Aim(

@@ -1,0 +1,88 @@
+"""The newest status of a run as plain data, for `state.json`. Reads the engine's state, changes
+nothing, and is never read back by the supervisor: the journal is the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.rule import Policy
+from ..core.state import State
+from ..core.values import CODE_NAMES, Decision
+
+
+def snapshot(
+    policy: Policy,
+    state: State,
+    ranks: Mapping[int, Mapping[str, Any]],
+    *,
+    wall: str,
+    now_ns: int,
+    tier: str,
+    last: Decision | None,
+    trouble: str | None,
+) -> dict[str, Any]:
+    """Return what `supervise status` shows.
+
+    Args:
+        ranks: per rank `pid`, `phase`, `seen_ns` and the probe's `status`.
+        trouble: why decisions cannot be recorded, None while all is well.
+    """
+    incident = state.incident
+    found: dict[str, Any] = {
+        "state": state.machine,
+        "mode": policy.mode,
+        "policy": policy.name,
+        "tier": tier,
+        "step": state.step,
+        "attempt": state.attempt,
+        "world_size": state.world_size,
+        "incidents": {
+            "opened": state.incidents,
+            "open": None
+            if incident is None
+            else {
+                "id": incident.id,
+                "severity": incident.severity,
+                "phase": incident.phase,
+                "rules": list(incident.rules),
+                "headline": incident.headline,
+                "runbook": incident.run.runbook.name if incident.run is not None else None,
+            },
+        },
+        "budgets": state.ledger.usage(policy.budgets, state.pace, state.at_ns),
+        "rules": rules(policy, state),
+        "ranks": {
+            str(rank): {
+                "pid": view["pid"],
+                "phase": view["phase"],
+                "silent_s": round((now_ns - view["seen_ns"]) / 1e9, 1),
+                **view["status"],
+            }
+            for rank, view in sorted(ranks.items())
+        },
+        "last_decision": None if last is None else {"kind": last.kind, "reason": last.reason},
+        "updated_wall": wall,
+    }
+    if trouble is not None:
+        found["trouble"] = trouble
+    return found
+
+
+def rules(policy: Policy, state: State) -> dict[str, str]:
+    """Return each rule's state: `firing`, `flapping`, `inactive`, `blind`, else its worst code.
+
+    `inactive`: a metric that it needs does not exist in this job.
+    """
+    found: dict[str, str] = {}
+    for r, rule in enumerate(policy.rules):
+        watches = [bank.rules[r] for bank in state.banks.values()]
+        if any(watch.firing for watch in watches):
+            found[rule.id] = "flapping" if rule.id in state.flapping else "firing"
+        elif any(watch.blind for watch in watches):
+            found[rule.id] = "blind"
+        elif not any(bank.active(r) for bank in state.banks.values()):
+            found[rule.id] = "inactive"
+        else:
+            found[rule.id] = CODE_NAMES[max((watch.code for watch in watches), default=1)]
+    return found

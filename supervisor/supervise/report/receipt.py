@@ -1,0 +1,63 @@
+"""What the person at the terminal reads before and after a run: a few lines, no more.
+
+Reads the run directory, never the live program, so that it can be printed again at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..core.rule import Policy
+from ..store import audit
+from ..store.rundir import RunDir
+
+
+def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
+    """Return the line at the start."""
+    probe = "" if tier == "T1" else f", no probe ({reason})"
+    return f"supervise: policy {policy.name} ({policy.mode}){probe}, run {shown(run)}"
+
+
+def closing(run: RunDir) -> list[str]:
+    """Return the lines at the end. Raises StoreError."""
+    records = list(audit.read(run.audit_path))
+    done = outcome(records)
+    lines = [
+        f"supervise: exit code {done['exit_code']} at step {done['step']}; "
+        f"{counted(done['incidents'], 'incident')}, {counted(done['actions'], 'action')} on the job"
+    ]
+    lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
+    verify = audit.verify(run.audit_path)
+    lines.append(f"  audit log: {verify.message}; supervise audit show {shown(run)}")
+    return lines
+
+
+def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count what the audit log of a run holds: incidents, actions that touched the job, the end."""
+    found: dict[str, Any] = {
+        "incidents": 0, "actions": 0, "closed": [], "exit_code": None, "step": -1,
+    }  # fmt: skip
+    for one in records:
+        data = one.get("data") or {}
+        if one["kind"] == "incident" and data.get("what") == "opened":
+            found["incidents"] += 1
+        elif one["kind"] == "incident" and data.get("what") == "closed":
+            found["closed"].append(one)
+        elif one["kind"] == "intent" and data["action"]["touches_job"]:
+            found["actions"] += 1
+        elif one["kind"] == "run_end":
+            found["exit_code"], found["step"] = data["exit_code"], one["step"]
+    return found
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "no incident", "1 incident", "2 incidents"."""
+    return f"{number or 'no'} {noun}{'s' if number > 1 else ''}"
+
+
+def shown(run: RunDir) -> str:
+    """Return the run's path as a person would type it."""
+    relative = os.path.relpath(run.path)
+    return str(run.path) if relative.startswith("..") else relative

@@ -1,0 +1,95 @@
+"""Events and decisions on their way to disk, with one answer to a disk that fails.
+
+A run goes on being watched when its log cannot be written; what stops is acting. `trouble` says
+why, from the first failure on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.replay import record
+from ..core.values import Decision, Event
+from ..errors import StoreError
+from .audit import Audit
+from .journal import Journal
+
+SYNCED = frozenset({"intent", "commit", "abort", "in_doubt"})  # on disk before anything follows
+
+
+class Recorder:
+    """Writes the journal and the audit log of one run.
+
+    Args:
+        now: returns `(at_ns, wall)`.
+        tell: shows a line to the person at the terminal.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        audit: Audit,
+        now: Callable[[], tuple[int, str]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._journal = journal
+        self._audit = audit
+        self._now = now
+        self._tell = tell
+        self._trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why decisions cannot be relied on to be on disk, None while all is well."""
+        return self._trouble or self._audit.trouble
+
+    @property
+    def head(self) -> str:
+        """`size root` of the audit log: whoever gets it in a message is a witness."""
+        size, root = self._audit.head
+        return f"{size} {root}"
+
+    def event(self, event: Event) -> int | None:
+        """Number and write an event; None when it could not be written."""
+        return self._safely(lambda: self._journal.append(event))
+
+    def decision(self, decision: Decision, event: int | None, at_ns: int) -> None:
+        """Write a decision of the engine, caused by journal event number `event`."""
+        body = record(decision)
+        kind, step = body.pop("kind"), body.pop("step")
+        body["event"] = -1 if event is None else event
+        self._append(kind, "engine", at_ns, step, body, sync=kind in SYNCED)
+
+    def note(self, kind: str, step: int, reason: str, data: Mapping[str, Any]) -> None:
+        """Write a record of our own, which replay does not compare."""
+        body = {"reason": reason, "data": dict(data)}
+        self._append(kind, "app", self._now()[0], step, body, sync=False)
+
+    def close(self) -> None:
+        """Close both; what could not be written was told."""
+        self._journal.close()
+        self._audit.close()
+
+    def failed(self, error: StoreError) -> None:
+        """Take note that the run directory cannot be written; says so once."""
+        if self._trouble is None:
+            self._trouble = str(error)
+            self._tell(f"supervise: {error}; watching only, no action will be taken")
+
+    def _append(
+        self, kind: str, actor: str, at_ns: int, step: int, body: Mapping[str, Any], *, sync: bool
+    ) -> None:
+        wall = self._now()[1]
+        self._safely(
+            lambda: self._audit.append(
+                kind, actor=actor, at_ns=at_ns, wall=wall, step=step, body=body, sync=sync
+            )
+        )
+
+    def _safely(self, write: Callable[[], int]) -> int | None:
+        try:
+            return write()
+        except StoreError as error:
+            self.failed(error)
+            return None
