@@ -124,6 +124,17 @@ def validate(model: nn.Module, text: torch.Tensor, length: int, device: str) -> 
     return sum(losses) / len(losses)
 
 
+def make_optimizer(model: nn.Module, lr: float) -> torch.optim.AdamW:
+    """Weight decay for the matrices only."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+
+
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
     """Linear warm-up, then a cosine down to a tenth of the peak."""
     if step < warmup:
@@ -145,12 +156,39 @@ def save(path: Path, checkpoint: dict) -> None:
 
 def random_states(world: int) -> list[torch.Tensor]:
     """Return the random generator's state of every process, in rank order."""
-    states = [torch.empty_like(torch.get_rng_state()) for _ in range(world)]
-    if world > 1:
-        dist.all_gather(states, torch.get_rng_state())
-    else:
-        states[0] = torch.get_rng_state()
+    mine = torch.get_rng_state()
+    if world == 1:
+        return [mine]
+    states = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(states, mine)
     return states
+
+
+def resume(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: int, rank: int
+) -> int:
+    """Load the checkpoint into all three, the random generator too; return its step."""
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    if len(checkpoint["rng"]) != world:
+        raise SystemExit(f"train.py: {path} is of {len(checkpoint['rng'])} processes, not {world}")
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    torch.set_rng_state(checkpoint["rng"][rank])
+    return checkpoint["step"]
+
+
+def set_up(args: argparse.Namespace) -> tuple[int, int, str]:
+    """Return world size, rank and device, as `torchrun` (or nobody) gave them."""
+    torch.set_num_threads(args.threads)
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    device = "cpu"
+    if args.device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
+    torch.manual_seed(args.seed + rank)  # every process draws its own batches
+    return world, rank, device
 
 
 def arguments() -> argparse.Namespace:
@@ -178,43 +216,23 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(args.threads)
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    device = args.device
-    if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        torch.cuda.set_device(device)
-    if world > 1:
-        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
-    torch.manual_seed(args.seed + rank)  # every process draws its own batches
-
-    shape = Shape()
+    world, rank, device = set_up(args)
     training, held_out = load_text()
-    raw_model = GPT(shape).to(device)
-    matrices = [p for p in raw_model.parameters() if p.dim() >= 2]
-    vectors = [p for p in raw_model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        lr=args.lr,
-        betas=(0.9, 0.95),
-    )
+    shape = Shape()
+    gpt = GPT(shape).to(device)
+    optimizer = make_optimizer(gpt, args.lr)
 
     step = 0
     if args.resume is not None:
-        found = [Path(args.resume)] if args.resume else sorted(args.out.glob("ckpt_*.pt"))
-        if found:
-            checkpoint = torch.load(found[-1], map_location=device, weights_only=True)
-            raw_model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            torch.set_rng_state(checkpoint["rng"][rank].cpu())
-            step = checkpoint["step"]
-
-    model = DistributedDataParallel(raw_model) if world > 1 else raw_model
+        newest = sorted(args.out.glob("ckpt_*.pt"))[-1:]
+        for path in [Path(args.resume)] if args.resume else newest:
+            step = resume(path, gpt, optimizer, world, rank)
+    model = DistributedDataParallel(gpt) if world > 1 else gpt
     if rank == 0:
-        size = sum(p.numel() for p in raw_model.parameters())
+        size = sum(p.numel() for p in gpt.parameters())
         print(f"{size:,} parameters, {len(training):,} bytes, from step {step}", flush=True)
 
-    started, started_at = time.perf_counter(), step
+    started, first = time.perf_counter(), step
     while step < args.steps:
         lr = learning_rate(step, args.steps, args.lr, args.warmup)
         for group in optimizer.param_groups:
@@ -222,31 +240,32 @@ def main() -> None:
 
         total = 0.0
         for micro in range(args.accum):
-            last = micro == args.accum - 1
-            with contextlib.nullcontext() if last or world == 1 else model.no_sync():
+            alone = world == 1 or micro == args.accum - 1  # else the gradients are exchanged later
+            with contextlib.nullcontext() if alone else model.no_sync():
                 starts = torch.randint(len(training) - shape.context, (args.batch_size,))
                 loss = model(*windows(training, starts, shape.context, device)) / args.accum
                 loss.backward()
             total += loss.item()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
 
-        if rank == 0 and (step % args.log_every == 0 or step == args.steps):
-            ms = 1000 * (time.perf_counter() - started) / (step - started_at)
+        if rank == 0 and step % args.log_every == 0:
+            ms = 1000 * (time.perf_counter() - started) / (step - first)
             print(
-                f"step {step:5d}  loss {total:.4f}  norm {norm.item():.3f}  lr {lr:.2e}  {ms:.1f} ms",
+                f"step {step:5d}  loss {total:.4f}  norm {norm:.3f}  lr {lr:.2e}  {ms:.1f} ms",
                 flush=True,
             )
         if step % args.checkpoint_every == 0 or step == args.steps:
             states = random_states(world)
             if rank == 0:
-                state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
-                save(args.out / f"ckpt_{step:06d}.pt", {**state, "rng": states, "step": step})
+                weights, moments = gpt.state_dict(), optimizer.state_dict()
+                checkpoint = {"model": weights, "optimizer": moments, "rng": states, "step": step}
+                save(args.out / f"ckpt_{step:06d}.pt", checkpoint)
 
     if rank == 0:
-        print(f"val_loss {validate(raw_model, held_out, shape.context, device):.4f}")
+        print(f"val_loss {validate(gpt, held_out, shape.context, device):.4f}")
     if world > 1:
         dist.destroy_process_group()
 

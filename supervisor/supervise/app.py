@@ -49,7 +49,6 @@ TICK_NS = 1_000_000_000
 PROBE_DEADLINE_S = (
     120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
 )
-SYNCED = frozenset({"intent", "commit", "abort", "in_doubt"})  # on disk before anything follows
 LAST_ACTION_S = 10.0  # how long an ended job's last action may take to say what it came to
 WINDOW_FRAMES = 512  # newest frames that go into an evidence bundle
 
@@ -91,7 +90,6 @@ class App:
         self._tick_ns = 0
         self._launched_ns = 0
         self._probe_told = False
-        self._messages = 0
         self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
@@ -176,14 +174,13 @@ class App:
         elif isinstance(event, Frame):
             self._window.append((self._names.get(event.rank, ()), event))
         self.state, decisions = engine.step(self.policy, self.state, event)
-        for decision in decisions:
+        written = [self.recorder.decision(made, number, event.at_ns) for made in decisions]
+        for decision, seq in zip(decisions, written, strict=True):
             self._last = decision
-            self.recorder.decision(decision, number, event.at_ns)
-        for decision in decisions:
             if decision.kind == "intent":
                 self._start(decision.data["action"])
             elif decision.kind == "notify_intent":
-                self._post(decision)
+                self._post(decision, seq)
 
     def _start(self, action: Mapping[str, Any]) -> None:
         trouble = self.recorder.trouble
@@ -194,9 +191,8 @@ class App:
         key = f"{self.settings.run.id}:{action['id']}"
         self._performer.start(action["id"], runner.awaited(self.state), action["args"], key=key)
 
-    def _post(self, decision: Decision) -> None:
+    def _post(self, decision: Decision, seq: int | None) -> None:
         message = decision.data["message"]
-        self._messages += 1
         self._outbox.post(
             Message(
                 run=self.settings.run.id,
@@ -209,7 +205,7 @@ class App:
                 step=message["step"],
                 audit_head=self.recorder.head,
             ),
-            key=f"{self.settings.run.id}:{self._messages}",
+            key=f"{self.settings.run.id}:{decision.step if seq is None else seq}",
         )
 
     def delivered(self, result: Result) -> None:

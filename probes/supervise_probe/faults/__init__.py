@@ -1,0 +1,78 @@
+"""Faults that a drill can inject, one per file; the supervisor alone switches them on.
+
+Adding a fault is adding a file with a `FAULT`. `MEANING` and `PARAMS` are plain data: the command
+line lists them without torch. Nothing here draws from the job's random generators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any, Dict, List, Mapping, Tuple, Type, Union
+
+Value = Union[int, float, str]
+
+
+class Fault:
+    """One fault while it acts. A subclass overrides the calls that it needs.
+
+    Attributes:
+        MEANING: one sentence for `--help`.
+        PARAMS: name -> (default, meaning).
+        steps: for how many steps it acts.
+    """
+
+    MEANING = ""
+    PARAMS: Mapping[str, Tuple[Value, str]] = {}
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        self.torch = torch
+        self.params = params
+        self.steps = int(params.get("steps", 1))
+
+    def lr_factor(self) -> float:
+        """Return by what the learning rate is multiplied."""
+        return 1.0
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """Return the arguments that the outermost module shall get."""
+        return args, kwargs
+
+    def before_update(self, params: List[Any]) -> None:
+        """Gradients are final; a fault that met no parameters in `after_backward` acts here."""
+
+    def after_backward(self, params: List[Any]) -> None:
+        """A backward has run; `params` are those of all optimizers that stepped before."""
+
+    def block(self) -> None:
+        """Called inside the step, where signals of the job can interrupt it."""
+
+
+def catalog() -> Dict[str, Type[Fault]]:
+    """Return every fault by its name."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}").FAULT for name in names}
+
+
+def complete(name: str, given: Mapping[str, Any]) -> Dict[str, Value]:
+    """Return all parameters of a fault: those given, in the type of their defaults, and the rest.
+
+    Raises:
+        ValueError: no such fault or parameter, or a value of another type.
+    """
+    known = catalog()
+    if name not in known:
+        raise ValueError(f"no fault {name!r}; there are: {', '.join(known)}")
+    fault = known[name]
+    params: Dict[str, Value] = {key: default for key, (default, _) in fault.PARAMS.items()}
+    for key, value in given.items():
+        if key not in params:
+            raise ValueError(f"{name} has no parameter {key!r}; it has: {', '.join(params) or '-'}")
+        try:
+            params[key] = type(params[key])(value)
+        except (TypeError, ValueError):
+            kind = type(params[key]).__name__
+            raise ValueError(f"{name}: {key}={value!r} is no {kind}") from None
+    return params

@@ -26,7 +26,7 @@ class LrScale(Action):
     Undo: lr_scale to 1.0.
     Source: LambdaLR overwrites an edited rate at its next step, StepLR carries the edit on for
         ever; hence a multiplier on, and off, each step. OPT-175B lowered its rate by hand after
-        divergences (arXiv:2205.01068, section 2.4).
+        divergences (arXiv:2205.01068, section 2.5).
     """
 
     changes_training: ClassVar[bool] = True

@@ -19,7 +19,8 @@ class Notify(Action):
         - notify
 
     Undo: none.
-    Source: `policy.md` section 10, the outbox pattern.
+    Source: the outbox pattern: the intent is on disk before the message is sent, so that neither a
+        crash nor a dead receiver loses it.
     """
 
     touches_job: ClassVar[bool] = False

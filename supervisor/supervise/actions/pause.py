@@ -23,8 +23,7 @@ class Pause(Action):
         - pause: {lease: 900s}
 
     Undo: resume.
-    Source: Kubernetes leases hold for 15 s and schedulers requeue within minutes; 15 minutes is
-        enough for a person to answer a page, and short beside a run that takes days.
+    Source: 15 minutes are enough for a person to answer a page, and short beside a run of days.
     """
 
     changes_training: ClassVar[bool] = True  # one rank alone would leave the others in a collective

@@ -21,7 +21,7 @@ class Resume(Action):
         - resume
 
     Undo: none; a later trouble pauses again.
-    Source: design of the lease, see `pause`.
+    Source: the lease of `pause` is its twin: whoever may hold a job must also let it go.
     """
 
     deadline_s: ClassVar[float] = 30.0  # a paused job polls its mailbox, so the answer is quick

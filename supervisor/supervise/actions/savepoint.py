@@ -21,7 +21,8 @@ class Savepoint(Action):
         - savepoint
 
     Undo: none needed; the oldest one makes room.
-    Source: `rulings.md`, words: a savepoint is model state kept for a rollback.
+    Source: a rollback in process takes a fraction of a second, a restart from a checkpoint
+        minutes; the price is memory for the states kept.
     """
 
     changes_training: ClassVar[bool] = True  # of one rank alone it is a state that never was

@@ -22,8 +22,8 @@ class SkipStep(Action):
         - skip_step: {count: 1}
 
     Undo: none; what a skipped batch would have taught is lost.
-    Source: GradScaler has skipped steps with non-finite gradients since 2018; PaLM,
-        arXiv:2204.02311, section 5.1, skipped 200 to 500 batches after a spike.
+    Source: torch.amp.GradScaler skips steps in the same way; PaLM, arXiv:2204.02311, section 5.1,
+        passed over 200 to 500 batches after a spike.
     """
 
     destructive: ClassVar[bool] = True

@@ -16,8 +16,8 @@ REQUEUE, HUMAN = 75, 78  # sysexits EX_TEMPFAIL and EX_CONFIG: what a scheduler 
 class Stop(Action):
     """End the job: interrupt at a step boundary, then TERM, then KILL over the whole process tree.
 
-    The interrupt is what Ctrl-C does, so the job's own `except`, `finally` and exit hooks run. After
-    `grace` without an end comes TERM to every process of the tree, after `term` more comes KILL.
+    The interrupt is what Ctrl-C does, so the job's own `except`, `finally` and exit hooks run.
+    After `grace` without an end comes TERM to every process of the tree, after `term` more KILL.
     The supervisor then exits 78 (a person is needed), or 75 with `requeue`, which tells a scheduler
     that running it again is safe.
 
@@ -48,9 +48,7 @@ class Stop(Action):
         return {"grace_s": self.grace, "term_s": self.term, "exit_code": code}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
-        seen = job.stop(
-            grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"]
-        )
+        seen = job.stop(grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"])
         if seen.get("returncode") is None or seen.get("survivors"):
             raise ActionError(f"processes of the job are still alive after KILL: {seen}")
         return seen

@@ -8,7 +8,9 @@ from typing import Any
 
 from .kinds import BAD, Kind, Text
 from .nodes import Mapping, Node, Scalar, Sequence
-from .problems import Problems
+from .problems import Problems, did_you_mean
+
+ANY_NAME = Text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class ListOf(Kind):
         if not isinstance(node, Sequence):
             return self.refuse(node, problems, what)
         if self.length is not None and len(node.items) != self.length:
-            problems.add(node, f"{what} should be {self.words()}, not {len(node.items)} of them")
+            problems.add(node, f"{what} should hold {self.length} items, not {len(node.items)}")
             return BAD
         read = [self.item.read(item, problems, f"{what}[{i}]") for i, item in enumerate(node.items)]
         return BAD if any(value is BAD for value in read) else tuple(read)
@@ -41,8 +43,8 @@ class ListOf(Kind):
         return {"type": "array", "items": self.item.schema(), **size}
 
     def words(self) -> str:
-        inner = self.item.words().removeprefix("a ").removeprefix("an ")
-        return f"a list of {self.length} x {inner}" if self.length else f"a list of {inner}"
+        size = f"a list of {self.length}" if self.length else "a list"
+        return f"{size}, each item {self.item.words()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class MapOf(Kind):
     """Names of the writer's choice, each with one kind of value."""
 
     value: Kind
-    key: Text = Text()
+    key: Text = ANY_NAME
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
         if not isinstance(node, Mapping):
@@ -78,6 +80,43 @@ class MapOf(Kind):
 
     def words(self) -> str:
         return f"a mapping from names to {self.value.words()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields(Kind):
+    """A closed mapping that stays a dict: certain keys, each with its own kind, none required."""
+
+    kinds: tuple[tuple[str, Kind], ...]
+
+    def read(self, node: Node, problems: Problems, what: str) -> Any:
+        if not isinstance(node, Mapping):
+            return self.refuse(node, problems, what)
+        known = dict(self.kinds)
+        read: dict[str, Any] = {}
+        for key, (at, value) in node.pairs.items():
+            if key in known:
+                read[key] = known[key].read(value, problems, f"{what}.{key}")
+            else:
+                problems.add(at, f"{what} has no key {key!r}", did_you_mean(key, known))
+                read[key] = BAD
+        return BAD if any(value is BAD for value in read.values()) else read
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, Mapping)
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def write(self, value: Any) -> Any:
+        known = dict(self.kinds)
+        return {key: known[key].write(item) for key, item in value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        properties = {name: kind.schema() for name, kind in self.kinds}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    def words(self) -> str:
+        return "{" + ", ".join(f"{name}: {kind.words()}" for name, kind in self.kinds) + "}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +148,9 @@ class OneOf(Kind):
 
     def schema(self) -> dict[str, Any]:
         options = [kind.schema() for kind in self.kinds]
+        if self.nullable and len(options) == 1 and isinstance(options[0].get("type"), str):
+            # One schema with two types: a validator then says what is wrong with the value.
+            return {**options[0], "type": [options[0]["type"], "null"]}
         options += [{"type": "null"}] if self.nullable else []
         return options[0] if len(options) == 1 else {"anyOf": options}
 

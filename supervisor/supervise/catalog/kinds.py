@@ -1,8 +1,8 @@
 """Kinds of values: one object per type hint that reads YAML, writes it back and describes itself.
 
-The hints on a dataclass are the only schema there is. `kind_of` turns a hint into a `Kind`; from it
-come the loader (`read`), the resolved policy (`write`), the JSON Schema (`schema`) and the tables of
-the READMEs (`words`), so that these four cannot disagree.
+The hints on a dataclass are the only schema there is. `record.kind_of` turns a hint into a `Kind`;
+from it come the loader (`read`), the resolved policy (`write`), the JSON Schema (`schema`) and the
+tables of the READMEs (`words`), so that these four cannot disagree.
 """
 
 from __future__ import annotations
@@ -16,12 +16,26 @@ from typing import Any, Final
 from .nodes import Node, Scalar, plain
 from .problems import Problems, did_you_mean, quoted
 
-BAD: Final = object()  # what `read` returns when it noted a problem
+BAD: Final[Any] = object()  # what `read` returns when it noted a problem
 
 DURATION = r"[0-9]+(\.[0-9]+)?(ms|s|m|h)"
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 MOST = 2**53  # whole numbers beyond it are not exact in JSON
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Marker for hints: one line that says what a key means."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Marker for number hints: the least value that makes sense."""
+
+    value: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ MAX_DEPTH = 24
 PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _FORBIDDEN = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+CONTROL = "the control character {!r} may not stand in a policy"
 
 Event = Any  # PyYAML's events share no typed base that knows marks and tags
 
@@ -65,21 +66,21 @@ def read(path: Path, label: str, problems: Problems) -> Mapping | None:
     return parse(Source(label, text), problems)
 
 
-def parse(source: Source, problems: Problems) -> Mapping | None:
+def parse(source: Source, problems: Problems, parser: Any = PARSER) -> Mapping | None:
     """Parse text whose top level must be a mapping; None when problems were noted instead."""
     bad = _FORBIDDEN.search(source.text)
     if bad:
         before = source.text[: bad.start()]
         spot = Spot(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
-        problems.add(spot, f"the control character {bad.group()!r} may not stand in a policy")
+        problems.add(spot, CONTROL.format(bad.group()))
         return None
     already = problems.count
     try:
-        root = _Builder(source, problems).build(yaml.parse(source.text, Loader=PARSER))
+        root = _Builder(source, problems).build(yaml.parse(source.text, Loader=parser))
     except yaml.MarkedYAMLError as error:
         _syntax(error, source, problems)
         return None
-    except _Refused:
+    except _UnreadableError:
         return None
     if root is None:
         if problems.count == already:
@@ -91,7 +92,7 @@ def parse(source: Source, problems: Problems) -> Mapping | None:
     return root
 
 
-class _Refused(Exception):
+class _UnreadableError(Exception):
     """The rest of the file cannot be read sensibly; the problem is noted."""
 
 
@@ -127,12 +128,15 @@ class _Builder:
         if event.anchor is not None:
             self._refuse(event, f"the anchor &{event.anchor} is not allowed", "write it out")
         if event.tag is not None:
-            self._refuse(event, f"the tag {event.tag} is not allowed", "quote text, leave out tags")
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._refuse(event, f"the tag {tag} is not allowed", "leave it out; quote what is text")
         line, col = event.start_mark.line + 1, event.start_mark.column + 1
         parent = self.open[-1] if self.open else None
         waiting = self.keys[-1] if self.keys else None
         is_key = isinstance(parent, Mapping) and waiting is None
         if isinstance(event, ScalarEvent):
+            if bad := _FORBIDDEN.search(event.value):  # it came as an escape: "\\0"
+                self._refuse(event, CONTROL.format(bad.group()))
             scalar = Scalar(
                 self.source, line, col, event.value, not event.style, event.style in ("|", ">")
             )
@@ -174,7 +178,7 @@ class _Builder:
     def _refuse(self, event: Event, message: str, hint: str | None = None) -> None:
         mark = event.start_mark
         self.problems.add(Spot(self.source, mark.line + 1, mark.column + 1), message, hint)
-        raise _Refused
+        raise _UnreadableError
 
 
 def _syntax(error: yaml.MarkedYAMLError, source: Source, problems: Problems) -> None:

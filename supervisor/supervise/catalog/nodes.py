@@ -115,6 +115,20 @@ def resolve(text: str) -> Any:
     return text
 
 
+def first_text(node: Node, text: str) -> Node:
+    """Return the first scalar below `node` that says `text`, else the node itself."""
+    todo = [node]
+    while todo:
+        here = todo.pop(0)
+        if isinstance(here, Scalar) and here.text == text:
+            return here
+        if isinstance(here, Sequence):
+            todo += here.items
+        elif isinstance(here, Mapping):
+            todo += [value for _, value in here.pairs.values()]
+    return node
+
+
 def plain(node: Node) -> Any:
     """Return the tree as dicts, lists and values, as a JSON Schema validator wants it."""
     if isinstance(node, Mapping):

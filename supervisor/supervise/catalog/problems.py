@@ -80,7 +80,7 @@ class Problem:
         return f"{self}\n    {shown}\n    {caret}" if shown.strip() else str(self)
 
 
-class PolicyErrors(PolicyError):
+class PolicyErrors(PolicyError):  # noqa: N818, it is many of them
     """Every mistake that was found; `str` is one line, `render` tells them all.
 
     Attributes:
@@ -150,7 +150,7 @@ def quoted(names: Iterable[str], limit: int = 12) -> str:
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
     """Return "did you mean 'x'?" for a near miss, else the list of what there is, else None."""
-    names = list(known)
+    names = sorted(known)  # a set's order must not show
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
     if not near:  # the part after the pack's name is what people remember
         tails = {name.rsplit(".", 1)[-1]: name for name in names}

@@ -15,9 +15,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from ..core.units import AtLeast, Unit
-from .compound import ListOf, MapOf, OneOf
-from .kinds import BAD, Anything, Choice, Flag, Kind, NotYet, Number, Pattern, Text
+from .compound import Fields, ListOf, MapOf, OneOf
+from .kinds import BAD, About, Anything, AtLeast, Choice, Flag, Kind, NotYet, Number, Pattern, Text
 from .nodes import Mapping, Node
 from .problems import Place, Problems, did_you_mean, quoted
 
@@ -40,7 +39,7 @@ class Key:
     kind: Kind
     required: bool
     default: Any
-    about: str  # one line for people, from a string in the hint
+    about: str  # one line for people, from `About`
 
 
 @cache
@@ -64,6 +63,9 @@ def keys_of(form: type) -> dict[str, Key]:
 def kind_of(hint: Any) -> Kind:
     """Return the kind of a type hint.
 
+    A dict among the marks of an `Annotated` names the keys of a dict and their hints, as in
+    `Annotated[dict[str, float], {"min": Seconds, "factor": float}]`.
+
     Raises:
         TypeError: no kind fits it; the hint is a bug of the dataclass.
     """
@@ -74,13 +76,16 @@ def kind_of(hint: Any) -> Kind:
         given = next((mark for mark in marks if isinstance(mark, Kind)), None)
         if given is not None:
             return given
+        keys = next((mark for mark in marks if isinstance(mark, dict)), None)
+        if keys is not None:
+            return Fields(tuple((name, kind_of(inner)) for name, inner in keys.items()))
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
         return Flag()
     if hint is int or hint is float:
-        unit = next((mark.name for mark in marks if isinstance(mark, Unit)), "")
-        least = next((mark.value for mark in marks if isinstance(mark, AtLeast)), None)
-        return Number(hint is int, unit, least)
+        unit = next((mark for mark in marks if mark in ("seconds", "steps")), "")
+        least = [mark.value for mark in marks if isinstance(mark, AtLeast)]
+        return Number(hint is int, unit, max(least) if least else 0 if unit else None)
     if hint is str:
         return Text(next((mark for mark in marks if isinstance(mark, Pattern)), None))
     if hint is Any:
@@ -104,7 +109,7 @@ def kind_of(hint: Any) -> Kind:
 
 def _about(hint: Any) -> str:
     marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, str)), "")
+    return next((mark.text for mark in marks if isinstance(mark, About)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,6 @@ class Record(Kind):
     form: type
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
-        if not isinstance(node, Mapping):
-            return self.refuse(node, problems, what)
         return build(self.form, node, problems, what)
 
     def fits(self, node: Node) -> bool:
@@ -136,12 +139,13 @@ class Record(Kind):
 
 def build(
     form: type,
-    node: Mapping,
+    node: Node,
     problems: Problems,
     what: str,
     *,
     defaults: AbstractMapping[str, Any] | None = None,
     overridden: AbstractMapping[str, Place] | None = None,
+    lenient: bool = False,
 ) -> Any:
     """Make a dataclass from a mapping, or return BAD after noting every mistake in it.
 
@@ -149,21 +153,27 @@ def build(
         defaults: values for keys that the mapping leaves out, before the fields' own defaults.
         overridden: where keys were overridden; a value that does not fit the others is reported
             there, since that is the line to change.
+        lenient: after noting mistakes go on with the defaults, so that more can be found.
     """
+    if not isinstance(node, Mapping):
+        return Record(form).refuse(node, problems, what)
     keys = keys_of(form)
     values, wrong = {}, False
-    near_misses = set()
+    near_misses: set[str] = set()
     for name, (at, value) in node.pairs.items():
         if name not in keys:
             hint = did_you_mean(
                 ALIASES.get(name, name), [key for key in keys if key not in node.pairs]
             )
-            problems.add(at, f"{what} has no key {name!r}", hint)
+            problems.add(at, f"{what or 'the file'} has no key {name!r}", hint)
             near_misses.update(key for key in keys if hint == f"did you mean {key!r}?")
             wrong = True
             continue
         read = keys[name].kind.read(value, problems, f"{what}.{name}" if what else name)
-        wrong = wrong or read is BAD
+        if read is BAD:
+            wrong = True
+            if lenient and not keys[name].required:
+                continue
         values[keys[name].attribute] = read
     for key in keys.values():
         if key.name in node.pairs:
@@ -171,10 +181,10 @@ def build(
         if defaults is not None and key.name in defaults:
             values[key.attribute] = defaults[key.name]
         elif key.required:
-            wrong = True
+            wrong, lenient = True, False
             if key.name not in near_misses:  # the misspelt key is the mistake; say it once
                 problems.add(node, f"{what or 'the file'} needs the key {key.name!r}")
-    if wrong:
+    if wrong and not lenient:
         return BAD
     made = form(**values)
     flaws = made.check() if hasattr(made, "check") else []
@@ -189,7 +199,8 @@ def build(
 
 def written(value: Any) -> dict[str, Any]:
     """Return a dataclass as plain data, every key that says something spelt out."""
-    keys = keys_of(type(value))
+    form: type = type(value)
+    keys = keys_of(form)
     found = {key.name: (key, getattr(value, key.attribute)) for key in keys.values()}
     return {
         name: key.kind.write(held)

@@ -76,7 +76,7 @@ def compare(
     count = 0
     for number, replayed in decisions(policy, events):
         if count >= len(log):
-            if number > last_event:
+            if number >= last_event:
                 break
             return count, [Difference(None, number, None, replayed)]
         was = log[count]

@@ -1,0 +1,60 @@
+"""Ways to tell people, one per file: the file name is the key under `notify` in a policy.
+
+Each file has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
+environment variables that the policy names, and go nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from ..errors import InputError
+from ._settings import Sender, Settings, UnsetError
+
+__all__ = ["Sender", "Settings", "UnsetError", "build", "kinds"]
+
+
+def kinds() -> dict[str, type[Settings]]:
+    """Return the settings class of every notifier, by its name in YAML."""
+    found = {}
+    for name in sorted(info.name for info in iter_modules(__path__)):
+        if not name.startswith("_"):
+            module = import_module(f"{__name__}.{name}")
+            found[name] = next(
+                value
+                for value in vars(module).values()
+                if isinstance(value, type)
+                and issubclass(value, Settings)
+                and value.__module__ == module.__name__
+            )
+    return found
+
+
+def build(
+    notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
+) -> tuple[list[Sender], list[str]]:
+    """Return the senders of a policy's `notify` section, and one warning for each that cannot work.
+
+    Raises:
+        InputError: no such notifier, or it has no such key.
+    """
+    known = kinds()
+    senders: list[Sender] = []
+    warnings = []
+    for name, keys in notify.items():
+        if name not in known:
+            raise InputError(f"no notifier {name!r}", hint=f"there are: {', '.join(known)}")
+        allowed = [field.name for field in fields(known[name])]
+        if unknown := [key for key in keys if key not in allowed]:
+            raise InputError(
+                f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
+            )
+        try:
+            senders.append(known[name](**keys).open(env))
+        except UnsetError as error:
+            warnings.append(f"no {name} messages: {error}")
+    return senders, warnings

@@ -14,25 +14,23 @@ Does not know what the records mean. Safe to call from several threads.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
-from . import files
+from . import files, lock
 from .chain import VERSION, Chain, Report, decode, encode, read, verify
+from .lock import locked
 
 __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
 
 GROUP_COMMIT_S = 0.2
 RESERVE_BYTES = 1 << 20  # room for about a thousand records on a disk that filled up
-_LOCK_TRIES = 4  # `locked` of another process holds the lock for a moment
-_LOCK_WAIT_S = 0.05
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _boot_id() -> str:
@@ -40,23 +38,6 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
-
-
-def locked(path: Path) -> bool:
-    """Return whether a living supervisor has the audit log `path` open."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False
 
 
 class Audit:
@@ -97,7 +78,7 @@ class Audit:
         fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            _take_lock(fd, path)
+            lock.take(fd, path)
             chain, tail = _scan(path, run_id)
             if not chain.size:
                 files.sync_directory(path.parent)
@@ -144,8 +125,8 @@ class Audit:
 
         Args:
             at_ns, wall: CLOCK_MONOTONIC in nanoseconds, and UTC as ISO-8601.
-            body: further fields (attempt, event, reason, incident, rule, severity, data), JSON-ready
-                but for non-finite floats; none of the names that the log itself sets.
+            body: further fields (attempt, event, reason, incident, rule, severity, data), ready for
+                JSON but for non-finite floats; none of the names that the log itself sets.
             sync: be on the disk before returning.
 
         Raises:
@@ -154,9 +135,10 @@ class Audit:
         with self._lock:
             if self._dead:
                 raise StoreError(self.trouble or f"{self._path} is closed")
+            seq = self._chain.size
             record = {
                 "v": VERSION,
-                "seq": self._chain.size,
+                "seq": seq,
                 "prev": self._chain.prev,
                 "run": self._chain.run,
                 "epoch": self._epoch,
@@ -189,7 +171,7 @@ class Audit:
                 self._sync()
             else:
                 self._dirty.set()
-            return int(record["seq"])
+            return seq
 
     def commit(self) -> None:
         """Put all records on the disk now. Raises StoreError."""
@@ -235,25 +217,33 @@ class Audit:
 
     def _write(self, line: bytes) -> bool:
         """Write `line` whole or not at all; return True if it took the reserve to do so."""
-        for full in (False, True):
-            try:
-                if os.write(self._fd, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return full
-            except OSError as error:
-                self._cut_back()
-                if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._reserve.exists():
-                    self._reserve.unlink(missing_ok=True)
-                    continue
-                self.trouble = f"{self._path} cannot be written: {error.strerror}"
-                raise StoreError(self.trouble) from error
-        raise StoreError(f"{self._path} cannot be written: disk full")
-
-    def _cut_back(self) -> None:
         try:
-            os.ftruncate(self._fd, self._chain.offset)
+            self._write_whole(line)
+            return False
+        except OSError as error:
+            if error.errno not in _FULL or not self._reserve.exists():
+                raise self._unwritable(error) from error
+        self._reserve.unlink()
+        try:
+            self._write_whole(line)
+            return True
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _write_whole(self, line: bytes) -> None:
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self._dead = True  # half a record may stand there; the next `open` repairs it
+            try:
+                os.ftruncate(self._fd, self._chain.offset)
+            except OSError:
+                self._dead = True  # half a record may stand there; the next `open` repairs it
+            raise
+
+    def _unwritable(self, error: OSError) -> StoreError:
+        self.trouble = f"{self._path} cannot be written: {error.strerror}"
+        return StoreError(self.trouble)
 
     def _fill_reserve(self) -> None:
         try:
@@ -274,19 +264,6 @@ class Audit:
         self.append(
             "recovered", actor="store", at_ns=at_ns, wall=wall, step=-1, body=body, sync=True
         )
-
-
-def _take_lock(fd: int, path: Path) -> None:
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(_LOCK_WAIT_S)
-    raise StoreError(
-        f"{path} is open in another supervisor",
-        hint="one run has one supervisor: wait for it to end, or choose another --run-dir",
-    )
 
 
 def _scan(path: Path, run_id: str) -> tuple[Chain, bytes]:

@@ -117,7 +117,7 @@ class Chain:
 
     def _tampered(self, why: str) -> TamperError:
         message = f"audit record {self.size} (byte {self.offset}) was changed: {why}"
-        hint = "the records before it are good; compare the log with a copy, or its root with one in a message"
+        hint = "the records before it are good; every message to people carries a root to compare"
         return TamperError(message, seq=self.size, hint=hint)
 
 

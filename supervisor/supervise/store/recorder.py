@@ -15,7 +15,8 @@ from ..errors import StoreError
 from .audit import Audit
 from .journal import Journal
 
-SYNCED = frozenset({"intent", "commit", "abort", "in_doubt"})  # on disk before anything follows
+# On disk before anything follows, together with the events that led to them.
+SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval"})
 
 
 class Recorder:
@@ -54,12 +55,18 @@ class Recorder:
         """Number and write an event; None when it could not be written."""
         return self._safely(lambda: self._journal.append(event))
 
-    def decision(self, decision: Decision, event: int | None, at_ns: int) -> None:
-        """Write a decision of the engine, caused by journal event number `event`."""
+    def decision(self, decision: Decision, event: int | None, at_ns: int) -> int | None:
+        """Write a decision of the engine, caused by journal event number `event`.
+
+        Returns:
+            The number of its audit record, None when it could not be written.
+        """
         body = record(decision)
         kind, step = body.pop("kind"), body.pop("step")
         body["event"] = -1 if event is None else event
-        self._append(kind, "engine", at_ns, step, body, sync=kind in SYNCED)
+        if kind in SYNCED:
+            self._safely(self._sync_journal)
+        return self._append(kind, "engine", at_ns, step, body, sync=kind in SYNCED)
 
     def note(self, kind: str, step: int, reason: str, data: Mapping[str, Any]) -> None:
         """Write a record of our own, which replay does not compare."""
@@ -79,13 +86,17 @@ class Recorder:
 
     def _append(
         self, kind: str, actor: str, at_ns: int, step: int, body: Mapping[str, Any], *, sync: bool
-    ) -> None:
+    ) -> int | None:
         wall = self._now()[1]
-        self._safely(
+        return self._safely(
             lambda: self._audit.append(
                 kind, actor=actor, at_ns=at_ns, wall=wall, step=step, body=body, sync=sync
             )
         )
+
+    def _sync_journal(self) -> int:
+        self._journal.sync()
+        return len(self._journal)
 
     def _safely(self, write: Callable[[], int]) -> int | None:
         try:

@@ -1,0 +1,301 @@
+"""The step: which optimizer calls belong together, when they are over, and what happens then.
+
+One training step is one or more optimizers stepped with no backward in between. The round closes
+after the optimizer that closed it the last time; if that one does not come, at the next backward, or
+when an optimizer comes a second time. Only a round that closes on time is a boundary: there the job
+stands right behind its optimizer step, and commands may touch it. A late one just publishes.
+
+Knows no metric: it calls the collectors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+if TYPE_CHECKING:
+    from .probe import Probe
+    from .scalars import Number
+
+REPLACEABLE = "tokens_per_update"  # the one metric that a job may know better than the probe
+PATIENCE = 8  # rounds without the last optimizer before the order is learned anew
+
+
+class SkipUpdate(BaseException):
+    """Leaves `optimizer.step(closure)` from inside the closure, before the update."""
+
+
+class Update:
+    """One optimizer's part of a step.
+
+    Attributes:
+        params: its parameters that have a gradient; `all_params` has the others too.
+        scaler: the GradScaler that runs this step, else None; `scale` is its loss scale.
+        found_inf: above 0 when a fused optimizer will mask its update, for overflow.
+        scheduled: the rate of its first group before the probe scaled it.
+        gradient_norm: of `params`, unscaled; None when nobody measured it.
+        skip: why the update is not applied, "" when it is.
+        closure: whether gradients come from a closure inside the step.
+        measured: whether the gradients have been looked at.
+    """
+
+    __slots__ = (
+        "all_params", "closure", "found_inf", "gradient_norm", "measured", "optimizer", "params",
+        "result", "scale", "scaler", "scheduled", "skip",
+    )  # fmt: skip
+
+    def __init__(self, optimizer: Any, closure: bool) -> None:
+        self.optimizer = optimizer
+        self.closure = closure
+        self.all_params: List[Any] = [p for g in optimizer.param_groups for p in g["params"]]
+        self.params: List[Any] = []
+        self.scaler: Any = None
+        self.scale: Number = 1.0
+        self.found_inf: Optional[Number] = None
+        self.scheduled: Any = None
+        self.gradient_norm: Optional[Number] = None
+        self.skip = ""
+        self.measured = False
+        self.result: Any = None
+
+
+class Step:
+    """A step that is over. `elapsed_ns` is None for the first of a process."""
+
+    __slots__ = ("at_ns", "attempt", "elapsed_ns", "number")
+
+    def __init__(self, number: int, attempt: int, at_ns: int, elapsed_ns: Optional[int]) -> None:
+        self.number = number
+        self.attempt = attempt
+        self.at_ns = at_ns
+        self.elapsed_ns = elapsed_ns
+
+
+class Boundary:
+    """Counts steps, and tells collectors and the publisher about them.
+
+    Attributes:
+        number: of the step under way. attempt: how often the run was rolled back.
+        spent_ns: what the probe cost from the last frame to this one.
+        reported: values that the job reported for its next frame.
+        on_time: whether the last step just closed behind its last optimizer.
+        entries: how often `before_step` was called.
+        skips_left: steps that a command wants skipped.
+        current: the update under way.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.number = 0
+        self.attempt = 0
+        self.spent_ns = 0
+        self.on_time = False
+        self.entries = 0
+        self.skips_left = 0
+        self.reported: Dict[str, Number] = {}
+        self.current: Optional[Update] = None
+        self._members: List[int] = []  # ids of the optimizers of the round
+        self._last_round: List[int] = []
+        self._last_of_round = 0  # id of the optimizer that ends a round; 0: not known yet
+        self._misses = 0
+        self._backward = False  # since the last boundary
+        self._skip = ""  # the whole round is skipped
+        self._known: List[weakref.ref[Any]] = []  # optimizers in order of first step
+        self._ended_ns = 0
+        self._mark_ns = 0
+        self._held_ns = 0
+
+    # ── before and after one optimizer ────────────────────────────────────────────────────────
+
+    def before_step(
+        self, optimizer: Any, closure: bool, overflow: bool = False
+    ) -> Optional[Update]:
+        """An optimizer is about to step, or its GradScaler keeps it from it (`overflow`).
+
+        Returns None when this is no training step, or none that can be measured.
+        """
+        probe = self._probe
+        self.entries += 1
+        update = Update(optimizer, closure)
+        if not update.all_params or update.all_params[0].is_meta or self._phantom(update):
+            return None
+        if not probe.open():
+            return None
+        key = id(optimizer)
+        if key in self._members:
+            self.close(on_time=False)
+        if not self._members:
+            if self._last_round and not self._backward and key not in self._last_round:
+                self._joins_late(key)
+                probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
+                return None
+            self._skip = self._ordered_skip()
+        self._members.append(key)
+        self.on_time = False
+        self.current = update
+        if not any(known() is optimizer for known in self._known):
+            self._known = [known for known in self._known if known() is not None]
+            self._known.append(weakref.ref(optimizer))
+            probe.optimizer_appeared(optimizer)
+        update.skip = "overflow" if overflow else self._skip
+        update.scaler = probe.scaling.scaler
+        update.scale = probe.scaling.scale()
+        update.scheduled = optimizer.param_groups[0].get("lr")
+        if isinstance(update.scheduled, probe.torch.Tensor):
+            update.scheduled = update.scheduled.clone()
+        if not closure:
+            self.measure(update)
+        probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
+        for part, call in probe.calls["before_update"]:
+            probe.guard.run(part, call, update)
+        return update
+
+    def measure(self, update: Update) -> None:
+        """The gradients of `update` are final: look at them, and decide whether to go on."""
+        probe = self._probe
+        update.measured = True
+        update.params = [p for p in update.all_params if p.grad is not None]
+        probe.drills.before_update(update.params)
+        found_inf = getattr(update.optimizer, "found_inf", None)
+        if found_inf is not None:
+            update.found_inf = probe.scalars.value(found_inf)
+        for part, call in probe.calls["measure"]:
+            probe.guard.run(part, call, update)
+        if update.skip or update.scaler is not None or probe.order is None:
+            return
+        loss, norm = probe.loss_so_far(), update.gradient_norm
+        why = probe.order.why_skip((loss, norm))
+        if why:
+            update.skip = self._skip = "standing order"
+            probe.notice(
+                "standing-order",
+                f"skip_nonfinite kept step {self.number} from the weights: {why}",
+                {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
+            )
+
+    def after_step(self, update: Update) -> None:
+        """The optimizer is done; the round may be over."""
+        probe = self._probe
+        self._ended_ns = monotonic_ns()
+        self.current = None
+        for part, call in probe.calls["after_update"]:
+            probe.guard.run(part, call, update)
+        if self._members and self._members[-1] == self._last_of_round:
+            self.close(on_time=True)
+
+    def abandon(self, update: Update) -> None:
+        """The optimizer's step raised: the job may catch that and try again."""
+        self.current = None
+        if self._members and self._members[-1] == id(update.optimizer):
+            self._members.pop()
+
+    def saw_backward(self, loss: Optional[Number]) -> None:
+        """A backward of `loss` is about to run (None: of something that is no scalar)."""
+        probe = self._probe
+        if self.current is None and self._members:
+            self.close(on_time=False)
+        self._backward = True
+        if loss is None or (self.current is not None and self.current.measured):
+            return  # a closure that is evaluated once more: the first evaluation was the step
+        for part, call in probe.calls["after_backward"]:
+            probe.guard.run(part, call, loss)
+
+    # ── the end of a step ─────────────────────────────────────────────────────────────────────
+
+    def close(self, on_time: bool) -> None:
+        """Make the round a step: collect, publish, count."""
+        if not self._members:
+            return
+        probe = self._probe
+        self._learn(on_time)
+        elapsed = self._ended_ns - self._mark_ns - self._held_ns if self._mark_ns else None
+        self._mark_ns, self._held_ns = self._ended_ns, 0
+        step = Step(self.number, self.attempt, self._ended_ns, elapsed)
+        self.spent_ns = probe.guard.take()
+        values: Dict[str, Number] = {}
+        for part, call in probe.calls["collect"]:
+            found = probe.guard.run(part, call, step)
+            if found:
+                values.update(found)
+        reported, self.reported = self.reported, {}
+        values.update({k: v for k, v in reported.items() if k not in values or k == REPLACEABLE})
+        probe.publisher.submit(step.number, step.attempt, step.at_ns, values)
+        probe.beat("step")
+        probe.scaling.step_ended()
+        probe.rate.advance()
+        if probe.order is not None:
+            probe.order.step_ended()
+        if elapsed is not None:
+            probe.guard.judge(elapsed)
+        self.number += 1
+        self.on_time = on_time
+        probe.drills.begin(self.number)
+
+    def _learn(self, on_time: bool) -> None:
+        members, self._members = self._members, []
+        self._last_round = members
+        self._backward = False
+        if on_time:
+            self._misses = 0
+            return
+        self._misses += 1
+        if not self._last_of_round or self._misses >= PATIENCE:
+            self._last_of_round = members[-1]
+            self._misses = 0
+
+    def _joins_late(self, key: int) -> None:
+        """This optimizer belongs to the round that has just closed: wait for it the next time."""
+        self._last_round.append(key)
+        self._last_of_round = key
+        self._misses = 0
+
+    def _phantom(self, update: Update) -> bool:
+        """Whether the job only pretends to step: rate 0 and gradients 0, to create its state."""
+        for group in update.optimizer.param_groups:
+            rate = group.get("lr")
+            if isinstance(rate, self._probe.torch.Tensor):
+                if rate.device.type != "cpu":
+                    return False
+                rate = rate.item()
+            if rate != 0:
+                return False
+        if update.closure:
+            return False
+        grads = [p.grad for p in update.all_params if p.grad is not None]
+        if any(g.device.type != "cpu" for g in grads):
+            return not self._backward
+        return not any(bool((g != 0).any()) for g in grads)
+
+    def _ordered_skip(self) -> str:
+        if self.skips_left <= 0:
+            return ""
+        self.skips_left -= 1
+        return "command"
+
+    # ── for the commands ──────────────────────────────────────────────────────────────────────
+
+    def first_group(self, optimizer: Any) -> int:
+        """Return the flat number of the optimizer's first parameter group."""
+        first = 0
+        for reference in self._known:
+            known = reference()
+            if known is optimizer:
+                break
+            if known is not None:
+                first += len(known.param_groups)
+        return first
+
+    def optimizers(self) -> List[Any]:
+        """Return the living optimizers, in order of first step."""
+        return [known for known in (reference() for reference in self._known) if known is not None]
+
+    def hold(self, elapsed_ns: int) -> None:
+        """The job was held for `elapsed_ns` at this boundary; that is no step time."""
+        self._held_ns += elapsed_ns
+
+    def rewind(self, step: int) -> None:
+        """The run stands again right behind `step`, in a new attempt."""
+        self.number = step + 1
+        self.attempt += 1
+        self._backward = False

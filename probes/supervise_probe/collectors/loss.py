@@ -1,0 +1,42 @@
+"""The loss of a step: what the job put into backward, all of it.
+
+Every training code divides by the accumulation steps before backward, so the sum over the
+backwards of a step is the loss as its author prints it. Losses that never go through
+`torch.autograd.backward` (an engine called directly) are not seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Mapping, Optional
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..boundary import Step
+    from ..probe import Probe
+    from ..scalars import Number
+
+METRICS = (
+    MetricSpec(
+        "train_loss_raw",
+        "nat",
+        "Sum of the unscaled scalars passed to backward since the last step; absent without one.",
+        "torch.autograd.backward; for a closure that is evaluated again, the first evaluation",
+    ),
+)
+
+
+class Collector(Base):
+    """Adds up losses; on a device the sum stays there."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self.total: Optional[Number] = None
+
+    def after_backward(self, loss: Number) -> None:
+        self.total = loss if self.total is None else self.total + loss
+
+    def collect(self, step: Step) -> Mapping[str, Number]:
+        total, self.total = self.total, None
+        return {} if total is None else {"train_loss_raw": total}

@@ -1,0 +1,38 @@
+"""The loss scale of the job's GradScaler; absent in a job that has none (BF16, FP32)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Mapping, Optional
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..boundary import Step, Update
+    from ..probe import Probe
+    from ..scalars import Number
+
+METRICS = (
+    MetricSpec(
+        "loss_scale",
+        "1",
+        "Scale in force in this step, before the scaler's own update of it.",
+        "torch.amp.GradScaler",
+    ),
+)
+
+
+class Collector(Base):
+    """Takes the scale that the step was made under."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._scale: Optional[Number] = None
+
+    def before_update(self, update: Update) -> None:
+        if update.scaler is not None:
+            self._scale = update.scale
+
+    def collect(self, step: Step) -> Mapping[str, Number]:
+        scale, self._scale = self._scale, None
+        return {} if scale is None else {"loss_scale": scale}

@@ -1,0 +1,75 @@
+"""Learning rates: what was really used, and what the job itself had set.
+
+Groups are counted flat over the optimizers, in the order in which they first stepped. Only the
+first GROUPS have a metric: a job with hundreds of groups must not fill the frame.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Mapping
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..boundary import Step, Update
+    from ..probe import Probe
+    from ..scalars import Number
+
+METRICS = (
+    MetricSpec(
+        "learning_rate",
+        "1",
+        "Rate of the first parameter group as used in this step: after drill and scale.",
+        'optimizer.param_groups[0]["lr"] during the step',
+    ),
+    MetricSpec(
+        "learning_rate.<i>",
+        "1",
+        "The same for group i, flat over optimizers in order of first step; absent past 16 groups.",
+        'optimizer.param_groups[i]["lr"] during the step',
+    ),
+    MetricSpec(
+        "learning_rate_scheduled",
+        "1",
+        "Rate of the first group as the job set it.",
+        'optimizer.param_groups[0]["lr"] before the step',
+    ),
+    MetricSpec(
+        "lr_scale",
+        "1",
+        "The probe's multiplier: `lr_scale` and re-warm after a rollback, without drills.",
+        "this project",
+    ),
+)
+
+GROUPS = 16
+
+
+class Collector(Base):
+    """Reads the rates of each optimizer while they are in force."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._boundary = probe.boundary
+        self._rate = probe.rate
+        self._values: Dict[str, Number] = {}
+
+    def before_update(self, update: Update) -> None:
+        first = self._boundary.first_group(update.optimizer)
+        for index, group in enumerate(update.optimizer.param_groups, first):
+            rate = group.get("lr")
+            if rate is None or index >= GROUPS:
+                continue
+            name = f"learning_rate.{index}" if index else "learning_rate"
+            self._values[name] = self._read(rate)
+            if index == 0 and update.scheduled is not None:
+                self._values["learning_rate_scheduled"] = self._read(update.scheduled)
+
+    def collect(self, step: Step) -> Mapping[str, Number]:
+        values, self._values = self._values, {}
+        values["lr_scale"] = self._rate.factor()
+        return values
+
+    def _read(self, rate: Any) -> Number:
+        return self.scalars.value(rate) if isinstance(rate, self.torch.Tensor) else float(rate)

@@ -1,0 +1,88 @@
+"""Tokens: targets that carry loss, as the job's own loss function counts them.
+
+`F.cross_entropy` and `F.nll_loss` are counted where gradients flow, so evaluation and sampling do
+not count. Where neither is called, the integers that go into the model are counted instead, padding
+included. A job that knows better reports `tokens_per_update` itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..boundary import Step, Update
+    from ..probe import Probe
+    from ..scalars import Number
+
+METRICS = (
+    MetricSpec(
+        "tokens_per_update",
+        "tokens",
+        "Targets with loss weight in this step on this rank; samples, for a classifier.",
+        "targets != ignore_index of torch.nn.functional.cross_entropy and nll_loss",
+        "one comparison over the targets",
+    ),
+    MetricSpec(
+        "tokens_seen",
+        "tokens",
+        "Sum of tokens_per_update over all steps on this rank, skipped ones included; a rollback "
+        "takes it back.",
+        "this project",
+    ),
+    MetricSpec("tokens_per_sec", "tokens/s", "tokens_per_update / step_time.", "this project"),
+)
+
+
+class Collector(Base):
+    """Counts on the device where the targets are."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._targets: Optional[Number] = None
+        self._inputs = 0
+        self._of_step: Dict[str, Number] = {}
+        self._seen = 0.0
+
+    def saw_targets(self, target: Any, ignored: int) -> None:
+        """A loss function was called with these class indices."""
+        if target.is_floating_point():
+            return
+        with self.torch.no_grad():
+            count = self.scalars.value((target != ignored).sum())
+        self._targets = count if self._targets is None else self._targets + count
+
+    def saw_inputs(self, count: int) -> None:
+        """So many integers went into the model."""
+        self._inputs += count
+
+    def after_update(self, update: Update) -> None:
+        targets, self._targets = self._targets, None
+        inputs, self._inputs = self._inputs, 0
+        for name, count in (("targets", targets), ("inputs", inputs)):
+            if count is not None:
+                self._of_step[name] = self._of_step.get(name, 0.0) + count
+
+    def collect(self, step: Step) -> Mapping[str, Number]:
+        counted, self._of_step = self._of_step, {}
+        if "targets" in counted:
+            return {"tokens_per_update": counted["targets"]}
+        return {"tokens_per_update": counted["inputs"]} if counted.get("inputs") else {}
+
+    def finish(self, values: Dict[str, float]) -> None:
+        tokens = values.get("tokens_per_update")
+        if tokens is None:
+            return
+        self._seen += tokens
+        values["tokens_seen"] = self._seen
+        elapsed = values.get("step_time")
+        if elapsed:
+            values["tokens_per_sec"] = tokens / elapsed
+
+    def state(self) -> Dict[str, float]:
+        return {"tokens_seen": self._seen}
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._seen = state.get("tokens_seen", self._seen)

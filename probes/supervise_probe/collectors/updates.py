@@ -1,0 +1,237 @@
+"""How far a step moved the weights: norm of the update, and its ratio to the norm of the weights.
+
+Exact and global while that is cheap enough, else from a sample of every tensor that rotates every
+ROTATE steps; `mode` says which. One pass after the step does it: the weights it reads are kept, and
+are the old weights of the next step. Weights that changed in between (a checkpoint was loaded) are
+noticed by their version counters and read again; only edits through `.data` go unnoticed, and count
+as part of the next update.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..boundary import Step, Update
+    from ..probe import Probe
+    from ..scalars import Number, Scalars
+
+METRICS = (
+    MetricSpec(
+        "update_norm",
+        "1",
+        "2-norm of the change of all parameters by this step; 0 when it was skipped.",
+        "|theta_t - theta_(t-1)|",
+        "one pass over the parameters and a copy of them, or of a sample",
+    ),
+    MetricSpec(
+        "update_to_weight",
+        "1",
+        "update_norm / 2-norm of the parameters before the step.",
+        "|theta_t - theta_(t-1)| / |theta_(t-1)|",
+    ),
+)
+
+EXACT_LIMIT = 16_000_000  # parameters; above, the kept copy would take too much memory
+SAMPLE = 262_144  # parameters in a sample
+ROTATE = 64  # steps between two samples
+CHUNK = 262_144  # parameters per pass: three chunks fit into a core's cache
+
+
+class Collector(Base):
+    """Keeps the old weights of each optimizer.
+
+    Attributes:
+        mode: `exact` or `sampled`.
+    """
+
+    SHARE = 0.01
+    FLOOR_US = 300
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self.mode = "exact"
+        self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+        self._squares: Optional[Tuple[Number, Number]] = None
+
+    def before_update(self, update: Update) -> None:
+        kept = self._kept.get(update.optimizer)
+        if kept is None or not kept.still(update.all_params):
+            if sum(p.numel() for p in update.all_params) > EXACT_LIMIT:
+                self.mode = "sampled"
+            sample = SAMPLE if self.mode == "sampled" else None
+            kept = Kept(self.torch, self.scalars, update.all_params, sample)
+            self._kept[update.optimizer] = kept
+        kept.freshen()
+
+    def after_update(self, update: Update) -> None:
+        kept = self._kept.get(update.optimizer)
+        if kept is None:
+            return
+        moved, weight = (0.0, kept.weight) if update.skip else kept.advance()
+        if self._squares is not None:
+            moved, weight = moved + self._squares[0], weight + self._squares[1]
+        self._squares = moved, weight
+
+    def collect(self, step: Step) -> Mapping[str, Number]:
+        squares, self._squares = self._squares, None
+        if squares is None:
+            return {}
+        moved, weight = squares[0] ** 0.5, squares[1] ** 0.5
+        values = {"update_norm": moved}
+        if not self.scalars.on_host(weight) or weight != 0.0:
+            values["update_to_weight"] = moved / weight
+        return values
+
+    def relax(self) -> bool:
+        if self.mode == "sampled":
+            return False
+        self.mode = "sampled"
+        self._kept.clear()
+        return True
+
+
+class Chunk:
+    """A run of tensors on one device, and their old values side by side in one flat buffer."""
+
+    __slots__ = ("now", "old", "parts", "sources")
+
+    def __init__(self, old: Any, now: Any, parts: List[Any], sources: List[Any]) -> None:
+        self.old = old  # flat: the weights before the step
+        self.now = now  # flat scratch, shared by all chunks
+        self.parts = parts  # pieces of `now`, shaped like `sources`
+        self.sources = sources
+
+
+class Kept:
+    """The old weights of one optimizer, or a sample of them.
+
+    Attributes:
+        weight: squared 2-norm of the old weights.
+    """
+
+    def __init__(
+        self, torch: Any, scalars: Scalars, params: List[Any], sample: Optional[int]
+    ) -> None:
+        self._torch = torch
+        self._scalars = scalars
+        self._params = params
+        self._tensors = [getattr(p, "_local_tensor", p) for p in params]
+        self._sample = sample
+        self._age = 0
+        self._offset = 0
+        self._scale = 1.0
+        self._seen: Tuple[List[int], List[int]] = ([], [])
+        self.weight: Number = 0.0
+        self._chunks: List[Chunk] = []
+
+    def still(self, params: List[Any]) -> bool:
+        """Whether these are the parameters it keeps."""
+        mine = self._params
+        return len(mine) == len(params) and all(a is b for a, b in zip(mine, params))
+
+    def freshen(self) -> None:
+        """Read the weights again if somebody changed them since the last step."""
+        seen = self._versions()
+        self._age += 1
+        rotate = self._sample is not None and self._age % ROTATE == 0
+        if seen == self._seen and not rotate:
+            return
+        if not self._chunks or rotate or seen[1] != self._seen[1]:
+            self._chunks = self._layout()
+        self._seen = seen
+        self.weight = 0.0
+        with self._torch.no_grad():
+            for chunk in self._chunks:
+                self._torch._foreach_copy_(chunk.parts, chunk.sources)
+                chunk.old.copy_(chunk.now)
+                self.weight = self.weight + self._square(chunk.old)
+
+    def advance(self) -> Tuple[Number, Number]:
+        """Return squared norms of the update and of the old weights; keep the new ones."""
+        torch = self._torch
+        moved: Number = 0.0
+        weight: Number = 0.0
+        with torch.no_grad():
+            for chunk in self._chunks:
+                torch._foreach_copy_(chunk.parts, chunk.sources)
+                torch.sub(chunk.now, chunk.old, out=chunk.old)
+                moved = moved + self._square(chunk.old)
+                weight = weight + self._square(chunk.now)
+                chunk.old.copy_(chunk.now)
+        old, self.weight = self.weight, weight
+        self._seen = self._versions()
+        return moved, old
+
+    def _versions(self) -> Tuple[List[int], List[int]]:
+        return [t._version for t in self._tensors], [t.data_ptr() for t in self._tensors]
+
+    def _square(self, flat: Any) -> Number:
+        torch = self._torch
+        if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
+            return self._scalars.value(torch.dot(flat, flat)) * self._scale
+        wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
+        norm = self._scalars.value(torch.linalg.vector_norm(flat, dtype=wide))
+        return norm * norm * self._scale
+
+    def _layout(self) -> List[Chunk]:
+        torch = self._torch
+        kinds: Dict[Tuple[Any, Any], List[List[Any]]] = {}
+        sizes: Dict[Tuple[Any, Any], int] = {}
+        with torch.no_grad():
+            for source in self._sources():
+                kind = (source.device, source.dtype)
+                runs = kinds.setdefault(kind, [[]])
+                if runs[-1] and sizes[kind] + source.numel() > CHUNK:
+                    runs.append([])
+                    sizes[kind] = 0
+                runs[-1].append(source)
+                sizes[kind] = sizes.get(kind, 0) + source.numel()
+            chunks: List[Chunk] = []
+            for (device, dtype), runs in kinds.items():
+                lengths = [sum(s.numel() for s in run) for run in runs]
+                old = torch.empty(sum(lengths), device=device, dtype=dtype)
+                scratch = torch.empty(max(lengths), device=device, dtype=dtype)
+                start = 0
+                for run, length in zip(runs, lengths):
+                    parts, at = [], 0
+                    for source in run:
+                        parts.append(scratch[at : at + source.numel()].view(source.shape))
+                        at += source.numel()
+                    chunks.append(Chunk(old[start : start + length], scratch[:length], parts, run))
+                    start += length
+        return chunks
+
+    def _sources(self) -> List[Any]:
+        dense = [t for t in self._tensors if t.numel() and t.dtype.is_floating_point]
+        torch = self._torch
+        if self._sample is None:
+            whole: List[Any] = []
+            for tensor in dense:
+                size, at = tensor.numel(), tensor.storage_offset()
+                if size <= CHUNK or not tensor.is_contiguous():
+                    whole.append(tensor)
+                    continue
+                for first in range(0, size, CHUNK):
+                    length = min(CHUNK, size - first)
+                    whole.append(torch.as_strided(tensor, (length,), (1,), at + first))
+            return whole
+        total = sum(t.numel() for t in dense)
+        share = min(1.0, self._sample / max(1, total))
+        taken, slices = 0, []
+        for tensor in dense:
+            size = tensor.numel()
+            if not tensor.is_contiguous():
+                continue
+            length = max(1, round(share * size))
+            first = self._offset * length % max(1, size - length + 1)
+            at = tensor.storage_offset() + first
+            slices.append(torch.as_strided(tensor, (length,), (1,), at))
+            taken += length
+        self._offset += 1
+        self._scale = total / max(1, taken)
+        return slices

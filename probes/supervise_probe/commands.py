@@ -1,0 +1,168 @@
+"""The verbs of the supervisor, carried out at a step boundary: the job stands right behind its
+optimizer step, the gradients are used, the next batch is not yet read.
+
+Every target is absolute, so a command that is repeated changes nothing. What a pause waits on is
+outside the guard: an exception of the job's own signal handlers must get through. With several
+ranks, verbs that change training are refused: one rank alone would leave the others behind.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from . import evidence
+from .learning_rate import Ramp
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+POLL_S = 0.05
+ALONE_ONLY = ("lr_scale", "rollback", "skip_step", "savepoint", "pause")
+
+
+class Refused(Exception):
+    """A command that cannot be carried out; the text is one sentence for people."""
+
+
+class Commands:
+    """Reads the mailbox at each boundary and acts.
+
+    Attributes:
+        paused: whether the job is held.
+    """
+
+    def __init__(self, probe: Probe, mailbox: Any, world_size: int, lease_s: float) -> None:
+        self._probe = probe
+        self._mailbox = mailbox
+        self._world_size = world_size
+        self._lease_s = lease_s
+        self._part = probe.guard.part("commands", share=1.0)
+        self._paused_ns = 0
+        self._until_ns = 0
+        self._stopping = False
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_ns > 0
+
+    def run(self) -> None:
+        """Carry out what has arrived; return when the job may go on.
+
+        Raises:
+            KeyboardInterrupt: after a `stop` was acknowledged.
+        """
+        self._probe.guard.run(self._part, self._handle)
+        while self._paused_ns and self._part.on:
+            time.sleep(POLL_S)
+            self._probe.guard.run(self._part, self._while_paused)
+        if self._stopping:
+            self._stopping = False
+            raise KeyboardInterrupt("stopped by the supervisor")
+
+    def _handle(self) -> None:
+        for command in self._mailbox.poll():
+            began = time.monotonic_ns()
+            verb = getattr(self, "_do_" + command.verb, None)
+            result: Dict[str, Any] = {}
+            error: Optional[str] = None
+            try:
+                if verb is None:
+                    raise Refused(f"this probe knows no verb {command.verb!r}")
+                if self._world_size > 1 and command.verb in ALONE_ONLY:
+                    raise Refused(
+                        f"{command.verb} on one of {self._world_size} ranks needs step-fenced "
+                        "commands, which this version does not have"
+                    )
+                result = verb(command.args)
+            except Exception as problem:
+                error = str(problem) if isinstance(problem, Refused) else repr(problem)
+            step = self._probe.boundary.number - 1
+            self._mailbox.ack(command, step, error is None, result, error)
+            if not self._paused_ns:
+                self._probe.boundary.hold(time.monotonic_ns() - began)
+
+    def _while_paused(self) -> None:
+        probe = self._probe
+        probe.beat("paused")
+        self._handle()
+        now = time.monotonic_ns()
+        if self._paused_ns and now >= max(self._until_ns, probe.writer.lease_until_ns()):
+            held_s = self._let_go()
+            probe.notice("note", f"the lease of the pause ended after {held_s:.0f} s: going on")
+        if self._stopping and self._paused_ns:
+            self._let_go()
+
+    def _let_go(self) -> float:
+        held_ns = time.monotonic_ns() - self._paused_ns if self._paused_ns else 0
+        self._paused_ns = 0
+        self._probe.boundary.hold(held_ns)
+        self._probe.beat("step")
+        self._probe.status_changed()
+        return held_ns / 1e9
+
+    # ── verbs ─────────────────────────────────────────────────────────────────────────────────
+
+    def _do_pause(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        now = time.monotonic_ns()
+        self._until_ns = now + int(float(args.get("lease_s", self._lease_s)) * 1e9)
+        self._paused_ns = self._paused_ns or now
+        self._probe.beat("paused")
+        self._probe.status_changed()
+        return {"paused_step": self._probe.boundary.number - 1}
+
+    def _do_resume(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        return {"resumed": True, "held_s": self._let_go()}
+
+    def _do_lr_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        value, steps = float(args["value"]), int(args.get("rewarm_steps", 0))
+        if not 0.0 <= value <= 100.0 or steps < 0:
+            raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
+        rate = self._probe.rate
+        optimizers = self._probe.boundary.optimizers()
+        before = _rate_of(optimizers[0]) if optimizers else None
+        if before is not None:
+            before *= rate.factor()
+        rate.held = Ramp(value, steps)
+        return {"lr_scale": rate.factor(), "learning_rate_before": before}
+
+    def _do_savepoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        taken: Dict[str, Any] = self._probe.take_savepoint()
+        return taken
+
+    def _do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        probe = self._probe
+        rewarm = args.get("rewarm")
+        from_step = probe.boundary.number - 1
+        result: Dict[str, Any] = probe.roll_back(
+            int(args["before_step"]), str(args.get("rng", "restore"))
+        )
+        if rewarm:
+            probe.rate.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
+        return {**result, "attempt": probe.boundary.attempt, "from_step": from_step}
+
+    def _do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        self._probe.boundary.skips_left = max(0, int(args.get("count", 1)))
+        return {"will_skip": self._probe.boundary.skips_left}
+
+    def _do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        probe = self._probe
+        return {
+            "files": evidence.write(
+                str(args["directory"]), probe.rank, probe.torch, list(probe.fingerprints)
+            )
+        }
+
+    def _do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        how = args.get("how", "interrupt")
+        if how != "interrupt":
+            raise Refused(f"stop knows only how=interrupt, not {how!r}")
+        self._stopping = True
+        return {"stopping_step": self._probe.boundary.number - 1}
+
+
+def _rate_of(optimizer: Any) -> Optional[float]:
+    rate = optimizer.param_groups[0].get("lr")
+    if rate is None or (hasattr(rate, "device") and rate.device.type != "cpu"):
+        return None
+    return float(rate)

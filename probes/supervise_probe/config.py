@@ -1,0 +1,64 @@
+"""What the supervisor asked of the probe (probe.json), and which rank this process is.
+
+Knows no torch and keeps nothing: the supervisor may rewrite the file between two launches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+
+class Config(NamedTuple):
+    """The contents of probe.json. Directories are absolute paths.
+
+    Attributes:
+        marks: directory of the small files that explain a silent probe.
+        savepoints: `{"every", "keep", "max_bytes"}` in steps, pieces, bytes; None: keep none.
+        standing_orders: `{"skip_nonfinite": {"max", "per"}}` or empty.
+        drills: `[{"fault", "step", "params"}]`.
+        lease_s: how long a pause lasts unless the supervisor renews it.
+        late: read values of the CPU as late as those of an accelerator; for tests.
+    """
+
+    run: str
+    shm: str
+    marks: str
+    slots: int = 8192
+    capacity: int = 64
+    savepoints: Optional[Dict[str, Any]] = None
+    standing_orders: Dict[str, Any] = {}
+    drills: List[Dict[str, Any]] = []
+    lease_s: float = 900.0
+    late: bool = False
+
+
+def load(path: str) -> Config:
+    """Read probe.json.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON, or lacks `run` or `shm`.
+    """
+    with open(path, encoding="utf-8") as file:
+        raw = json.load(file)
+    if not isinstance(raw, dict) or not raw.get("run") or not raw.get("shm"):
+        raise ValueError(f"{path} names no run and no shm directory")
+    raw.setdefault("marks", os.path.splitext(path)[0])
+    known = {key: raw[key] for key in Config._fields if raw.get(key) is not None}
+    return Config(**known)
+
+
+def place(environ: Dict[str, str]) -> Tuple[int, int]:
+    """Return (rank, world size), as torchrun or Slurm say; (0, 1) when nobody says."""
+    if "RANK" in environ:
+        rank, world = environ["RANK"], environ.get("WORLD_SIZE", "1")
+    elif "SLURM_PROCID" in environ:
+        rank, world = environ["SLURM_PROCID"], environ.get("SLURM_NTASKS", "1")
+    else:
+        rank, world = "0", environ.get("WORLD_SIZE", "1")
+    try:
+        return max(0, int(rank)), max(1, int(world))
+    except ValueError:
+        return 0, 1

@@ -1,0 +1,251 @@
+"""Host copies of tensors, taken without making the job wait and without allocating when it repeats.
+
+Rule 1: a tensor of the job is referenced weakly; only the copy is ours.
+Rule 2: all copies of one savepoint are made by one call, into the buffers of an evicted savepoint.
+Rule 3: nothing is written into memory that already holds the right bytes: a tensor may be a view of
+a read-only file, where a write would kill the job.
+
+Copies from CUDA go to pinned memory and are not waited for; the stream orders them before the next
+kernel, and an event tells when the host may read them. This file knows tensors and no training.
+"""
+
+import weakref
+from types import ModuleType
+from typing import Any, Dict, List, Optional, Tuple
+
+_LARGE_BYTES = 1 << 20  # from here on a copy is shared between savepoints while nothing changed
+_SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
+
+
+class Pool:
+    """Buffers of evicted savepoints, waiting to be used again."""
+
+    def __init__(self) -> None:
+        self._free: Dict[Tuple[Any, ...], List[Any]] = {}
+
+    def give(self, copies: "Copies") -> None:
+        """Take over the buffers of a savepoint that is no longer wanted."""
+        copies.wait()
+        for slot in copies.slots:
+            if not slot.shared:
+                self._free.setdefault(slot.key, []).append(slot.buffer)
+
+    def get(self, torch: ModuleType, tensor: Any, key: Tuple[Any, ...]) -> Any:
+        """An uninitialised host tensor for a copy of `tensor`."""
+        free = self._free.get(key)
+        if free:
+            return free.pop()
+        return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=key[-1])
+
+    def clear(self) -> None:
+        """Let go of what was not needed again."""
+        self._free.clear()
+
+
+class _Slot:
+    """One tensor of the job and its copy."""
+
+    __slots__ = (
+        "array", "buffer", "bulk", "device", "fresh", "key", "owner", "requires_grad", "sample",
+        "shared", "version",
+    )  # fmt: skip
+
+    def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
+        self.owner = weakref.ref(owner)
+        # A view that repeats its memory, or one of inference mode, takes no write in bulk.
+        repeats = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape))
+        self.array, self.fresh = array, fresh
+        self.bulk = bulk and not repeats and not tensor.is_inference()
+        self.device = device = tensor.device
+        self.requires_grad: bool = tensor.requires_grad
+        self.key = (tensor.dtype, tuple(tensor.shape), tensor.stride(), device.type == "cuda")
+        self.buffer: Any = None
+        self.shared = False  # with another savepoint
+        self.version = -1
+        self.sample: Any = None  # only of a large tensor that may be shared
+
+
+class Copies:
+    """The tensors of one savepoint, each under the number that `add` returned for it."""
+
+    def __init__(self, torch: ModuleType, before: Optional["Copies"] = None) -> None:
+        """`before`: the copies of the previous savepoint, to share what has not changed."""
+        self._torch = torch
+        self.slots: List[_Slot] = []
+        self._numbers: Dict[int, int] = {}
+        self._sources: List[Any] = []
+        self._owners: List[Any] = []  # keeps the ids in _numbers valid until `copy`
+        self._events: List[Any] = []
+        self._before = before
+        self._shareable: Dict[int, _Slot] = {}
+        if before is not None:
+            self._shareable = {
+                id(slot.owner()): slot for slot in before.slots if slot.sample is not None
+            }
+
+    def add(self, tensor: Any, owner: Any = None, bulk: bool = False, fresh: bool = False) -> int:
+        """Plan a copy of a dense tensor; the same tensor twice gets the same number.
+
+        Args:
+            owner: the numpy array whose memory `tensor` shares.
+            bulk: training state, written back in one go by `write_bulk`.
+            fresh: never write back into the tensor itself (it has a history in autograd).
+        """
+        array = owner is not None
+        owner = owner if array else tensor
+        number = self._numbers.get(id(owner))
+        if number is not None:
+            self.slots[number].bulk |= bulk
+            return number
+        slot = _Slot(tensor, owner, array, bulk, fresh)
+        self.slots.append(slot)
+        self._numbers[id(owner)] = number = len(self.slots) - 1
+        self._sources.append(tensor)
+        self._owners.append(owner)
+        return number
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all planned or made copies."""
+        return sum(source.numel() * source.element_size() for source in self._tensors())
+
+    def _tensors(self) -> List[Any]:
+        return self._sources or [slot.buffer for slot in self.slots]
+
+    def copy(self, pool: Pool) -> None:
+        """Make all copies. Afterwards no tensor of the job is held any more."""
+        torch = self._torch
+        targets, sources, devices = [], [], set()
+        for slot, tensor in zip(self.slots, self._sources):
+            if self._share(slot, tensor):
+                continue
+            slot.buffer = pool.get(torch, tensor, slot.key)
+            targets.append(slot.buffer)
+            sources.append(tensor)
+            if slot.device.type == "cuda":
+                devices.add(slot.device)
+        with torch.no_grad():
+            _copy_all(torch, targets, sources, non_blocking=bool(devices))
+        for device in devices:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            self._events.append(event)
+        self._sources, self._owners, self._numbers = [], [], {}
+        self._before, self._shareable = None, {}
+
+    def _share(self, slot: _Slot, tensor: Any) -> bool:
+        """Use the previous savepoint's copy of a large tensor that nobody wrote to since.
+
+        Writes that torch counts are seen by the version, others (numpy, `.data`) by a sample.
+        """
+        if slot.requires_grad or slot.device.type != "cpu" or not tensor.is_contiguous():
+            return False
+        if tensor.numel() * tensor.element_size() < _LARGE_BYTES:
+            return False
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _SAMPLES)]
+        slot.version = _version(tensor)
+        old = self._shareable.get(id(slot.owner()))
+        if (
+            old is not None
+            and old.version == slot.version
+            and old.key == slot.key
+            and self._torch.equal(old.sample, sample)
+        ):
+            slot.buffer, slot.sample = old.buffer, old.sample
+            slot.shared = old.shared = True
+            return True
+        slot.sample = sample.clone()
+        return False
+
+    def wait(self) -> None:
+        """Return when the copies have arrived; long done except right after `copy`."""
+        for event in self._events:
+            event.synchronize()
+        self._events = []
+
+    def original(self, number: int) -> Any:
+        """The job's own tensor or array, or None when it is gone."""
+        owner = self.slots[number].owner()
+        fix = getattr(owner, "_fix_weakref", None)
+        if fix is not None:
+            fix()  # torch may own the object; a new Python reference must be told to it
+        return owner
+
+    def write_bulk(self) -> None:
+        """Write all training state that still lives back into its tensors, in place."""
+        self.wait()
+        targets, sources = [], []
+        for number, slot in enumerate(self.slots):
+            tensor = self.original(number) if slot.bulk else None
+            if tensor is not None:
+                targets.append(tensor)
+                sources.append(slot.buffer)
+        with self._torch.no_grad():
+            _copy_all(self._torch, targets, sources, non_blocking=False)
+
+    def misfit(self, number: int) -> bool:
+        """Whether the job's tensor still lives but no longer has the shape or type of the copy."""
+        tensor, key = self.original(number), self.slots[number].key
+        return tensor is not None and (tensor.dtype, tuple(tensor.shape)) != key[:2]
+
+    def bring_back(self, number: int) -> Any:
+        """The tensor as it was: the job's own one, written in place, or a new one if it is gone."""
+        slot, owner = self.slots[number], self.original(number)
+        if owner is None or slot.fresh:
+            return self._new(slot)
+        return owner if slot.bulk or self._write(slot, owner) else self._new(slot)
+
+    def _new(self, slot: _Slot) -> Any:
+        """A new tensor or array with the saved content, on the device where it was."""
+        self.wait()
+        if slot.array:
+            return slot.buffer.clone().numpy()
+        tensor = slot.buffer.clone() if slot.device.type == "cpu" else slot.buffer.to(slot.device)
+        return tensor.requires_grad_(slot.requires_grad and not slot.fresh)
+
+    def _write(self, slot: _Slot, owner: Any) -> bool:
+        """Write the saved content into `owner` where it differs; False when that is refused."""
+        self.wait()
+        try:
+            tensor = self._torch.from_numpy(owner) if slot.array else owner
+            if tensor.device.type == "cpu" and _same_bits(self._torch, tensor, slot.buffer):
+                return True
+            if tensor.shape != slot.buffer.shape:
+                return False
+            with self._torch.no_grad():
+                tensor.copy_(slot.buffer)
+        except (RuntimeError, TypeError):  # inference tensors, overlapping memory, read-only arrays
+            return False
+        return True
+
+
+def _copy_all(
+    torch: ModuleType, targets: List[Any], sources: List[Any], non_blocking: bool
+) -> None:
+    if not targets:
+        return
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+        return
+    for target, source in zip(targets, sources):
+        target.copy_(source, non_blocking=non_blocking)
+
+
+def _same_bits(torch: ModuleType, a: Any, b: Any) -> bool:
+    """Equality that holds for NaN as well."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    raw = [x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (a, b)]
+    return bool(torch.equal(*raw))
+
+
+def _version(tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # inference tensors have none
+        return -1

@@ -1,0 +1,43 @@
+"""Random tokens instead of data, as from a damaged shard; targets stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Tuple
+
+from . import Fault, Value
+
+
+class BadBatch(Fault):
+    """Replaces the first whole-number tensor that goes into the outermost module."""
+
+    MEANING = "feed random tokens into the model for some steps"
+    PARAMS = {"steps": (10, "for so many steps"), "seed": (0, "of the fault's own generator")}
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        self._generator = torch.Generator().manual_seed(int(params["seed"]))
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        for place, value in [*enumerate(args), *kwargs.items()]:
+            if isinstance(value, self.torch.Tensor) and value.dtype in (
+                self.torch.int64,
+                self.torch.int32,
+            ):
+                noise = self._noise(root, value)
+                if isinstance(place, str):
+                    return args, {**kwargs, place: noise}
+                return (*args[:place], noise, *args[place + 1 :]), kwargs
+        raise ValueError("bad_batch found no whole numbers among the inputs of the model")
+
+    def _noise(self, root: Any, like: Any) -> Any:
+        sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]
+        size = max(sizes, default=0) or int(like.max()) + 1
+        noise = self.torch.randint(
+            size, tuple(like.shape), generator=self._generator, dtype=like.dtype, device="cpu"
+        )
+        return noise.to(like.device)
+
+
+FAULT = BadBatch

@@ -1,0 +1,45 @@
+"""One bit of one float32 is flipped, as by a failing chip. The bits from 23 to 30 are the exponent:
+the higher, the larger the error. Where the optimizer clips, a gradient may be absorbed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from . import Fault
+
+
+class BitFlip(Fault):
+    """Strikes once, in the middle of the largest float32 parameter or of its gradient."""
+
+    MEANING = "flip one bit of a gradient or a weight, once"
+    PARAMS = {
+        "target": ("grad", "grad or weight"),
+        "bit": (30, "which bit of the float32: 23 to 30 are the exponent, 31 the sign"),
+    }
+
+    _done = False
+
+    def after_backward(self, params: List[Any]) -> None:
+        tensors = [p.grad if self.params["target"] == "grad" else p.data for p in params]
+        tensors = [
+            t
+            for t in tensors
+            if t is not None and t.dtype is self.torch.float32 and t.numel() and t.is_contiguous()
+        ]
+        if self._done or not tensors:
+            return
+        victim = max(tensors, key=lambda t: t.numel())
+        bit = 1 << int(self.params["bit"])
+        mask = bit - (1 << 32) if bit >= 1 << 31 else bit
+        with self.torch.no_grad():
+            bits = victim.view(-1).view(self.torch.int32)
+            middle = bits.numel() // 2
+            bits[middle : middle + 1].bitwise_xor_(mask)
+        self._done = True
+
+    def before_update(self, params: List[Any]) -> None:
+        self.after_backward(params)
+
+
+FAULT = BitFlip

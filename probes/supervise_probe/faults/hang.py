@@ -1,0 +1,23 @@
+"""The job stands still inside a step, as in a collective whose partner died. Signals get through."""
+
+from __future__ import annotations
+
+import time
+
+from . import Fault
+
+
+class Hang(Fault):
+    """Sleeps, once."""
+
+    MEANING = "stand still inside the step"
+    PARAMS = {"seconds": (0.0, "how long; 0 means for ever")}
+
+    def block(self) -> None:
+        seconds = float(self.params["seconds"])
+        end = time.monotonic() + seconds
+        while not seconds or time.monotonic() < end:
+            time.sleep(0.05)
+
+
+FAULT = Hang

@@ -1,0 +1,19 @@
+"""Too high a learning rate for some steps, as from a wrong schedule; the schedule is untouched."""
+
+from . import Fault
+
+
+class LrSpike(Fault):
+    """Multiplies the rate that the optimizer uses."""
+
+    MEANING = "multiply the learning rate for some steps"
+    PARAMS = {
+        "factor": (30.0, "the learning rate is multiplied by this"),
+        "steps": (20, "for so many steps"),
+    }
+
+    def lr_factor(self) -> float:
+        return float(self.params["factor"])
+
+
+FAULT = LrSpike

@@ -1,0 +1,29 @@
+"""One gradient element becomes NaN, as after an overflow in a kernel."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from . import Fault
+
+
+class NanGrad(Fault):
+    """Strikes once, in the first parameter that has a gradient, before the job can clip."""
+
+    MEANING = "set one gradient element to NaN, once"
+    PARAMS = {}
+
+    _done = False
+
+    def after_backward(self, params: List[Any]) -> None:
+        for param in params:
+            if not self._done and param.grad is not None and param.grad.numel():
+                with self.torch.no_grad():
+                    param.grad[(0,) * param.grad.dim()] = float("nan")
+                self._done = True
+
+    def before_update(self, params: List[Any]) -> None:
+        self.after_backward(params)
+
+
+FAULT = NanGrad

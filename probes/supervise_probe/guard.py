@@ -1,0 +1,184 @@
+"""Runs every piece of the probe inside the job: it never raises, and what it costs is known.
+
+A piece that fails twice, or is too dear over a window of steps, is switched off and said so.
+Exceptions that are not the probe's pass through: KeyboardInterrupt and SystemExit, and whatever a
+signal handler of the job raised while the probe happened to run.
+
+Knows nothing of torch and of what the pieces do. Costs are thread CPU time, since wall time on a
+busy machine measures the neighbours.
+"""
+
+from __future__ import annotations
+
+import signal
+from time import thread_time_ns
+from types import CodeType
+from typing import Any, Callable, Dict, List, Optional, Set
+
+WINDOW = 32  # steps over which a cost is judged by its median
+STRIKES = 2
+
+
+class Part:
+    """One piece of the probe.
+
+    Attributes:
+        share: what it may cost, as a share of the step time.
+        floor_ns: what it may cost in any case; a step of a toy takes less than a clock's tick.
+        relax: called instead of switching it off when it is too dear; true if it found a cheaper
+            way.
+        vital: the probe as a whole goes off with it.
+    """
+
+    __slots__ = (
+        "name", "share", "floor_ns", "relax", "vital", "on", "reason", "errors", "spent_ns", "costs"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        share: float,
+        floor_ns: int,
+        relax: Optional[Callable[[], bool]],
+        vital: bool,
+    ) -> None:
+        self.name = name
+        self.share = share
+        self.floor_ns = floor_ns
+        self.relax = relax
+        self.vital = vital
+        self.on = True
+        self.reason = ""
+        self.errors = 0
+        self.spent_ns = 0
+        self.costs: List[int] = []
+
+
+class Guard:
+    """All pieces of one process.
+
+    Args:
+        off: told `(part, reason)` when a piece is switched off.
+    """
+
+    def __init__(self, off: Callable[[Part, str], None]) -> None:
+        self.parts: Dict[str, Part] = {}
+        self._off = off
+        self._steps_ns: List[int] = []
+        self._inner_ns = 0  # spent in parts that ran inside the part that is running
+
+    def part(
+        self,
+        name: str,
+        *,
+        share: float = 0.02,
+        floor_us: int = 1000,
+        relax: Optional[Callable[[], bool]] = None,
+        vital: bool = False,
+    ) -> Part:
+        """Return the piece of that name, made on first use."""
+        if name not in self.parts:
+            self.parts[name] = Part(name, share, floor_us * 1000, relax, vital)
+        return self.parts[name]
+
+    def run(self, part: Part, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function(*args)` for `part`; None if the part is off or the call failed."""
+        if not part.on:
+            return None
+        outer, self._inner_ns = self._inner_ns, 0
+        began = thread_time_ns()
+        try:
+            return function(*args)
+        except Exception as error:
+            if _from_signal_handler(error):
+                raise
+            self.failed(part, error)
+            return None
+        finally:
+            took = thread_time_ns() - began
+            part.spent_ns += took - self._inner_ns
+            self._inner_ns = outer + took
+
+    def failed(self, part: Part, error: BaseException) -> None:
+        """Count an error of `part`; the second one switches it off."""
+        part.errors += 1
+        if part.errors >= STRIKES:
+            self.switch_off(part, describe(error))
+
+    def switch_off(self, part: Part, reason: str) -> None:
+        """Switch `part` off for the rest of the run, and say why."""
+        if part.on:
+            part.on = False
+            part.reason = reason
+            self._off(part, reason)
+
+    def take(self) -> int:
+        """Return what all parts spent since the last call, in ns, and start anew."""
+        total = 0
+        for part in self.parts.values():
+            total += part.spent_ns
+            part.costs.append(part.spent_ns)
+            part.spent_ns = 0
+        return total
+
+    def judge(self, step_ns: int) -> None:
+        """A step of `step_ns` ended (`take` was called for it): every WINDOW steps, weigh costs."""
+        self._steps_ns.append(step_ns)
+        if len(self._steps_ns) < WINDOW:
+            if len(self._steps_ns) == 1:  # costs from before the first whole step do not count
+                for part in self.parts.values():
+                    del part.costs[:-1]
+            return
+        step = _median(self._steps_ns)
+        self._steps_ns.clear()
+        for part in list(self.parts.values()):
+            cost = _median(part.costs)
+            part.costs.clear()
+            allowed = max(part.share * step, part.floor_ns)
+            if part.on and not part.vital and cost > allowed and not (part.relax and part.relax()):
+                self.switch_off(
+                    part, f"cost {cost / 1e6:.2f} ms a step, {allowed / 1e6:.2f} ms are allowed"
+                )
+
+    def reset(self) -> None:
+        """Forget what was spent: a forked child starts at nothing."""
+        self._steps_ns.clear()
+        self._inner_ns = 0
+        for part in self.parts.values():
+            part.spent_ns = 0
+            part.costs.clear()
+
+
+def describe(error: BaseException) -> str:
+    """Return the error in one line, with the place where it arose."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = ""
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        where = f" ({code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}{where}"
+
+
+def _median(values: List[int]) -> int:
+    return sorted(values)[len(values) // 2] if values else 0
+
+
+def _from_signal_handler(error: BaseException) -> bool:
+    handlers: Set[CodeType] = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        handler = getattr(handler, "__func__", handler)
+        code = getattr(handler, "__code__", None)
+        if code is None and callable(handler):
+            code = getattr(getattr(type(handler), "__call__", None), "__code__", None)
+        if code is not None:
+            handlers.add(code)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,84 @@
+"""The learning rate: scaled just before the optimizer uses it, put back right after.
+
+So it composes with every scheduler, and with loops that write `group["lr"]` each step: the job's
+own schedule never sees the scale. Knows no policy and no drill.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+
+class Ramp:
+    """A factor that starts at `value` and goes linearly to 1 over `steps`; 0 steps: it stays."""
+
+    __slots__ = ("_done", "_steps", "_value")
+
+    def __init__(self, value: float = 1.0, steps: int = 0) -> None:
+        self._value = value
+        self._steps = steps
+        self._done = 0
+
+    def factor(self) -> float:
+        """Return the factor of the step under way."""
+        if not self._steps:
+            return self._value
+        done = min(1.0, self._done / self._steps)
+        return self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
+
+    def advance(self) -> None:
+        """A step ended."""
+        if self._done < self._steps:
+            self._done += 1
+
+
+class LearningRate:
+    """The probe's hand on the learning rates of all optimizers.
+
+    Attributes:
+        held: what `lr_scale` asked for.
+        warming: the re-warm ramp after a rollback; both factors are multiplied.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.held = Ramp()
+        self.warming = Ramp()
+        self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
+
+    def factor(self) -> float:
+        """Return the multiplier of the step under way, drills excluded."""
+        return self.held.factor() * self.warming.factor()
+
+    def apply(self, optimizer: Any, factor: float) -> None:
+        """Multiply the rate of every group by `factor` until `restore`."""
+        if factor == 1.0:
+            return
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if isinstance(rate, self._torch.Tensor):
+                own = rate.clone()
+                self._changed.append((group, own, rate, factor))
+                with self._torch.no_grad():
+                    rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
+            elif rate is not None:
+                used = rate * factor
+                self._changed.append((group, rate, used, factor))
+                group["lr"] = used
+
+    def restore(self) -> None:
+        """Put back what the job had set, bit for bit."""
+        while self._changed:
+            group, own, used, factor = self._changed.pop()
+            if group.get("lr") is not used:  # the optimizer chose a new rate during its step
+                group["lr"] = group["lr"] / factor
+            elif isinstance(used, self._torch.Tensor):
+                with self._torch.no_grad():
+                    used.copy_(own)
+            else:
+                group["lr"] = own
+
+    def advance(self) -> None:
+        """A step ended."""
+        self.held.advance()
+        self.warming.advance()

@@ -1,0 +1,73 @@
+"""What a Python object itself holds: found, read and written without its class noticing.
+
+This file knows no savepoint; it is the few corners of the object model that the rest relies on.
+"""
+
+import weakref
+from types import FunctionType
+from typing import Any, Dict, List
+
+
+def weak(value: Any) -> Any:
+    """A weak reference, or None for the types that take none."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def find(reference: Any, number: int, live: Any) -> Any:
+    """The object behind `weak(value)` and `id(value)`, or None when it is gone.
+
+    Without a weak reference the object can only be recognised at its old place, as `live`.
+    """
+    if reference is not None:
+        return reference()
+    return live if id(live) == number else None
+
+
+def attributes(thing: Any) -> Dict[str, Any]:
+    """The attributes that the object itself holds, in its dict and in its slots."""
+    own = dict(getattr(thing, "__dict__", {}))
+    if not isinstance(thing, type):
+        for name in slots(type(thing)):
+            if hasattr(thing, name):  # a slot may be empty
+                own[name] = object.__getattribute__(thing, name)
+    return own
+
+
+def slots(kind: type) -> List[str]:
+    """The names of the slots that a class and its bases define."""
+    names: List[str] = []
+    for base in kind.__mro__:
+        own = base.__dict__.get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def set_attribute(thing: Any, name: str, value: Any) -> None:
+    """Set what `attributes` reads; works on frozen dataclasses, slots and classes as well."""
+    own = getattr(thing, "__dict__", None)
+    if isinstance(thing, type):
+        type.__setattr__(thing, name, value)
+    elif own is not None and name not in slots(type(thing)):
+        own[name] = value
+    else:
+        object.__setattr__(thing, name, value)
+
+
+def closure(function: Any) -> Dict[str, Any]:
+    """The cells of a function's closure by variable name, without empty ones."""
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__)
+    return {name: cell for name, cell in cells if _filled(cell)}
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is cell.cell_contents
+    except ValueError:
+        return False

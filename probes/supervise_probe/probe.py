@@ -1,0 +1,360 @@
+"""The probe of one process: its parts, its life from import of torch to exit.
+
+It is quiet until the job runs its first backward or optimizer step, and only then becomes a rank
+with a segment; data-loader workers and compilers never do. It is off for good when it cannot work,
+with the reason in a mark file and in its status. A forked child starts anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+from collections import deque
+from threading import get_ident
+from time import monotonic_ns
+from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
+
+from . import collectors as catalog
+from . import config as settings
+from . import forward, hooks
+from .boundary import Boundary
+from .collectors.timing import Times
+from .commands import Commands, Refused
+from .drills import Drills
+from .guard import Guard, Part, describe
+from .learning_rate import LearningRate
+from .publisher import Publisher
+from .registry import Registry
+from .scalars import Number, Scalars
+from .scaling import Scaling
+from .standing_orders import SkipNonfinite
+
+BATCHES = 64  # fingerprints kept for a snapshot
+STATUS_EVERY = 64  # steps between two statuses when nothing happened
+CALLS = ("after_backward", "measure", "before_update", "after_update", "collect", "finish")
+
+
+class Probe:
+    """Everything that watches one process.
+
+    Attributes:
+        on: false once the probe is off for good.
+        inside: an optimizer's step is running. in_backward, in_forward: likewise.
+        calls: for each call of a collector, the (part, method) pairs that have something to do.
+        fingerprints: the newest batches, oldest first.
+    """
+
+    def __init__(self, torch: Any, config: settings.Config) -> None:
+        self.torch = torch
+        self.config = config
+        self.on = True
+        self.inside = self.in_backward = self.in_forward = False
+        self.rank, self.world_size = 0, 1
+        self.guard = Guard(self._part_off)
+        self.core = self.guard.part("core", vital=True)
+        self.registry = Registry()
+        self.writer: Any = None
+        self._has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))
+        self._start_clean()
+
+    def _start_clean(self) -> None:
+        """Become a process that has not trained yet."""
+        self.scalars = Scalars(self.torch, late=self.config.late)
+        self.scaling = Scaling(self.scalars)
+        self.rate = LearningRate(self.torch)
+        self.times = Times()
+        self.boundary = Boundary(self)
+        self.drills = Drills(self, [])
+        self.order: Optional[SkipNonfinite] = None
+        order = self.config.standing_orders.get("skip_nonfinite")
+        if order is not None:
+            self.order = SkipNonfinite(order)
+        self.collectors: Dict[str, Any] = {}
+        self.calls: Dict[str, List[Tuple[Part, Any]]] = {name: [] for name in CALLS}
+        for name, module in catalog.modules():
+            collector = self.collectors[name] = module.Collector(self)
+            part = self.guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
+            part.relax = collector.relax
+            for call in CALLS:
+                if catalog.overrides(collector, call):
+                    self.calls[call].append((part, getattr(collector, call)))
+        self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
+        self.publisher: Any = None
+        self.commands: Any = None
+        self._mailbox: Any = None
+        self._savepoints: Any = None
+        self._why_no_rollback = ""
+        self._next_savepoint = 0
+        self._unfinished: Dict[int, Dict[str, float]] = {}
+        self._phases: Dict[str, int] = {}
+        self._thread: Optional[int] = None
+        self._status_due = True
+        self._status_age = 0
+        self._adapted = False
+
+    def install(self) -> None:
+        """Patch torch, and be told of forks and of the exit. To be called once."""
+        self.registry.install(self.torch)
+        hooks.install(self.torch, self)
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._exit)
+
+    # ── when to keep still ────────────────────────────────────────────────────────────────────
+
+    def off_duty(self) -> bool:
+        """Whether a hook must do nothing: off, in another thread, or under a graph capture."""
+        if not self.on or (self._thread is not None and get_ident() != self._thread):
+            return True
+        if self._has_cuda and self.torch.cuda.is_initialized():
+            return bool(self.torch.cuda.is_current_stream_capturing())
+        return False
+
+    def open(self) -> bool:
+        """Become a rank, if this process is none yet. False: the probe is off."""
+        if self.writer is not None or not self.on:
+            return self.on
+        from . import wire
+        from .mailbox import Mailbox
+        from .writer import Writer
+
+        config = self.config
+        self.rank, self.world_size = settings.place(dict(os.environ))
+        try:
+            self.writer = Writer.create(
+                config.shm, config.run, self.rank, self.world_size, config.slots, config.capacity
+            )
+        except (OSError, wire.WireError) as error:
+            self.off(f"no segment in {config.shm}: {error}")
+            return False
+        self._phases = {name: index for index, name in enumerate(wire.PHASES)}
+        self._thread = get_ident()
+        self._mailbox = Mailbox(self.writer)
+        self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
+        self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
+        self._savepoints = self._start_savepoints()
+        self.drills = Drills(self, config.drills)
+        self.drills.begin(0)
+        self._write_status()
+        return True
+
+    def off(self, reason: str) -> None:
+        """Switch the whole probe off; the job goes on as if it had never been there."""
+        if not self.on:
+            return
+        self.on = False
+        try:
+            path = os.path.join(self.config.marks, f"off.{os.getpid()}")
+            with open(path, "w", encoding="utf-8") as mark:
+                mark.write(reason.replace("\n", " ") + "\n")
+            self.notice("probe-off", reason)
+            self._write_status()
+        except Exception:  # nobody is left to tell
+            pass
+
+    # ── words to the supervisor ───────────────────────────────────────────────────────────────
+
+    def beat(self, phase: str) -> None:
+        """Show a sign of life."""
+        if self.writer is not None:
+            self.writer.beat(monotonic_ns(), self._phases[phase])
+
+    def notice(self, kind: str, message: str, data: Optional[Mapping[str, Any]] = None) -> None:
+        """Say something about the watching itself."""
+        if self._mailbox is not None:
+            self._mailbox.notice(kind, message, self.boundary.number, data or {})
+            self.status_changed()
+
+    def status_changed(self) -> None:
+        """The status is to be written at the next boundary; at once while the job is held."""
+        self._status_due = True
+        if self.commands is not None and self.commands.paused:
+            self._write_status()
+
+    def _write_status(self) -> None:
+        self._status_due, self._status_age = False, 0
+        if self.writer is None:
+            return
+        steps = [] if self._savepoints is None else list(self._savepoints.steps)
+        ready = "ready" if steps else "none yet"
+        status: Dict[str, Any] = {
+            "tier": "T2" if self._adapted else "T1",
+            "torch": str(self.torch.__version__),
+            "python": platform.python_version(),
+            "collectors": {
+                name: "on" if self.guard.part(name).on else f"off: {self.guard.part(name).reason}"
+                for name in self.collectors
+            },
+            "update_to_weight": self.collectors["updates"].mode,
+            "savepoints": steps,
+            "rollback": f"unavailable: {self._why_no_rollback}" if self._why_no_rollback else ready,
+            "paused": self.commands is not None and self.commands.paused,
+            "drills": self.drills.names(),
+            "self_us": self.boundary.spent_ns / 1e3,
+        }
+        if self.order is not None:
+            status["standing_orders"] = {"skip_nonfinite": self.order.state}
+        self.writer.status(status)
+
+    def _part_off(self, part: Part, reason: str) -> None:
+        if part.vital:
+            self.off(f"{part.name}: {reason}")
+        else:
+            self.notice("collector-off", f"{part.name} is off: {reason}", {"collector": part.name})
+
+    def _no_room(self, name: str) -> None:
+        room = self.writer.capacity
+        self.notice("note", f"a frame holds {room} metrics; {name!r} and later ones are left out")
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────
+
+    def loss_so_far(self) -> Optional[Number]:
+        """Return the loss of the step under way."""
+        total: Optional[Number] = self.collectors["loss"].total
+        return total
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Let `values` join the next frame; what is no number is left out."""
+        self._adapted = True
+        pending = self.boundary.reported
+        for name, value in values.items():
+            if len(pending) >= self.config.capacity and name not in pending:
+                return
+            if isinstance(value, self.torch.Tensor) and value.numel() == 1:
+                pending[name] = self.scalars.value(value)
+            elif isinstance(value, (int, float)):
+                pending[name] = float(value)
+            elif hasattr(value, "item"):
+                pending[name] = float(value.item())
+
+    def optimizer_appeared(self, optimizer: Any) -> None:
+        """An optimizer steps for the first time: look which modules it trains."""
+        self.registry.saw_optimizer(optimizer)
+        for root in self.registry.roots():
+            forward.attach(self, root, hooks.before_forward(self))
+
+    def after_boundary(self) -> None:
+        """The job stands right behind its step: keep a savepoint, tell how things are."""
+        boundary = self.boundary
+        if self._savepoints is not None and boundary.number - 1 >= self._next_savepoint:
+            every = max(1, int((self.config.savepoints or {}).get("every", 25)))
+            self._next_savepoint = ((boundary.number - 1) // every + 1) * every
+            self.guard.run(self.guard.part("savepoints", share=1.0), self._regular_savepoint)
+        self._status_age += 1
+        if self._status_due or self._status_age >= STATUS_EVERY:
+            self._write_status()
+
+    def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
+        for part, call in self.calls["finish"]:
+            self.guard.run(part, call, values)
+        if "batch_fingerprint" in values:
+            self.fingerprints.append(
+                {"step": step, "attempt": attempt, "fingerprint": values["batch_fingerprint"]}
+            )
+        late = self._unfinished.pop(step, None)
+        if late is not None:
+            late.update(self._state())
+
+    # ── savepoints ────────────────────────────────────────────────────────────────────────────
+
+    def _start_savepoints(self) -> Any:
+        wanted = self.config.savepoints
+        if not wanted:
+            self._why_no_rollback = "the policy keeps no savepoints"
+            return None
+        if self.world_size > 1:
+            self._why_no_rollback = f"{self.world_size} ranks need step-fenced commands"
+            return None
+        from .savepoints import Savepoints
+
+        return Savepoints(self.torch, self.registry, int(wanted["keep"]), int(wanted["max_bytes"]))
+
+    def _regular_savepoint(self) -> None:
+        began = monotonic_ns()
+        try:
+            self.take_savepoint()
+        except Refused as problem:
+            self.notice("rollback-unavailable", f"no rollback is possible: {problem}")
+        self.boundary.hold(monotonic_ns() - began)
+
+    def take_savepoint(self) -> Dict[str, Any]:
+        """Keep the state behind the last step.
+
+        Raises:
+            Refused: a rollback can never work in this job; none is tried again.
+        """
+        if self._savepoints is None:
+            raise Refused(self._why_no_rollback)
+        from .savepoints import CannotRestore
+
+        step = self.boundary.number - 1
+        state = self._state()
+        try:
+            taken: Dict[str, Any] = self._savepoints.take(step, self.boundary.attempt, state)
+        except CannotRestore as problem:
+            self._savepoints, self._why_no_rollback = None, str(problem)
+            raise Refused(str(problem)) from problem
+        if self.publisher.waiting:
+            self._unfinished = {k: v for k, v in self._unfinished.items() if k > step - 64}
+            self._unfinished[step] = state
+        self._status_due = True
+        return taken
+
+    def roll_back(self, before_step: int, rng: str) -> Dict[str, Any]:
+        """Go back to the newest savepoint before `before_step`.
+
+        Raises:
+            Refused: there is none, or it cannot be restored here.
+        """
+        if self._savepoints is None:
+            raise Refused(self._why_no_rollback)
+        from .savepoints import CannotRestore
+
+        try:
+            restored, state = self._savepoints.restore(before_step, rng)
+        except CannotRestore as problem:
+            raise Refused(str(problem)) from problem
+        self.publisher.flush()
+        for collector in self.collectors.values():
+            collector.rewind(state)
+        self.boundary.rewind(int(restored["step"]))
+        self.drills.end_all()
+        self._next_savepoint = self.boundary.number
+        self._status_due = True
+        return dict(restored)
+
+    def _state(self) -> Dict[str, float]:
+        state: Dict[str, float] = {}
+        for collector in self.collectors.values():
+            state.update(collector.state())
+        return state
+
+    # ── the ends of a process ─────────────────────────────────────────────────────────────────
+
+    def _forked(self) -> None:
+        self.writer = None  # the parent's; its `Writer` is inert in a child
+        self.inside = self.in_backward = self.in_forward = False
+        self.guard.reset()
+        if self.on:
+            self._start_clean()
+
+    def _exit(self) -> None:
+        if self.writer is None or not self.on:
+            return
+        try:
+            self.boundary.close(on_time=False)
+            self.publisher.flush()
+            error = getattr(sys, "last_value", None)
+            code, text = None, ""
+            if error is not None:
+                code, text = 1, describe(error)
+                if isinstance(error, KeyboardInterrupt):
+                    code = -2
+            self.beat("exiting")
+            self._write_status()
+            self.writer.last_words(code, text)
+            self.writer.close()
+        except Exception:  # at exit nobody is left to tell
+            pass
+        self.on = False

@@ -1,0 +1,91 @@
+"""The program's side of one savepoint: where it stands, and what its variables hold.
+
+Covered are the variables of all frames of the job's own code that are running, and the globals of
+its own modules, with what hangs on them: containers, objects of its own classes, closures,
+generators. A library's variables are not looked at.
+"""
+
+import sys
+from types import FrameType, ModuleType
+from typing import Any, Dict, List, Optional, Tuple
+
+from .frames import (
+    is_library,
+    is_module_frame,
+    is_readable,
+    itinerary,
+    read_variables,
+    require_same_place,
+    write_variables,
+)
+from .values import Back, Fields
+from .walk import Walk
+
+
+class OwnModules:
+    """Names of the job's own modules in `sys.modules`, looked up again when modules come."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._names: List[str] = []
+        self._judged: Dict[str, bool] = {}
+
+    def namespaces(self) -> List[Tuple[str, Dict[str, Any]]]:
+        """Name and globals of each."""
+        if self._count != len(sys.modules):
+            self._count = len(sys.modules)
+            self._names = [name for name in list(sys.modules) if self._is_own(name)]
+        modules = ((name, sys.modules.get(name)) for name in self._names)
+        return [(name, vars(module)) for name, module in modules if module is not None]
+
+    def _is_own(self, name: str) -> bool:
+        known = self._judged.get(name)
+        if known is None:
+            file = getattr(sys.modules[name], "__file__", None)
+            known = isinstance(file, str) and not is_library(file)
+            self._judged[name] = known
+        return known
+
+
+class ProgramState:
+    """Where the job stood, and its variables."""
+
+    def __init__(self, frames: List[FrameType], modules: OwnModules, walk: Walk) -> None:
+        self.itinerary = itinerary(frames)
+        self._functions: List[Optional[Fields]] = [None] * len(frames)
+        self._globals: Dict[int, Fields] = {}  # by id of the namespace, which outlives us
+        for i, frame in enumerate(frames):
+            if is_library(frame.f_code.co_filename):
+                continue
+            self._add_globals(frame.f_globals, walk)
+            if not is_module_frame(frame) and is_readable(frame):
+                self._functions[i] = walk.fields(_named(read_variables(frame)))
+        for _, namespace in modules.namespaces():
+            self._add_globals(namespace, walk)
+
+    def _add_globals(self, namespace: Dict[str, Any], walk: Walk) -> None:
+        if id(namespace) not in self._globals:
+            self._globals[id(namespace)] = walk.fields(_named(namespace))
+
+    def verify(self, frames: List[FrameType]) -> None:
+        """Raise CannotRestore unless the job stands where it stood."""
+        require_same_place(self.itinerary, itinerary(frames), frames)
+
+    def restore(self, frames: List[FrameType], modules: OwnModules, back: Back) -> None:
+        """Give every variable its old value; what cannot be is noted as missed."""
+        spaces = {id(namespace): namespace for _, namespace in modules.namespaces()}
+        spaces.update((id(frame.f_globals), frame.f_globals) for frame in frames)
+        for number, fields in self._globals.items():
+            if number in spaces:
+                fields.restore(spaces[number], back)
+        for frame, fields in zip(frames, self._functions):
+            if fields is not None:
+                live = read_variables(frame)
+                content = fields.content(live, back, str)
+                for name in fields.appeared(live, back):
+                    back.miss(name)
+                write_variables(frame, {k: v for k, v in content.items() if live.get(k) is not v})
+
+
+def _named(variables: Any) -> List[Tuple[str, Any]]:
+    return [item for item in list(variables.items()) if not item[0].startswith("__")]

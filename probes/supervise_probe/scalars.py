@@ -1,0 +1,122 @@
+"""Numbers that may live on an accelerator: read without ever making the host wait for it.
+
+A value that the CPU holds is read at once. Values on an accelerator are packed into one copy to
+pinned memory, and read at a later boundary, when the copy has long arrived; a frame is then one
+step late. `tensor.item()` one step later would not do: it waits for everything queued since.
+
+Knows no metric. `late=True` treats CPU tensors as an accelerator's, so that tests on machines
+without one walk the same path.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Union
+
+Number = Union[float, Any]  # a float, or a 0-dim tensor on an accelerator
+
+
+class Scalars:
+    """Reads 0-dim tensors for one process."""
+
+    def __init__(self, torch: Any, late: bool = False) -> None:
+        self._torch = torch
+        self._late = late
+        self._buffers: List[Any] = []
+
+    def value(self, tensor: Any) -> Number:
+        """Return what a one-element tensor holds now.
+
+        Returns:
+            A float if the host has it; else a private float64 copy on its device, which no later
+            in-place operation of the job can change. Both take part in arithmetic alike.
+        """
+        if tensor.device.type == "cpu" and not self._late:
+            return float(tensor.item())
+        return tensor.detach().reshape(()).to(self._torch.float64, copy=True)
+
+    def on_host(self, value: Number) -> bool:
+        """Whether `value` is a number that can be looked at now."""
+        return not isinstance(value, self._torch.Tensor)
+
+    def pack(self, values: Mapping[str, Number]) -> Pending:
+        """Start to bring `values` to the host."""
+        host: Dict[str, float] = {}
+        names: List[str] = []
+        tensors: List[Any] = []
+        for name, value in values.items():
+            if isinstance(value, self._torch.Tensor):
+                names.append(name)
+                tensors.append(value)
+            else:
+                host[name] = value
+        if not tensors:
+            return Pending(host, names, None, None, self._buffers)
+        with self._torch.no_grad():
+            device = tensors[0].device
+            packed = self._torch.stack([t.to(device, non_blocking=True) for t in tensors])
+            buffer = self._buffer(len(names), device)
+            buffer[: len(names)].copy_(packed, non_blocking=True)
+        return Pending(host, names, buffer, self._event(device), self._buffers)
+
+    def _buffer(self, size: int, device: Any) -> Any:
+        if self._buffers and self._buffers[-1].numel() >= size:
+            return self._buffers.pop()
+        pinned = device.type == "cuda"
+        return self._torch.empty(
+            max(64, size), dtype=self._torch.float64, device="cpu", pin_memory=pinned
+        )
+
+    def _event(self, device: Any) -> Any:
+        if device.type == "cpu":
+            return _NextLook()
+        backend = getattr(self._torch, device.type, None)
+        event = backend.Event() if hasattr(backend, "Event") else _NextLook()
+        event.record()
+        return event
+
+
+class Pending:
+    """Values on their way to the host."""
+
+    __slots__ = ("_buffer", "_event", "_host", "_names", "_pool")
+
+    def __init__(
+        self,
+        host: Dict[str, float],
+        names: List[str],
+        buffer: Any,
+        event: Any,
+        pool: List[Any],
+    ) -> None:
+        self._host = host
+        self._names = names
+        self._buffer = buffer
+        self._event = event
+        self._pool = pool
+
+    def ready(self) -> bool:
+        """Whether `read` finds everything. Never waits."""
+        return self._event is None or bool(self._event.query())
+
+    def read(self) -> Dict[str, float]:
+        """Return the values; those that have not arrived are left out."""
+        if self._buffer is not None and self.ready():
+            arrived: List[float] = self._buffer[: len(self._names)].tolist()
+            self._host.update(zip(self._names, arrived))
+            self._pool.append(self._buffer)
+            self._buffer = None
+        return self._host
+
+
+class _NextLook:
+    """Stands in for a device's event: over at the second look."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def record(self) -> None:
+        """Begin."""
+
+    def query(self) -> bool:
+        self._looks += 1
+        return self._looks > 1

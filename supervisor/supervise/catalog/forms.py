@@ -1,0 +1,276 @@
+"""The files people write, as dataclasses: fields are keys, hints say what fits, defaults are here.
+
+Nothing is resolved in this file. `schema` and the READMEs' tables are generated from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from ..core.machine import STATES
+from ..core.shapes import Seconds, Steps
+from .compound import ListOf, MapOf, OneOf
+from .kinds import About, Anything, AtLeast, NotYet, Pattern
+from .nodes import Node
+from .parts import DetectorKind, KeysOf, Later, NotifyKind, StepKind
+from .record import Record, kind_of
+
+VERSION = "supervise/v1"
+
+_WORD = "[A-Za-z_][A-Za-z0-9_]*"
+Local = Annotated[str, Pattern(_WORD, "a name of letters, digits and _")]
+Name = Annotated[str, Pattern(rf"{_WORD}(\.{_WORD})?", "a name of letters, digits and _")]
+RunbookName = Annotated[
+    str, Pattern("[a-z][a-z0-9]*(-[a-z0-9]+)*", "a runbook's name such as rollback-and-rewarm")
+]
+Version = Annotated[Literal["supervise/v1"], About("of the language")]
+Severity = Literal["SEV0", "SEV1", "SEV2"]
+Count = Annotated[int, AtLeast(1)]
+SomeSteps = Annotated[int, "steps", AtLeast(1)]
+_LATER = NotYet("approve", "is not available in this version; use shadow or enforce")
+Mode = Annotated[Literal["observe", "shadow", "enforce"], _LATER]
+State = Annotated[str, kind_of(Literal[STATES])]
+OneStep = Annotated[Any, StepKind()]
+
+
+@dataclass(frozen=True)
+class RuleForm:
+    """Detectors joined by and/or/not, with a severity and what to run."""
+
+    id: Annotated[Name, About("name of the rule; from outside a pack it is pack.id")]
+    when: Annotated[str, About("detector names joined by and, or, not, ( )")]
+    sev: Annotated[Severity, About("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
+    run: Annotated[RunbookName | None, About("runbook, or hold; without it people are told")] = None
+    for_: Annotated[SomeSteps, About("consecutive true steps before it fires")] = 1
+    keep: Annotated[Steps, About("least number of steps it keeps firing")] = 0
+    cooldown: Annotated[
+        Steps, About("steps after its runbook in which a new breach climbs the ladder instead")
+    ] = 0
+    unknown: Annotated[
+        Literal["hold", "breach", "ok", "ignore"], About("what UNKNOWN counts as")
+    ] = "hold"
+    mode: Annotated[Mode | None, About("weaker than the policy's, to try one rule out")] = None
+
+
+@dataclass(frozen=True)
+class InhibitForm:
+    """While a rule fires, or in a state of the run, other rules do not act."""
+
+    mute: Annotated[tuple[Name, ...], About("rules that do not act; SEV0 cannot be muted")]
+    by_rule: Annotated[Name | None, About("while this rule fires")] = None
+    by_state: Annotated[tuple[State, ...], About("while the run is in one of these states")] = ()
+
+
+# What needs its surroundings to be read: packs give it names, overrides change it.
+LaterDetector = Annotated[Node, Later(DetectorKind())]
+LaterRule = Annotated[Node, Later(Record(RuleForm))]
+LaterInhibit = Annotated[Node, Later(Record(InhibitForm))]
+LaterChange = Annotated[Node, Later(MapOf(Anything()))]
+
+
+@dataclass(frozen=True)
+class BudgetForm:
+    """How often a class of action may be started; counted when it is intended."""
+
+    max: Annotated[int, AtLeast(0), About("most starts")]
+    per: Annotated[SomeSteps | Seconds | None, About("window: steps, or a time; none: the run")] = (
+        None
+    )
+    then: Annotated[Literal["holding", "halted"], About("state when it is spent")] = "holding"
+
+
+@dataclass(frozen=True)
+class BaselineForm:
+    """Baseline of detectors that compare with a recent past; each may have its own."""
+
+    window: Annotated[SomeSteps, About("steps it looks back")] = 128
+    min: Annotated[SomeSteps, About("samples before it answers anything but UNKNOWN")] = 64
+
+    def check(self) -> list[tuple[str, str]]:
+        if self.min > self.window:
+            return [("min", f"is larger than the window of {self.window}")]
+        return []
+
+
+@dataclass(frozen=True)
+class EscalateForm:
+    """Rungs of rising force; a relapse or a failed verification climbs one."""
+
+    ladder: Annotated[tuple[RunbookName, ...], About("runbooks in rising force, or hold")] = ()
+    reset_after: Annotated[Steps, About("clean steps after which it starts below again")] = 5000
+
+
+@dataclass(frozen=True)
+class SavepointsForm:
+    """Model state kept inside the job's process, for a rollback."""
+
+    every: Annotated[SomeSteps, About("steps between two")]
+    keep: Annotated[Count, About("how many are kept")] = 4
+    max_bytes: Annotated[Count | None, About("most host memory for all of them")] = None
+
+
+@dataclass(frozen=True)
+class SkipNonfinite:
+    """Skip an update whose gradients are not finite, before a weight is touched."""
+
+    max: Annotated[Count, About("skips before it is left to the rules")]
+    per: Annotated[SomeSteps, About("window of steps they are counted in")]
+
+
+@dataclass(frozen=True)
+class StandingOrdersForm:
+    """Reflexes inside the probe: an outside process would come a step too late."""
+
+    skip_nonfinite: Annotated[SkipNonfinite | None, About("skip updates that are not finite")] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class BlindForm:
+    """When a rule that stays UNKNOWN becomes an incident of its own."""
+
+    steps: Annotated[SomeSteps, About("steps it may stay UNKNOWN")] = 256
+    time: Annotated[Seconds, About("time it may stay UNKNOWN")] = 300.0
+
+
+@dataclass(frozen=True)
+class JobForm:
+    """What the policy may rely on in the job."""
+
+    rollback: Annotated[Literal["in_process"], About("savepoints inside the job's own process")] = (
+        "in_process"
+    )
+
+
+Meaning = Annotated[str, About("what has happened when this runs")]
+Impact = Annotated[str, About("what it costs the run")]
+Evidence = Annotated[tuple[str, ...], About("what to look at in the evidence bundle")]
+StepList = Annotated[tuple[OneStep, ...], About("actions, in order")]
+Verify = Annotated[
+    Any, OneOf((KeysOf("verify"),), nullable=True), About("the last step: how it is judged")
+]
+IfItFails = Annotated[RunbookName, About("runbook to run when a step fails, or hold")]
+Diagnose = Annotated[tuple[str, ...], About("questions for the person who comes next")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunbookForm:
+    """A runbook inside a policy."""
+
+    meaning: Meaning = ""
+    impact: Impact = ""
+    evidence: Evidence = ()
+    steps: StepList
+    verify: Verify = None
+    if_it_fails: IfItFails = "hold"
+    diagnose: Diagnose = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunbookFile:
+    """runbooks/<name>.yaml: the same, explained."""
+
+    version: Version
+    runbook: Annotated[RunbookName, About("the file's own name")]
+    meaning: Meaning
+    impact: Impact
+    evidence: Evidence = ()
+    steps: StepList
+    verify: Verify = None
+    if_it_fails: IfItFails = "hold"
+    diagnose: Diagnose
+
+
+LaterRunbook = Annotated[Node, Later(OneOf((ListOf(StepKind()), Record(RunbookForm))))]
+
+
+@dataclass(frozen=True)
+class ScenarioForm:
+    """A series and what must come of it; run by the tests of the policy language."""
+
+    name: Annotated[str, About("what it shows")]
+    series: Annotated[Mapping[str, str], About("metric: 'value+slope x count ...'")]
+    expect: Annotated[tuple[Mapping[str, Any], ...], About("what must and must not happen")]
+    seed: Annotated[int, About("of the noise")] = 0
+    noise: Annotated[Mapping[str, float], About("standard deviation per metric")] = field(
+        default_factory=dict
+    )
+    inject: Annotated[tuple[Mapping[str, Any], ...], About("gaps, faults")] = ()
+
+
+@dataclass(frozen=True)
+class PackFile:
+    """policies/packs/<name>.yaml: detectors and rules to be used by policies."""
+
+    version: Version
+    pack: Annotated[Local, About("the file's own name, in front of its detectors and rules")]
+    summary: Annotated[str, About("one line")]
+    status: Annotated[
+        Literal["experimental", "canary", "stable"], About("how far it has been proven")
+    ]
+    source: Annotated[tuple[str, ...], About("where the thresholds come from")]
+    false_alarms: Annotated[tuple[str, ...], About("what sets it off without trouble")]
+    detectors: Annotated[Mapping[Local, LaterDetector], About("name: {kind: ..., its keys}")]
+    rules: Annotated[tuple[LaterRule, ...], About("see the keys of a rule")]
+    inhibit: Annotated[
+        tuple[LaterInhibit, ...], About("which rules stay quiet while another fires")
+    ] = ()
+    scenarios: Annotated[tuple[ScenarioForm, ...], About("series, and what must come of them")] = ()
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """policies/<name>.yaml"""
+
+    version: Version
+    policy: Annotated[str | None, About("name; the file's own when left out")] = None
+    summary: Annotated[str, About("one line")] = ""
+    mode: Annotated[Mode, About("how much it may do; new policies start in shadow")] = "shadow"
+    use: Annotated[tuple[Local, ...], About("packs to use")] = ()
+    override: Annotated[
+        Mapping[Name, LaterChange],
+        About("pack.detector or pack.rule: keys to change in it"),
+    ] = field(default_factory=dict)
+    baseline: Annotated[
+        BaselineForm, About("for detectors that compare with a recent past and do not say more")
+    ] = field(default_factory=BaselineForm)
+    detectors: Annotated[Mapping[Name, LaterDetector], About("name: {kind: ..., its keys}")] = (
+        field(default_factory=dict)
+    )
+    rules: Annotated[tuple[LaterRule, ...], About("see the keys of a rule")] = ()
+    inhibit: Annotated[
+        tuple[LaterInhibit, ...], About("which rules stay quiet while another fires")
+    ] = ()
+    budgets: Annotated[Mapping[str, BudgetForm], About("class of action: how often at most")] = (
+        field(default_factory=dict)
+    )
+    escalate: Annotated[EscalateForm, About("runbooks in rising force")] = field(
+        default_factory=EscalateForm
+    )
+    runbooks: Annotated[
+        Mapping[RunbookName, LaterRunbook], About("name: a list of steps, or the form of a runbook")
+    ] = field(default_factory=dict)
+    machine: Annotated[
+        Mapping[str, Mapping[str, str]] | None, About("state: {event: state}; replaces the default")
+    ] = None
+    savepoints: Annotated[
+        SavepointsForm | None, About("model state kept in the job's process, for a rollback")
+    ] = None
+    standing_orders: Annotated[
+        StandingOrdersForm, About("reflexes inside the probe, where the supervisor would be late")
+    ] = field(default_factory=StandingOrdersForm)
+    job: Annotated[JobForm, About("what may be relied on in the job")] = field(
+        default_factory=JobForm
+    )
+    notify: Annotated[
+        Mapping[str, Mapping[str, Any]], NotifyKind(), About("who is told, and of what")
+    ] = field(default_factory=dict)
+    warmup: Annotated[Steps, About("frames before the run counts as nominal")] = 64
+    probation: Annotated[Steps, About("steps a contained incident is watched")] = 100
+    blind_after: Annotated[
+        BlindForm, About("how long a rule may be UNKNOWN before that is an incident")
+    ] = field(default_factory=BlindForm)
+    hold_max: Annotated[Seconds, About("a hold that nobody ends becomes a halt")] = 14400.0

@@ -1,0 +1,105 @@
+"""The last step of loading: from forms to the frozen policy, and to its text.
+
+`document` is the policy with everything spelt out; `resolved` turns it into bytes. Loading those
+bytes gives the same document again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..core.rule import Budget, Inhibit, Ladder, Policy, Rule
+from ..core.shapes import Detector
+from . import resolved
+from .forms import VERSION, BudgetForm, InhibitForm, PolicyFile, RuleForm
+from .pack import Entry
+from .parts import DetectorKind
+from .record import keys_of, written
+from .runbook import Opened
+
+# Sections that are built from packs and other files, or that say how to find these.
+_ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "use", "override", "baseline")
+_ASSEMBLED += ("detectors", "rules", "inhibit", "runbooks")
+
+
+class Made(NamedTuple):
+    """A rule that was built, and what it was built from."""
+
+    rule: Rule
+    form: RuleForm
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A policy that was found to be right."""
+
+    name: str
+    mode: str
+    form: PolicyFile
+    detectors: Mapping[str, Detector]
+    rules: tuple[Made, ...]
+    inhibit: tuple[Inhibit, ...]
+    runbooks: Mapping[str, Opened]
+
+
+def document(draft: Draft) -> dict[str, Any]:
+    """Return the whole policy as plain data, in the form of a policy file."""
+    keys = keys_of(PolicyFile)
+    rest = {
+        name: keys[name].kind.write(value)
+        for name in keys
+        if name not in _ASSEMBLED and (value := getattr(draft.form, name)) is not None
+    }
+    return {
+        "version": VERSION,
+        "policy": draft.name,
+        "mode": draft.mode,
+        **rest,
+        "detectors": {n: DetectorKind().write(d) for n, d in draft.detectors.items()},
+        "rules": [
+            {**written(made.form), "id": made.rule.id, "when": made.rule.text}
+            for made in draft.rules
+        ],
+        "inhibit": [
+            written(InhibitForm(rule.mute, rule.by_rule, rule.by_state)) for rule in draft.inhibit
+        ],
+        "runbooks": {name: written(opened.form) for name, opened in draft.runbooks.items()},
+    }
+
+
+def policy(draft: Draft) -> Policy:
+    """Return the policy as the engine takes it."""
+    form = draft.form
+    text = resolved.dump(document(draft))
+    acts = draft.mode == "enforce"  # weaker modes change nothing in the job, reflexes included
+    return Policy(
+        name=draft.name,
+        digest=resolved.digest(text),
+        mode=draft.mode,
+        detectors=draft.detectors,
+        rules=tuple(made.rule for made in draft.rules),
+        runbooks={name: opened.resolved() for name, opened in draft.runbooks.items()},
+        inhibit=draft.inhibit,
+        budgets={name: _budget(budget) for name, budget in form.budgets.items()},
+        ladder=Ladder(form.escalate.ladder, form.escalate.reset_after),
+        probation_steps=form.probation,
+        warmup_steps=form.warmup,
+        blind_after_steps=form.blind_after.steps,
+        blind_after_s=form.blind_after.time,
+        hold_max_s=form.hold_max,
+        machine=form.machine,
+        savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
+        standing_orders=written(form.standing_orders) if acts else {},
+        notify={"console": {}, **form.notify},
+        job=written(form.job),
+        resolved=text,
+    )
+
+
+def _budget(form: BudgetForm) -> Budget:
+    steps = form.per if isinstance(form.per, int) else None
+    seconds = form.per if isinstance(form.per, float) else None
+    return Budget(form.max, steps, seconds, form.then)

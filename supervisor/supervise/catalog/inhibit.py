@@ -1,0 +1,58 @@
+"""Inhibitions: which rules stay quiet while another fires, or in which state of the run.
+
+Refused here: muting a SEV0, muting oneself, rules that mute each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+
+from ..core.rule import Inhibit, Rule
+from .forms import InhibitForm
+from .kinds import BAD
+from .nodes import Mapping, Node, first_text
+from .pack import Parts
+from .problems import Problems, did_you_mean
+from .record import build
+
+
+def inhibitions(parts: Parts, rules: Iterable[Rule], problems: Problems) -> list[Inhibit]:
+    """Build all inhibitions and refuse those that could hide trouble or wait for each other."""
+    known = {rule.id: rule for rule in rules}
+    names = {entry.name for entry in parts.rules}  # also those whose problems are noted already
+    made: list[Inhibit] = []
+    edges: dict[str, dict[str, Node]] = {}
+    for entry in parts.inhibit:
+        form: InhibitForm = build(InhibitForm, entry.node, problems, "inhibit")
+        if form is BAD:
+            continue
+        assert isinstance(entry.node, Mapping)
+        if (form.by_rule is None) == (not form.by_state):
+            problems.add(entry.node, "inhibit needs one of 'by_rule' and 'by_state'")
+        if not form.mute:
+            problems.add(entry.node, "inhibit mutes nothing")
+        by = entry.scope.get(form.by_rule, form.by_rule) if form.by_rule else None
+        mute = tuple(entry.scope.get(name, name) for name in form.mute)
+        for name, written in [(by, form.by_rule), *zip(mute, form.mute, strict=True)]:
+            if name is None or name in names:
+                continue
+            place = first_text(entry.node, written or "")
+            problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))
+        for name, written in zip(mute, form.mute, strict=True):
+            place = first_text(entry.node.place("mute"), written)
+            if name in known and known[name].severity == "SEV0":
+                problems.add(place, f"{name} is SEV0, which cannot be muted")
+            if name == by:
+                problems.add(place, f"{name} would mute itself")
+            elif by is not None:
+                edges.setdefault(by, {})[name] = place
+        made.append(Inhibit(mute, by, form.by_state))
+    graph = {name: list(targets) for name, targets in edges.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        place = edges[cycle[1]][cycle[0]]
+        problems.add(place, f"rules mute each other: {' -> '.join(reversed(cycle))}")
+    return made

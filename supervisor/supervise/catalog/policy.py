@@ -1,0 +1,150 @@
+"""A policy file -> `core.rule.Policy`: packs merged, names bound, defaults filled in, linted.
+
+Everything that is wrong is found in one go and raised together. The result does not refer to any
+file: `Policy.resolved` is the whole of it as YAML, and loads to the same digest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.rule import Policy
+from ..core.values import MODES
+from ..errors import InputError, UsageError
+from . import freeze, inhibit, lint, load, pack, rules, shipped
+from .forms import VERSION, PolicyFile
+from .freeze import Draft
+from .kinds import BAD
+from .nodes import Mapping, Scalar, Sequence, first_text
+from .pack import Parts
+from .problems import Problem, Problems, did_you_mean
+from .record import build
+from .runbook import Library
+
+
+def locate(name_or_path: str | Path) -> Path:
+    """Return the file of a policy: a path, else the name of a shipped one.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
+    name = path.name.removesuffix(".yaml")
+    if path.parent in (Path(), Path("policies")) and (found := shipped.find("policies", name)):
+        return found
+    names = shipped.names("policies")
+    raise InputError(f"no policy {str(name_or_path)!r}", hint=did_you_mean(name, names))
+
+
+def load_policy(
+    name_or_path: str | Path,
+    *,
+    mode: str | None = None,
+    warnings: list[Problem] | None = None,
+) -> Policy:
+    """Load a policy.
+
+    Args:
+        name_or_path: a file, or the name of a shipped policy: `nano`, `nano.yaml`, or
+            `policies/nano.yaml` outside a checkout.
+        mode: takes the place of the file's own mode.
+        warnings: what is odd but allowed is appended here.
+
+    Raises:
+        PolicyErrors: every mistake in the policy, its packs and its runbooks.
+        InputError: there is no such file, or it cannot be read.
+        UsageError: there is no such mode, or not yet.
+    """
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
+    if mode == "approve":
+        raise UsageError(
+            "mode approve is not available in this version", hint="use shadow or enforce"
+        )
+    path = locate(name_or_path)
+    problems = Problems()
+    root = load.read(path, shipped.label(path), problems)
+    if root is not None:
+        _check_sort(root, problems)
+    problems.stop()
+    assert root is not None
+    draft = _draft(root, path, mode, problems)
+    if warnings is not None:
+        warnings += problems.warnings
+    return freeze.policy(draft)
+
+
+def _check_sort(root: Mapping, problems: Problems) -> None:
+    """Refuse what is no policy, and what a newer program wrote: half of it would be lost on us."""
+    for key, hint in (("pack", "use: [{}] in a policy"), ("runbook", "run: {} in a rule")):
+        node = root.get(key)
+        if isinstance(node, Scalar):
+            problems.add(node, f"this is a {key}, not a policy", hint.format(node.text))
+    node = root.get("version")
+    text = node.text if isinstance(node, Scalar) else ""
+    name, _, number = VERSION.rpartition("/v")
+    if text.startswith(f"{name}/v") and text.removeprefix(f"{name}/v").isdecimal():
+        wanted = text.removeprefix(f"{name}/v")
+        if len(wanted) > 6 or int(wanted) > int(number):
+            problems.add(
+                root.place("version"), f"{text} is newer than this program, which knows {VERSION}",
+                "upgrade supervise-train",
+            )  # fmt: skip
+
+
+def _draft(root: Mapping, path: Path, mode: str | None, problems: Problems) -> Draft:
+    """Put the policy together; raises when anything is wrong with it."""
+    if "approvals" in root.pairs:
+        hint = "leave it out; a destructive action is held back by its budget"
+        at = root.pairs["approvals"][0]
+        problems.add(at, "approvals are not available in this version", hint)
+        root = root.without("approvals")
+    form: PolicyFile = build(PolicyFile, root, problems, "", lenient=True)
+    if form is BAD:
+        problems.stop()
+    parts = _parts(root, form, path, problems)
+    detectors, broken = rules.detectors(parts, form.baseline, problems)
+    made = rules.rules(parts, detectors, broken, problems)
+    inhibitions = inhibit.inhibitions(parts, [m.rule for m in made], problems)
+    library = Library(form.runbooks, path.parent, problems)
+    for rule, rule_form, entry in made:
+        if rule_form.run is not None:
+            place = entry.overridden.get("run") or first_text(entry.node, rule_form.run)
+            library.open(rule_form.run, place, f"rule {rule.id}")
+    lint.ladder(root, form, library, problems)
+    # Observing runs nothing, so nothing needs to be held back or to be gone back to.
+    runnable = library.resolved().values() if (mode or form.mode) != "observe" else ()
+    lint.budgets(root, runnable, problems)
+    lint.savepoints(root, form, runnable, problems)
+    lint.table(root, form, problems)
+    problems.stop()
+    lint.unused(form, library, problems)
+    lint.unmeasured(detectors, parts.detectors, problems)
+    lint.idle(made, root, problems)
+    return Draft(
+        name=form.policy or path.stem,
+        mode=mode or form.mode,
+        form=form,
+        detectors=detectors,
+        rules=tuple(made),
+        inhibit=tuple(inhibitions),
+        runbooks=library.resolved(),
+    )
+
+
+def _parts(root: Mapping, form: PolicyFile, path: Path, problems: Problems) -> Parts:
+    """Collect detectors, rules and inhibitions of the packs and of the policy itself."""
+    parts = Parts()
+    section = root.get("use")
+    names = section.items if isinstance(section, Sequence) and form.use else []
+    before = problems.count
+    pack.use(names, path.parent, parts, problems)
+    if problems.count > before or (problems.count and section is not None and not form.use):
+        problems.stop()  # what a broken pack lacks would look like mistakes in the policy
+    parts.add(root, form, {}, problems)
+    pack.override(root, form, parts, problems)
+    return parts

@@ -1,0 +1,190 @@
+"""Detectors and rules, put together: names resolved, inputs first, `when` compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from ..core.rule import HOLD, Rule
+from ..core.shapes import Detector
+from .expression import WORDS, Expression, ExpressionError, parse
+from .forms import BaselineForm, RuleForm
+from .freeze import Made
+from .kinds import BAD
+from .nodes import Mapping, Node, Scalar, first_text
+from .pack import Entry, Parts
+from .parts import read_detector
+from .problems import Problems, Spot, did_you_mean
+from .record import build, keys_of
+
+
+def detectors(
+    parts: Parts, baseline: BaselineForm, problems: Problems
+) -> tuple[dict[str, Detector], set[str]]:
+    """Build all detectors, inputs before the detectors that read them.
+
+    Returns:
+        The detectors, and the names of those that could not be built (their problems are noted).
+    """
+    defaults = {"window": baseline.window, "min": baseline.min}
+    built: dict[str, Detector] = {}
+    broken: set[str] = set()
+    for name, entry in parts.detectors.items():
+        if name.rpartition(".")[2] in (*WORDS, HOLD):
+            problems.add(entry.node, f"{name!r} is a word of the language, not a name")
+        detector = read_detector(
+            entry.node, problems, name, baseline=defaults, overridden=entry.overridden
+        )
+        if detector is BAD:
+            broken.add(name)
+        else:
+            built[name] = _qualified(detector, entry.scope)
+    for name, detector in built.items():
+        _check_inputs(name, detector, parts, problems)
+    return _ordered(built, parts, problems), broken
+
+
+def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector:
+    """Replace a pack's short names in the fields that name detectors."""
+    for key in keys_of(type(detector)).values():
+        value = getattr(detector, key.attribute)
+        if isinstance(value, str):
+            renamed: Any = scope.get(value, value)
+        elif isinstance(value, tuple):
+            renamed = tuple(scope.get(v, v) if isinstance(v, str) else v for v in value)
+        else:
+            continue
+        if renamed != value:
+            candidate = replace(detector, **{key.attribute: renamed})
+            # A word that is also a detector's name may stand in any field; only this one reads it.
+            if candidate.detectors != detector.detectors:
+                detector = candidate
+    return detector
+
+
+def _check_inputs(name: str, detector: Detector, parts: Parts, problems: Problems) -> None:
+    entry = parts.detectors[name]
+    for wanted in detector.detectors:
+        if wanted not in parts.detectors:
+            place = first_text(entry.node, wanted)
+            near = did_you_mean(wanted, [*entry.scope, *parts.detectors])
+            problems.add(place, f"{name} reads an unknown detector {wanted!r}", near)
+
+
+def _ordered(
+    built: AbstractMapping[str, Detector], parts: Parts, problems: Problems
+) -> dict[str, Detector]:
+    graph = {name: [n for n in det.detectors if n in built] for name, det in built.items()}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        text = " -> ".join(reversed(cycle))
+        problems.add(parts.detectors[cycle[0]].node, f"detectors read each other: {text}")
+        return dict(built)
+    return {name: built[name] for name in order}
+
+
+def rules(
+    parts: Parts,
+    detectors: Iterable[str],
+    broken: Iterable[str],
+    problems: Problems,
+) -> list[Made]:
+    """Build all rules, with `when` compiled for codes in the order of `detectors`.
+
+    Args:
+        broken: names that exist but could not be built; a rule that uses one is left out quietly.
+    """
+    index = {name: i for i, name in enumerate(detectors)}
+    made: list[Made] = []
+    seen: dict[str, Node] = {}
+    absent = set(broken)
+    for entry in parts.rules:
+        what = f"rule {entry.name}".rstrip()
+        form: RuleForm = build(RuleForm, entry.node, problems, what, overridden=entry.overridden)
+        if form is BAD:
+            continue
+        assert isinstance(entry.node, Mapping)
+        if entry.name in seen:
+            first = seen[entry.name]
+            problems.add(
+                entry.node.place("id"),
+                f"there is a rule {entry.name!r} already",
+                f"first in {first.source.label}:{first.line}",
+            )
+        seen.setdefault(entry.name, entry.node)
+        expression = _expression(form.when, entry, {*index, *absent}, problems)
+        if expression is None or absent.intersection(expression.names):
+            continue
+        made.append(Made(_rule(form, expression, index, entry), form, entry))
+    return made
+
+
+def _rule(
+    form: RuleForm, expression: Expression, index: AbstractMapping[str, int], entry: Entry
+) -> Rule:
+    node = entry.node
+    return Rule(
+        id=entry.name,
+        when=expression.compile(index),
+        text=expression.text,
+        uses=expression.names,
+        severity=form.sev,
+        runbook=form.run,
+        for_steps=form.for_,
+        keep_steps=form.keep,
+        cooldown_steps=form.cooldown,
+        unknown=form.unknown,
+        mode=form.mode,
+        where=f"{node.source.label}:{node.line}:{node.col}",
+    )
+
+
+def _expression(text: str, entry: Entry, known: set[str], problems: Problems) -> Expression | None:
+    assert isinstance(entry.node, Mapping)
+    node = entry.node.get("when")
+    assert isinstance(node, Scalar)
+    try:
+        expression = parse(text)
+        unknown = False
+        for name, at in expression.places:
+            if entry.scope.get(name, name) not in known:
+                unknown = True
+                short = {**entry.scope, **dict.fromkeys(known)}
+                hint = did_you_mean(name, short)
+                problems.add(inside(node, at), f"unknown detector {name!r}", hint)
+        return None if unknown else expression.renamed(entry.scope)
+    except ExpressionError as error:
+        problems.add(inside(node, error.at), f"rule {entry.name}: {error}")
+        return None
+
+
+def inside(node: Scalar, at: int) -> Spot:
+    """Return where character `at` of a scalar's text stands in its file.
+
+    Text may be folded over lines, so the two are walked side by side; blanks need not agree.
+    """
+    source, line, col = node.source, node.line, node.col
+    if node.block:
+        line, col = line + 1, 1
+    elif not node.plain:
+        col += 1
+    done = 0
+    while done < at and line <= len(source.lines):
+        text = source.line(line)
+        if col > len(text):
+            line, col = line + 1, 1
+        elif node.text[done].isspace():
+            done += 1
+            col += 1 if text[col - 1].isspace() else 0
+        else:
+            done += 1 if text[col - 1] == node.text[done] else 0
+            col += 1
+    text = source.line(line)
+    while at < len(node.text) and col <= len(text) and text[col - 1] != node.text[at]:
+        col += 1
+    return Spot(source, line, col)

@@ -1,0 +1,160 @@
+"""Runbooks: found by name, checked as a whole, turned into an ordered list of actions.
+
+A name is looked up in the policy, then in `runbooks/` beside it, then among the shipped ones.
+`hold` is no runbook: it means to stop acting and to wait for a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ..core.rule import HOLD, Runbook
+from ..core.shapes import Action
+from . import discover, load, shipped
+from .forms import RunbookFile, RunbookForm
+from .kinds import BAD
+from .nodes import Mapping, Node, Scalar, Sequence
+from .problems import Place, Problems, did_you_mean
+from .record import build
+
+RUNBOOKS = "runbooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A runbook as it was written: its form, and the nodes to point at."""
+
+    name: str
+    form: RunbookForm
+    node: Mapping
+
+    def place(self, step: int) -> Node:
+        """Return the node of a step."""
+        steps = self.node.get("steps")
+        if isinstance(steps, Sequence) and step < len(steps.items):
+            return steps.items[step]
+        return self.node.place("verify")
+
+    def resolved(self) -> Runbook:
+        """Return what the engine needs of it."""
+        form = self.form
+        return Runbook(
+            name=self.name,
+            steps=form.steps,
+            verbs=tuple(discover.name_of(step) for step in form.steps),
+            meaning=form.meaning,
+            impact=form.impact,
+            if_it_fails=form.if_it_fails,
+            diagnose=form.diagnose,
+        )
+
+
+class Library:
+    """All runbooks that a policy can name."""
+
+    def __init__(
+        self, inline: AbstractMapping[str, Node], beside: Path | None, problems: Problems
+    ) -> None:
+        self.inline = inline
+        self.beside = beside
+        self.problems = problems
+        self.opened: dict[str, Opened | None] = {}  # None: it exists, and its problems are noted
+
+    def names(self) -> list[str]:
+        """Return every name that `open` would find, and `hold`."""
+        folder = None if self.beside is None else self.beside / RUNBOOKS
+        own = [] if folder is None else [path.stem for path in folder.glob("*.yaml")]
+        return sorted({*self.inline, *own, *shipped.names(RUNBOOKS), HOLD})
+
+    def open(self, name: str, wanted_at: Place, what: str) -> None:
+        """Read a runbook and those it falls back to; an unknown name is noted at `wanted_at`."""
+        if name == HOLD or name in self.opened:
+            return
+        if name in self.inline:
+            opened = self._inline(name, self.inline[name])
+        else:
+            path = self._find(name)
+            if path is None:
+                hint = did_you_mean(name, self.names())
+                self.problems.add(wanted_at, f"{what}: no runbook {name!r}", hint)
+                return
+            opened = self._file(name, path)
+        self.opened[name] = opened
+        if opened is not None:
+            at = opened.node.place("if_it_fails")
+            self.open(opened.form.if_it_fails, at, f"runbook {name}.if_it_fails")
+
+    def resolved(self) -> dict[str, Opened]:
+        """Return the runbooks that could be read, by name."""
+        return {name: opened for name, opened in self.opened.items() if opened is not None}
+
+    def _find(self, name: str) -> Path | None:
+        if self.beside is not None and (own := self.beside / RUNBOOKS / f"{name}.yaml").is_file():
+            return own
+        return shipped.find(RUNBOOKS, name)
+
+    def _inline(self, name: str, node: Node) -> Opened | None:
+        if name == HOLD:
+            self.problems.add(node, "'hold' is reserved: it means to wait for a person")
+            return None
+        if isinstance(node, Sequence):  # the short form: nothing but steps
+            key = Scalar(node.source, node.line, node.col, "steps", True)
+            node = Mapping(node.source, node.line, node.col, {"steps": (key, node)})
+        form: RunbookForm = build(RunbookForm, node, self.problems, f"runbook {name}")
+        if form is BAD or not isinstance(node, Mapping):
+            return None
+        return self._checked(name, form, node)
+
+    def _file(self, name: str, path: Path) -> Opened | None:
+        root = load.read(path, shipped.label(path), self.problems)
+        form = BAD if root is None else build(RunbookFile, root, self.problems, "")
+        if root is None or form is BAD:
+            return None
+        if form.runbook != name:
+            self.problems.add(
+                root.place("runbook"),
+                f"runbook {form.runbook!r} stands in a file named {name}.yaml",
+            )
+        body = {field.name: getattr(form, field.name) for field in fields(RunbookForm)}
+        return self._checked(name, RunbookForm(**body), root)
+
+    def _checked(self, name: str, form: RunbookForm, node: Mapping) -> Opened:
+        if form.verify is not None:
+            if any(discover.name_of(step) == "verify" for step in form.steps):
+                self.problems.add(node.place("verify"), f"runbook {name} verifies twice")
+            form = replace(form, steps=(*form.steps, form.verify), verify=None)
+        opened = Opened(name, form, node)
+        for place, message, hint in flaws(opened):
+            self.problems.add(place, f"runbook {name}: {message}", hint)
+        return opened
+
+
+def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
+    """Yield `(place, message, hint)` for what makes a runbook dangerous or pointless."""
+    steps = opened.form.steps
+    verbs = [discover.name_of(step) for step in steps]
+    if not steps:
+        yield opened.node, "has no steps", None
+        return
+    for i, step in enumerate(steps):
+        before, after = verbs[:i], verbs[i + 1 :]
+        if step.destructive and "snapshot" not in before:
+            yield opened.place(i), f"{verbs[i]} without evidence", "put snapshot before it"
+        if verbs[i] == "pause" and not {"resume", "stop"}.intersection(after):
+            yield opened.place(i), "pause without resume", "put resume behind it"
+        if verbs[i] == "resume" and "pause" not in before:
+            yield opened.place(i), "resume without pause", None
+        if verbs[i] == "verify" and after:
+            yield opened.place(i), "verify is the last step of a runbook", None
+        if verbs[i] == "stop" and set(after) - {"notify"}:
+            yield opened.place(i + 1), "nothing can be done after stop", None
+    if verbs[-1] != "verify" and "stop" not in verbs and any(map(_touches, steps)):
+        hint = "end with verify: an action is judged by its effect"
+        yield opened.place(len(steps) - 1), "touches the job and does not verify", hint
+
+
+def _touches(step: Action) -> bool:
+    return step.touches_job

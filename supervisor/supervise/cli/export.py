@@ -1,0 +1,55 @@
+"""`supervise export`: the metrics of a run as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import StoreError, UsageError
+from ..store import history
+from ..store.rundir import RunDir
+
+
+@click.command(name="export")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--csv", "as_csv", is_flag=True, help="As CSV, the one format there is today.")
+@click.option("--metrics", metavar="A,B", help="Only these metrics, in this order.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write to FILE instead of standard output.",
+)
+def command(run: Path, as_csv: bool, metrics: str | None, output: Path | None) -> None:
+    """Print every metric of every step and rank: step,rank,attempt,METRICS.
+
+    A value that was absent is empty, NaN is nan. Steps that a rollback took back are kept; their
+    attempt is lower. A live run can be exported too.
+
+    \b
+    Examples:
+      supervise export runs/20260105-101112-7f3a9c --csv -o run.csv
+      supervise export runs/20260105-101112-7f3a9c --csv --metrics train_loss_raw,learning_rate
+    """
+    if not as_csv:
+        raise UsageError("export needs a format", hint="add --csv")
+    found = RunDir.open(run)
+    wanted = None if metrics is None else [m.strip() for m in metrics.split(",") if m.strip()]
+    if output is None:
+        history.export_csv(found, sys.stdout, wanted)
+        return
+    fresh = output.with_name(f".{output.name}.part")
+    try:
+        with fresh.open("w", encoding="utf-8", newline="") as file:
+            rows = history.export_csv(found, file, wanted)
+        fresh.replace(output)
+    except OSError as error:
+        raise StoreError(f"cannot write {output}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+    click.echo(f"{rows} rows in {output}", err=True)

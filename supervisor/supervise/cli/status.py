@@ -1,0 +1,169 @@
+"""`supervise status`: how a run is, from its directory alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import textwrap
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.values import Exited, Launched
+from ..errors import StoreError
+from ..inputs import clock
+from ..store import journal
+from ..store.lock import locked
+from ..store.rundir import RunDir
+from .audit import printable
+
+
+@click.command(name="status")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(run: Path, as_json: bool) -> None:
+    """Show how a run is: state, step, rules, incidents, budgets, probes.
+
+    Reads the run directory only, so it works from any terminal, and after the run.
+
+    \b
+    Examples:
+      supervise status runs/20260105-101112-7f3a9c
+      supervise status --json runs/20260105-101112-7f3a9c | jq .state
+    """
+    found = RunDir.open(run)
+    state = found.read_json("state.json") if (found.path / "state.json").exists() else {}
+    state = {"run": found.id, **state, **_life(found)}
+    if as_json:
+        click.echo(json.dumps(state, ensure_ascii=False))
+        return
+    width = max(shutil.get_terminal_size().columns, 40)
+    for head, text in _lines(state):
+        click.echo(
+            textwrap.fill(
+                printable(text),
+                width,
+                initial_indent=f"{head:11}",
+                subsequent_indent=" " * 11,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+
+def _life(run: RunDir) -> dict[str, Any]:
+    """Tell who is still there: `supervisor` running or gone, `job` running, ended, lost, unknown.
+
+    A living supervisor holds the lock of the audit log; when there is none, the journal tells how
+    the job was last seen.
+    """
+    if locked(run.audit_path):
+        return {"supervisor": "running", "job": "running", "exit_code": None}
+    pid, returncode = None, None
+    try:
+        for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
+            if isinstance(event, Launched):
+                pid, returncode = event.pid, None
+            elif isinstance(event, Exited):
+                returncode = event.returncode
+    except StoreError:
+        pass  # a damaged journal is replay's and export's to tell; what is known stays known
+    job = "unknown"
+    if returncode is not None:
+        job = "ended"
+    elif pid is not None:
+        job = "running" if Path(f"/proc/{pid}").exists() else "lost"
+    exit_code = 128 - returncode if returncode is not None and returncode < 0 else returncode
+    return {"supervisor": "gone", "job": job, "job_pid": pid, "exit_code": exit_code}
+
+
+def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    lines = [("run", str(state["run"])), ("job", _job(state))]
+    if "state" not in state:
+        return [*lines, ("state", "nothing is known: the first status was never written")]
+    how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
+    lines.append(("state", f"{state['state']} ({how})"))
+    lines.append(("step", f"{state.get('step', '?')}, attempt {state.get('attempt', 0)}"))
+    if trouble := state.get("trouble"):
+        lines.append(("trouble", str(trouble)))
+    lines.append(("incidents", _incidents(state.get("incidents") or {})))
+    if budgets := state.get("budgets"):
+        lines.append(("budgets", _inline(budgets)))
+    if rules := state.get("rules"):
+        lines.append(("rules", _rules(rules)))
+    for rank, probe in (state.get("ranks") or {}).items():
+        lines.append((f"rank {rank}", _probe(probe)))
+    if last := state.get("last_decision"):
+        lines.append(("last", f"{last['kind']}: {last['reason']}"))
+    if updated := state.get("updated_wall"):
+        lines.append(("updated", f"{updated}{_age(str(updated))}"))
+    return lines
+
+
+def _job(state: Mapping[str, Any]) -> str:
+    if state["job"] == "ended":
+        return f"ended with exit code {state['exit_code']}{_signal(state['exit_code'])}"
+    if state["supervisor"] == "running":
+        return "running, supervised"
+    if state["job"] == "running":
+        return f"still running (pid {state['job_pid']}), but its supervisor is gone: not watched"
+    if state["job"] == "lost":
+        return "gone, and so is its supervisor: nobody saw how it ended"
+    return "never started; the supervisor is gone"
+
+
+def _signal(code: int) -> str:
+    try:
+        return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
+    except ValueError:
+        return ""
+
+
+def _rules(rules: Mapping[str, Any]) -> str:
+    """Group the rules by state, the noteworthy ones first and by name."""
+    groups: dict[str, list[str]] = {}
+    for rule, how in sorted(rules.items(), key=lambda pair: pair[1] == "OK"):
+        groups.setdefault(str(how), []).append(rule)
+    return "; ".join(
+        f"{how}: {len(names) if how == 'OK' else ', '.join(names)}" for how, names in groups.items()
+    )
+
+
+def _incidents(found: Mapping[str, Any]) -> str:
+    count, now = found.get("opened", 0), found.get("open")
+    if not now:
+        return f"{count}, none open" if count else "none"
+    text = f"{count}; open: {now.get('id')} {now.get('severity')} {now.get('phase')}"
+    runbook = f" (runbook {now['runbook']})" if now.get("runbook") else ""
+    return f"{text}: {now.get('headline')}{runbook}"
+
+
+def _probe(probe: Mapping[str, Any]) -> str:
+    """Say how a rank's probe is; of its collectors only those that are off."""
+    keys = ("phase", "silent_s", "pid", "rollback", "paused", "savepoints")
+    text = _inline({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
+    collectors = probe.get("collectors") or {}
+    off = [f"{name} {how}" for name, how in collectors.items() if how != "on"]
+    return "; ".join([text, *off])
+
+
+def _inline(value: Any) -> str:
+    """Return JSON-ready data as words on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_inline(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(_inline(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _age(updated: str) -> str:
+    try:
+        now = datetime.fromisoformat(clock.wall())
+        seconds = (now - datetime.fromisoformat(updated)).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    return f" ({seconds:.0f} s ago)"

@@ -1,0 +1,160 @@
+"""A rolling window of accepted samples that stays sorted, keeps out the spike it judges, and can go
+back.
+
+A spike that entered the window would raise its own threshold. So a flagged sample stays out; but
+not for ever: when `freeze` of the newest two windows of samples were flagged, the newest `freeze`
+samples, flagged or not, become the window. For a step to a new level these are the flagged ones;
+when only the spread has grown they are a mixture, and counting flagged ones in a row would wait for
+ever, as a window that takes the quiet samples only never learns how loud it is.
+
+Going back: the ring holds twice the window, so that `rewind` over at most `size` accepted samples
+gives exactly the window of that time; further back it is shorter. A baseline that was replaced is
+kept for as long.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+EMPTY = -1  # a place in the ring that holds no step
+
+
+class Freeze:
+    """Which samples were flagged of late, and the newest samples since the first of them.
+
+    `flags` has one bit per sample, newest lowest; 0 means that there is nothing to remember, and
+    samples that are not flagged need not be told.
+    """
+
+    __slots__ = ("flags", "most", "newest", "span")
+
+    def __init__(self, span: int, most: int) -> None:
+        self.span = span
+        self.most = most
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.flags = 0
+        self.newest: list[tuple[int, float]] = []
+
+    def take(self, step: int, value: float, flagged: bool) -> bool:
+        """Remember a sample. True when `most` of the newest `span` were flagged."""
+        self.flags = (self.flags << 1 | flagged) & ((1 << self.span) - 1)
+        if not self.flags:
+            self.newest = []
+            return False
+        self.newest.append((step, value))
+        if len(self.newest) > 2 * self.most:
+            del self.newest[: self.most]
+        return self.flags.bit_count() >= self.most
+
+    def drain(self) -> list[tuple[int, float]]:
+        """Return the newest `most` samples, and forget everything."""
+        drained = self.newest[-self.most :]
+        self.clear()
+        return drained
+
+    def copy(self) -> Freeze:
+        """Return an independent copy."""
+        twin = Freeze(self.span, self.most)
+        twin.flags, twin.newest = self.flags, self.newest.copy()
+        return twin
+
+
+class Baseline:
+    """The newest `size` accepted samples.
+
+    Attributes:
+        ordered: their values, ascending.
+    """
+
+    __slots__ = (
+        "_at",
+        "_freeze",
+        "_shelf",
+        "_size",
+        "_steps",
+        "_values",
+        "ordered",
+    )
+
+    def __init__(self, size: int, freeze: int) -> None:
+        self._size = size
+        self._freeze = Freeze(2 * size, freeze)
+        self._shelf: list[tuple[int, list[float], list[int], int]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ordered: list[float] = []
+        self._values = [0.0] * (2 * self._size)
+        self._steps = [EMPTY] * (2 * self._size)
+        self._at = 0
+
+    def accept(self, step: int, value: float) -> None:
+        """Take a sample in; the oldest one leaves."""
+        ordered = self.ordered
+        values = self._values
+        at = self._at
+        if len(ordered) == self._size:
+            del ordered[bisect_left(ordered, values[at - self._size])]
+        insort(ordered, value)
+        values[at] = value
+        self._steps[at] = step
+        at += 1
+        self._at = at if at < len(values) else 0
+        if self._freeze.flags:
+            self._freeze.take(step, value, False)
+
+    def flag(self, step: int, value: float) -> bool:
+        """Keep a sample out. True when as many are out now as may be: `refit` is due."""
+        return self._freeze.take(step, value, True)
+
+    def refit(self) -> None:
+        """Make the newest samples, flagged or not, the window."""
+        newest = self._freeze.drain()
+        self._shelf.append((newest[-1][0], self._values, self._steps, self._at))
+        del self._shelf[: -(self._size // self._freeze.most + 1)]
+        self._begin()
+        for step, value in newest:
+            self.accept(step, value)
+
+    def steps(self) -> tuple[int, int] | None:
+        """Return the first and last step in the window, None when it is empty."""
+        if not self.ordered:
+            return None
+        return self._steps[self._at - len(self.ordered)], self._steps[self._at - 1]
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after `step`, and which samples were flagged."""
+        self._freeze.clear()
+        while self._shelf and self._shelf[-1][0] > step:
+            _, values, steps, self._at = self._shelf.pop()
+            self._values, self._steps = values.copy(), steps.copy()  # a copy of us may share them
+        while self._steps[self._at - 1] > step:
+            self._at = (self._at - 1) % len(self._steps)
+            self._steps[self._at] = EMPTY
+        kept = 0
+        while kept < self._size and self._steps[self._at - 1 - kept] != EMPTY:
+            kept += 1
+        self.ordered = sorted(self._values[self._at - 1 - back] for back in range(kept))
+
+    def copy(self) -> Baseline:
+        """Return an independent copy."""
+        twin = Baseline.__new__(Baseline)
+        twin._size, twin._at = self._size, self._at
+        twin._freeze, twin._shelf = self._freeze.copy(), self._shelf.copy()
+        twin._values, twin._steps = self._values.copy(), self._steps.copy()
+        twin.ordered = self.ordered.copy()
+        return twin
+
+
+def median(ordered: list[float]) -> float:
+    """Return the median of ascending values: the mean of the middle two when their number is even.
+
+    Halved before they are added, so that two huge values cannot overflow.
+    """
+    half = len(ordered) >> 1
+    if len(ordered) & 1:
+        return ordered[half]
+    return 0.5 * ordered[half - 1] + 0.5 * ordered[half]

@@ -1,0 +1,188 @@
+"""Absence: steps, or any sign of life, stopped coming.
+
+Silence is measured by the clock that ticks carry, and only while somebody watched and the job was
+not paused. A new phase is a sign of life: a run that leaves a ten-minute evaluation is not late.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from ..core.shapes import Clockwork, Detector, Seconds
+from ..core.values import BREACH, OK
+from ._memory import NEVER, Memory
+
+AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
+GRACE = {"startup": 900.0, "checkpoint": 600.0, "eval": 900.0}  # seconds; NVRx sections, rounded up
+STEPPING, PAUSED = "step", "paused"  # phases with a meaning of their own
+TIMES = 128  # step times kept
+FEWEST = 20  # step times before their 99th percentile is believed
+AWAY_NS = 30_000_000_000  # ticks come once a second: a longer hole means that nobody watched
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Absence(Detector):
+    """BREACH when the `signal` did not come for max(`min`, `p99_multiple` * p99 of the step time).
+
+    `signal: step` waits for frames, `heartbeat` for any hook of the probe. In a phase named in
+    `grace` the limit is at least that long; in a phase that nobody named, at least as long as the
+    shortest one; in phase `step` there is no grace. Keys left out of `after` and `grace` keep their
+    defaults. The percentile is over the newest 128 times between successive steps in phase `step`.
+
+    Never a BREACH while paused. Silence is counted from the latest of: the signal, the last change
+    of phase, the first tick. Time between two ticks more than 30 s apart is not counted: the
+    supervisor itself was stopped. UNKNOWN before the first tick. `rewind` keeps the step times.
+
+    Example:
+        {kind: absence, signal: step, after: {min: 120s, p99_multiple: 8}, grace: {startup: 900s}}
+
+    Blind to: slow steps (use `ratio` on step_time), and to a job that changes phases for ever.
+    Source: Kubernetes startup and liveness probes; NVIDIA Resiliency Extension (section timeouts).
+    """
+
+    reads: ClassVar[str] = "clock"
+
+    signal: Literal["step", "heartbeat"] = "step"
+    after: Annotated[dict[str, float], {"min": Seconds, "p99_multiple": float}] = field(
+        default_factory=AFTER.copy
+    )
+    grace: dict[str, Seconds] = field(default_factory=GRACE.copy)  # by phase
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ()
+
+    def start(self) -> AbsenceWatch:
+        return AbsenceWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        for key, value in self.after.items():
+            if key not in AFTER:
+                wrong.append(("after", f"has no key `{key}`; keys are {', '.join(AFTER)}"))
+            elif not 0.0 < value < math.inf:
+                wrong.append(("after", f"`{key}` must be above zero, not {value}"))
+        for phase, value in self.grace.items():
+            if phase in (STEPPING, PAUSED):
+                wrong.append(("grace", f"phase `{phase}` has no grace"))
+            elif not 0.0 < value < math.inf:
+                wrong.append(("grace", f"`{phase}` must be above zero seconds, not {value}"))
+        return wrong
+
+
+class AbsenceWatch(Memory, Clockwork):
+    """Times in nanoseconds; `times` is a ring of step times and `ordered` the same, ascending."""
+
+    __slots__ = (
+        "at",
+        "beat_ns",
+        "grace",
+        "least_ns",
+        "limit_ns",
+        "multiple",
+        "ordered",
+        "phase",
+        "shortest",
+        "signal_ns",
+        "since_ns",
+        "spec",
+        "stepping",
+        "tick_ns",
+        "times",
+    )
+
+    def __init__(self, spec: Absence) -> None:
+        self.spec = spec
+        after, grace = AFTER | spec.after, GRACE | spec.grace
+        self.least_ns = after["min"] * SECOND
+        self.multiple = after["p99_multiple"]
+        self.grace = {phase: seconds * SECOND for phase, seconds in grace.items()}
+        self.shortest = min(self.grace.values())
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.times: list[int] = []
+        self.ordered: list[int] = []
+        self.at = 0
+        self.beat_ns: int | None = None  # newest frame
+        self.signal_ns: int | None = None  # newest signal, of whichever kind
+        self.since_ns: int | None = None  # silence is counted from here at the earliest
+        self.tick_ns: int | None = None
+        self.limit_ns = math.nan
+        self.phase = ""
+        self.stepping = False  # the phase was `step` at every tick since the last frame
+
+    def feed(self, sample: Any, step: int) -> int:
+        """Return the last code: a clockwork has no samples."""
+        return self.raw
+
+    def beat(self, at_ns: int, step: int) -> None:
+        if self.stepping and self.beat_ns is not None and step == self.last + 1:
+            self._took(at_ns - self.beat_ns)
+        self.beat_ns = at_ns
+        self.last = step
+        self.stepping = True
+
+    def _took(self, time: int) -> None:
+        if len(self.times) == TIMES:
+            del self.ordered[bisect_left(self.ordered, self.times[self.at])]
+            self.times[self.at] = time
+            self.at = (self.at + 1) % TIMES
+        else:
+            self.times.append(time)
+        insort(self.ordered, time)
+
+    def tick(self, at_ns: int, heard_ns: int | None, phase: str) -> int:
+        if self.tick_ns is None:
+            self.since_ns = at_ns
+        elif at_ns - self.tick_ns > AWAY_NS and self.since_ns is not None:
+            silent_before = self.tick_ns - max(self.since_ns, self._signalled(heard_ns))
+            self.since_ns = at_ns - max(silent_before, 0)
+        if phase != self.phase or phase == PAUSED:
+            self.phase, self.since_ns = phase, at_ns
+        if phase != STEPPING:
+            self.stepping = False
+        self.tick_ns = at_ns
+        self.signal_ns = self._signalled(heard_ns)
+        self.limit_ns = max(self.least_ns, self.multiple * (self.p99_ns() or 0.0))
+        if phase != STEPPING:
+            self.limit_ns = max(self.limit_ns, self.grace.get(phase, self.shortest))
+        self.raw = BREACH if phase != PAUSED and self.silent_ns() > self.limit_ns else OK
+        return self.raw
+
+    def _signalled(self, heard_ns: int | None) -> int:
+        """Return when the signal last came, or a time before all others."""
+        signal = self.beat_ns if self.spec.signal == "step" else heard_ns
+        return NEVER if signal is None else signal
+
+    def silent_ns(self) -> int:
+        """Return for how long nothing had come at the last tick."""
+        if self.tick_ns is None or self.since_ns is None:
+            return 0
+        return max(0, self.tick_ns - max(self.since_ns, self.signal_ns or NEVER))
+
+    def p99_ns(self) -> int | None:
+        """Return the 99th percentile of the step time, None while there are too few."""
+        count = len(self.ordered)
+        return self.ordered[math.ceil(0.99 * count) - 1] if count >= FEWEST else None
+
+    def rewind(self, step: int) -> None:
+        self.last = min(self.last, step)
+        self.stepping = False  # the way back was no step
+
+    def numbers(self) -> dict[str, Any]:
+        p99_ns = self.p99_ns()
+        return {
+            "step": self.last,
+            "value": self.silent_ns() / SECOND,
+            "threshold": self.limit_ns / SECOND,
+            "signal": self.spec.signal,
+            "phase": self.phase,
+            "p99_s": None if p99_ns is None else p99_ns / SECOND,
+            "samples": len(self.ordered),
+        }

@@ -1,0 +1,165 @@
+"""Rate: how often an event came in the last so many steps.
+
+Steps whose sample is absent or was lost may have been events: they are carried as missing, and the
+answer is OK only if it would be OK had all of them been events.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.shapes import Detector
+from ..core.values import BREACH, OK, UNKNOWN
+from ._memory import Memory
+
+
+@dataclass(frozen=True)
+class Rate(Detector):
+    """BREACH when the `event` came in `count_gte` of the last `window` steps, or a share of them.
+
+    `event` is a metric that is 0 when nothing happened. `share_gte` is of the whole window, also in
+    the first `window` steps of a run: 0.05 of 200 is 10 events. It lasts until fewer than `clear`
+    came, in the unit of the bound. Lost steps and absent or NaN samples count as possible events;
+    such a sample itself is read as UNKNOWN. `rewind` is exact over `window` steps.
+
+    Example:
+        {kind: rate, event: update_skipped, window: 200, count_gte: 10, clear: 4}
+
+    Blind to: how large an event was, and to bursts shorter than the window needs (use `threshold`
+        with `m_of_n`).
+    Source: torch.amp.GradScaler doubles its scale every 2000 clean steps, so a healthy run skips
+        about one step in 2000; the bounds are project defaults.
+    """
+
+    event: str
+    window: int = 200  # steps
+    count_gte: int | None = None  # events in the window
+    share_gte: float | None = None  # 0 to 1 of the window
+    clear: float | None = None  # events or share, as the bound; None: the bound itself
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.event,)
+
+    def start(self) -> RateWatch:
+        return RateWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        if self.window < 1:
+            return [("window", f"must be at least 1 step, not {self.window}")]
+        bounds = (("count_gte", self.count_gte, self.window), ("share_gte", self.share_gte, 1))
+        given = [(name, bound, most) for name, bound, most in bounds if bound is not None]
+        if len(given) != 1:
+            return [("count_gte", "give exactly one of `count_gte`, `share_gte`")]
+        name, bound, most = given[0]
+        if not 0 < bound <= most:
+            return [(name, f"must be above 0 and at most {most}, not {bound}")]
+        if self.clear is not None and not 0 < self.clear < bound:
+            return [("clear", f"must be above 0 and below `{name}` ({bound}), not {self.clear}")]
+        return []
+
+    def events(self, bound: float) -> int:
+        """Return the least number of events that reaches a bound, in its unit."""
+        if self.share_gte is None:
+            return math.ceil(bound)
+        count = int(bound * self.window)
+        while count / self.window < bound:
+            count += 1
+        return count
+
+
+class RateWatch(Memory):
+    """Keeps the steps of events and of missing samples, ascending, for two windows."""
+
+    __slots__ = (
+        "events",
+        "firing",
+        "missing",
+        "need_clear",
+        "need_events",
+        "spec",
+        "value",
+        "window",
+    )
+
+    def __init__(self, spec: Rate) -> None:
+        self.spec = spec
+        self.window = spec.window
+        bound = spec.share_gte if spec.count_gte is None else spec.count_gte
+        self.need_events = spec.events(bound or 0)
+        self.need_clear = self.need_events if spec.clear is None else spec.events(spec.clear)
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.events: list[int] = []
+        self.missing: list[int] = []
+        self.value: float | None = None
+        self.firing = False
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value = sample
+        last = self.last
+        if step <= last:
+            self.raw = UNKNOWN
+            return UNKNOWN
+        self.last = step
+        if step - last > 1 and last >= 0:
+            self.missing.extend(range(max(last + 1, step - 2 * self.window), step))
+        absent = sample is None or sample - sample != 0.0
+        if absent:
+            self.missing.append(step)
+        elif sample:
+            self.events.append(step)
+        since = step - self.window
+        quiet = not (self.firing or absent or (self.events and self.events[-1] > since))
+        if quiet and not (self.missing and self.missing[-1] > since):
+            self.raw = OK
+            return OK
+        came, maybe = self._within(self.events, step), self._within(self.missing, step)
+        if absent:
+            self.raw = UNKNOWN
+            return UNKNOWN
+        self.raw = _against(self.need_events, came, maybe)
+        if not self.firing or self.raw == BREACH:
+            self.firing = self.raw == BREACH
+            return self.raw
+        held = _against(self.need_clear, came, maybe)
+        self.firing = held != OK
+        return held
+
+    def _within(self, steps: list[int], step: int) -> int:
+        """Count the steps in the window; drop those that no rewind of a window can reach."""
+        old = bisect_right(steps, step - self.window)
+        if old > self.window:
+            del steps[: old - self.window]
+            old = self.window
+        return len(steps) - old
+
+    def rewind(self, step: int) -> None:
+        del self.events[bisect_right(self.events, step) :]
+        del self.missing[bisect_right(self.missing, step) :]
+        self.raw, self.value, self.firing = UNKNOWN, None, False
+        self.last = min(self.last, step)
+
+    def numbers(self) -> dict[str, Any]:
+        came = self._within(self.events, self.last)
+        return {
+            "step": self.last,
+            "value": came,
+            "sample": self.value,
+            "share": came / self.window,
+            "threshold": self.need_events,
+            "clear": self.need_clear,
+            "missing": self._within(self.missing, self.last),
+            "window": self.window,
+            "steps": [max(0, self.last - self.window + 1), self.last],
+        }
+
+
+def _against(need: int, came: int, maybe: int) -> int:
+    """Return whether `came` events, and perhaps `maybe` more, are `need`."""
+    return BREACH if came >= need else UNKNOWN if came + maybe >= need else OK

@@ -1,0 +1,231 @@
+"""Ratio: a short average of a metric over its own long past.
+
+Averages are exponential, by span (alpha = 2 / (span + 1)) and bias-corrected: written as a running
+mean whose sample count saturates, n <- 1 + (1 - alpha) * n, m <- m + (x - m) / n, the first sample
+counts as one sample and not as a long past.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.shapes import NOTE, Detector
+from ..core.values import BREACH, OK, UNKNOWN
+from ._baseline import Baseline, Freeze, median
+from ._debounce import check_bounds
+from ._memory import Memory
+
+MARK_EVERY = 16  # known samples between two states kept for `rewind`
+MARKS = 16  # how many are kept: 256 samples
+
+
+@dataclass(frozen=True)
+class Ratio(Detector):
+    """BREACH when the `fast` average is more than `gt` (less than `lt`) times the reference.
+
+    The reference is the `slow` average, or the median of the `ref` samples before this one: give
+    one of them. Samples that breach do not enter it; when `freeze` of the newest 2 * `slow` (or
+    `ref`) samples breached, it starts again from the newest `freeze`, with a `rebaseline` note. It
+    lasts until the ratio is past `clear`.
+
+    It answers after `min` samples, long before the reference is full: a ratio needs no scale.
+    UNKNOWN before, for absent, NaN and negative samples, and while the reference is zero. `rewind`
+    returns to a state at most 15 samples before the step, over 256 samples at most.
+
+    Example:
+        {kind: ratio, metric: update_norm, fast: 4, slow: 256, gt: 2.0, clear: 1.5}
+
+    Blind to: anything slower than the reference, metrics that change sign, and the spread: a noisy
+        metric crosses any fixed ratio (use `robust_z`). A learning-rate warmup looks like growth.
+    Source: bias correction as in Adam, arXiv:1412.6980, section 3.
+    """
+
+    metric: str
+    fast: int = 4  # span in steps; project default
+    slow: int | None = None  # span in steps; 256 is usual here
+    ref: int | None = None  # samples in the median's window
+    gt: float | None = None
+    lt: float | None = None
+    clear: float | None = None  # a ratio too; None: the bound itself
+    min_: int = 8  # samples; project default
+    freeze: int = 64  # breaching samples that may be kept out; project default
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    def start(self) -> RatioWatch:
+        return RatioWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = check_bounds({"gt": self.gt, "lt": self.lt}, self.clear)
+        if (self.slow is None) == (self.ref is None):
+            wrong.append(("slow", "give exactly one of `slow`, `ref`"))
+        if self.fast < 1:
+            wrong.append(("fast", f"must be at least 1 step, not {self.fast}"))
+        reference = self.slow or self.ref or 0
+        name = "ref" if self.slow is None else "slow"
+        if reference <= self.fast:
+            wrong.append((name, f"must be longer than `fast` ({self.fast}), not {reference}"))
+        for key, samples in (("min", self.min_), ("freeze", self.freeze)):
+            if not 1 <= samples <= reference:
+                wrong.append((key, f"must be 1 to `{name}` ({reference}), not {samples}"))
+        return wrong
+
+
+class RatioWatch(Memory):
+    """Two averages, or one and a window.
+
+    `fast_n` and `slow_n` are the effective numbers of samples, `marks` old states to go back to.
+    """
+
+    __slots__ = (
+        "base",
+        "bound",
+        "count",
+        "fast",
+        "fast_keep",
+        "fast_n",
+        "firing",
+        "freeze",
+        "marks",
+        "min_",
+        "note_",
+        "now",
+        "reference",
+        "release",
+        "slow",
+        "slow_keep",
+        "slow_n",
+        "spec",
+        "upper",
+        "value",
+    )
+
+    def __init__(self, spec: Ratio) -> None:
+        self.spec = spec
+        self.min_ = spec.min_
+        self.upper = spec.gt is not None
+        given = spec.gt if spec.gt is not None else spec.lt
+        self.bound = math.nan if given is None else given
+        self.release = self.bound if spec.clear is None else spec.clear
+        self.fast_keep = 1.0 - 2.0 / (spec.fast + 1.0)
+        self.slow_keep = 1.0 - 2.0 / ((spec.slow or 1) + 1.0)
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.base = Baseline(self.spec.ref, self.spec.freeze) if self.spec.ref else None
+        self.freeze = Freeze(2 * (self.spec.slow or 1), self.spec.freeze)
+        self.marks: list[tuple[int, int, float, float, float, float]] = []
+        self._restore((-1, 0, 0.0, 0.0, 0.0, 0.0))
+        self._forget_last()
+
+    def _restore(self, mark: tuple[int, int, float, float, float, float]) -> None:
+        _, self.count, self.fast, self.fast_n, self.slow, self.slow_n = mark
+        self.freeze.clear()
+
+    def _forget_last(self) -> None:
+        self.raw = UNKNOWN
+        self.value: float | None = None
+        self.firing = False
+        self.now = self.reference = math.nan  # the last ratio, and what it was taken to
+        self.note_: dict[str, Any] = {}
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value = sample
+        self.raw = UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if sample is None or not 0.0 <= sample < math.inf:
+            return UNKNOWN
+        fast_n = self.fast_n = 1.0 + self.fast_keep * self.fast_n
+        fast = self.fast = self.fast + (sample - self.fast) / fast_n
+        slow, slow_n = self.slow, self.slow_n
+        if self.base is None:
+            slow_n = 1.0 + self.slow_keep * slow_n
+            reference = slow = slow + (sample - slow) / slow_n
+        else:
+            reference = median(self.base.ordered) if self.base.ordered else sample
+        count = self.count = self.count + 1
+        code, breach = UNKNOWN, False
+        if count > self.min_ and reference > 0.0:
+            now = self.now = fast / reference
+            self.reference = reference
+            breach = now > self.bound if self.upper else now < self.bound
+            self.raw = BREACH if breach else OK
+            if self.firing or breach:
+                held = now > self.release if self.upper else now < self.release
+                self.firing = breach or held
+            code = BREACH if self.firing else OK
+        if breach:
+            code |= self._flag(sample, step)
+        elif self.base is None:
+            self.slow, self.slow_n = slow, slow_n
+            if self.freeze.flags:
+                self.freeze.take(step, sample, False)
+        else:
+            self.base.accept(step, sample)
+        if not count % MARK_EVERY:
+            self._mark(step)
+        return code
+
+    def _flag(self, sample: float, step: int) -> int:
+        """Keep the sample out of the reference; NOTE when it was the one that moved it."""
+        if self.base is not None:
+            if not self.base.flag(step, sample):
+                return 0
+            self.base.refit()
+            level = median(self.base.ordered)
+        else:
+            if not self.freeze.take(step, sample, True):
+                return 0
+            self.slow = self.slow_n = 0.0
+            for _, value in self.freeze.drain():
+                self.slow_n = 1.0 + self.slow_keep * self.slow_n
+                self.slow += (value - self.slow) / self.slow_n
+            level = self.slow
+        self.note_ = {
+            "kind": "rebaseline",
+            "reason": f"{self.spec.metric}: {self.spec.freeze} samples were flagged; "
+            f"the level of the newest, {level:.6g}, is the reference now",
+            "metric": self.spec.metric,
+            "reference": level,
+            "samples": self.spec.freeze,
+            "before": self.numbers(),
+        }
+        return NOTE
+
+    def _mark(self, step: int) -> None:
+        self.marks.append((step, self.count, self.fast, self.fast_n, self.slow, self.slow_n))
+        if len(self.marks) > MARKS:
+            del self.marks[0]
+
+    def note(self) -> dict[str, Any]:
+        note, self.note_ = self.note_, {}
+        return note
+
+    def rewind(self, step: int) -> None:
+        while self.marks and self.marks[-1][0] > step:
+            self.marks.pop()
+        self._restore(self.marks[-1] if self.marks else (-1, 0, 0.0, 0.0, 0.0, 0.0))
+        if self.base is not None:
+            self.base.rewind(step)
+        self._forget_last()
+        self.last = min(self.last, step)
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "step": self.last,
+            "value": self.value,
+            "ratio": self.now if self.raw != UNKNOWN else None,
+            "threshold": self.bound,
+            "clear": self.release,
+            "fast": self.fast,
+            "reference": self.reference,
+            "samples": self.count,
+            "steps": list(self.base.steps() or ()) if self.base is not None else [],
+        }

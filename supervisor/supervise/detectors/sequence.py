@@ -1,0 +1,195 @@
+"""Sequence: one thing after another, within so many steps, such as gradient, update, loss.
+
+A spike that runs through the optimizer leaves this trace; independent noise does not. Coupling buys
+two orders of magnitude fewer false alarms than any one of its stages.
+
+The matcher keeps, per stage, only the latest start among the partial matches that have come so far:
+under a limit on the whole span no other partial match can do better. A second row of starts counts
+UNKNOWN as BREACH, and so knows which matches are possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.shapes import NOTE, Detector
+from ..core.values import BREACH, OK, UNKNOWN
+from ._memory import NEVER, Memory
+
+ATTEMPT_CHANGE = "attempt_change"
+
+
+@dataclass(frozen=True)
+class Sequence(Detector):
+    """BREACH at a step t that ends a match t1 <= t2 <= ... <= t with t - t1 <= `within`.
+
+    `steps` names detectors; what counts is their raw breach, before `for`, `m_of_n` and `clear`.
+    With `same_step: false` the steps of a match must all differ. After a match all partial ones are
+    dropped, so one incident is one match, and the reading is a BREACH for that step only.
+
+    `until` names a detector whose breach drops all partial matches, before the stages of that step
+    are looked at. `until: attempt_change` may be written; it is always so: `rewind` drops them.
+
+    UNKNOWN when no match is certain but one is possible, were the UNKNOWN stages breaches. A
+    partial match of at least two stages that lacked only its last one when its time ran out gives a
+    `near_miss` note.
+
+    Example:
+        {kind: sequence, steps: [grad_z, update_z, loss_z], within: 8, until: attempt_change}
+
+    Blind to: the same trouble in another order (use `join`), and to stages that breach more than
+        `within` steps apart.
+    Source: Flink CEP (within, skip past last event, timed-out partial matches); public post-mortems
+        of training spikes for the order gradient, update, loss.
+    """
+
+    reads: ClassVar[str] = "detectors"
+
+    steps: tuple[str, ...]  # names of detectors, in order
+    within: int = 8  # steps from first to last; project default
+    until: str | None = None  # name of a detector, or attempt_change
+    same_step: bool = True  # one step may hold several stages: they are published together
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        if self.until is None or self.until == ATTEMPT_CHANGE:
+            return self.steps
+        return (*self.steps, self.until)
+
+    def start(self) -> SequenceWatch:
+        return SequenceWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if len(self.steps) < 2:
+            wrong.append(("steps", f"a sequence has at least two steps, not {len(self.steps)}"))
+        if self.within < 0:
+            wrong.append(("within", f"must be zero or more steps, not {self.within}"))
+        if not self.same_step and self.within < len(self.steps) - 1:
+            wrong.append(("within", f"{len(self.steps)} different steps never fit {self.within}"))
+        if self.until in self.steps:
+            wrong.append(("until", f"`{self.until}` is one of the steps: it could never match"))
+        return wrong
+
+
+class SequenceWatch(Memory):
+    """`sure` and `maybe` hold the latest start per stage or NEVER, `seen` its last breach."""
+
+    __slots__ = (
+        "last_match",
+        "live",
+        "maybe",
+        "note_",
+        "order",
+        "seen",
+        "spec",
+        "stops",
+        "sure",
+        "within",
+    )
+
+    def __init__(self, spec: Sequence) -> None:
+        self.spec = spec
+        self.within = spec.within
+        self.stops = len(spec.detectors) > len(spec.steps)
+        stages = range(len(spec.steps))
+        self.order = tuple(stages if spec.same_step else reversed(stages))
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self._drop()
+        self.seen = [NEVER] * len(self.spec.steps)
+        self.last_match: dict[str, Any] = {}
+        self.note_: dict[str, Any] = {}
+
+    def _drop(self) -> None:
+        self.sure = [NEVER] * len(self.spec.steps)
+        self.maybe = [NEVER] * len(self.spec.steps)
+        self.live = False  # any of them is set
+
+    def feed(self, sample: Any, step: int) -> int:
+        if step <= self.last:
+            self.raw = UNKNOWN
+            return UNKNOWN
+        self.last = step
+        if not self.live and not any(sample):
+            self.raw = OK
+            return OK
+        note = self._expire(step)
+        if self.stops and sample[-1] != OK:
+            self.sure = [NEVER] * len(self.sure)
+            if sample[-1] == BREACH:
+                self.maybe = [NEVER] * len(self.maybe)
+        for stage in self.order:
+            code = sample[stage]
+            if code == OK:
+                continue
+            start = self.maybe[stage - 1] if stage else step
+            if start != NEVER:
+                self.maybe[stage] = max(self.maybe[stage], start)
+            if code == BREACH:
+                self.seen[stage] = step
+                start = self.sure[stage - 1] if stage else step
+                if start != NEVER:
+                    self.sure[stage] = max(self.sure[stage], start)
+        self.raw = self._verdict(step)
+        return self.raw | note
+
+    def _expire(self, step: int) -> int:
+        """Drop the partial matches that `within` ended; NOTE when one of them was a near miss."""
+        oldest = step - self.within
+        missed = self.sure[-2] if len(self.sure) > 2 else NEVER
+        note = 0
+        if NEVER < missed < oldest:
+            steps = {n: s for n, s in zip(self.spec.steps, self.seen, strict=True) if s >= missed}
+            lacking = self.spec.steps[-1]
+            self.note_ = {
+                "kind": "near_miss",
+                "reason": f"{', '.join(steps)} breached from step {missed}, "
+                f"but {lacking} did not within {self.within} steps",
+                "steps": steps,
+                "lacking": lacking,
+            }
+            note = NOTE
+        for row in (self.sure, self.maybe):
+            for stage, start in enumerate(row):
+                if start < oldest:
+                    row[stage] = NEVER
+        return note
+
+    def _verdict(self, step: int) -> int:
+        """Return the code of this step, from the starts that reached the last stage in it."""
+        start, possible = self.sure[-1], self.maybe[-1]
+        self.sure[-1] = self.maybe[-1] = NEVER
+        if start != NEVER:
+            names = zip(self.spec.steps, self.seen, strict=True)
+            self.last_match = {
+                "first_step": start,
+                "last_step": step,
+                "steps": {name: seen for name, seen in names if seen >= start},
+            }
+            self._drop()
+            return BREACH
+        self.live = any(waiting != NEVER for waiting in self.maybe)
+        return UNKNOWN if possible != NEVER else OK
+
+    def note(self) -> dict[str, Any]:
+        note, self.note_ = self.note_, {}
+        return note
+
+    def numbers(self) -> dict[str, Any]:
+        names = self.spec.steps
+        return {
+            "step": self.last,
+            "value": self.last_match.get("last_step"),
+            "threshold": self.within,
+            "within": self.within,
+            "match": self.last_match,
+            "last_breach": {n: s for n, s in zip(names, self.seen, strict=True) if s != NEVER},
+        }

@@ -1,0 +1,122 @@
+"""Threshold: a metric beyond a fixed bound.
+
+Upper and lower, open and closed bounds are one comparison: a lower bound is an upper bound of the
+negated value, and `x >= b` is `x > c` with c the largest float below b, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.shapes import Detector
+from ..core.values import BREACH, OK, UNKNOWN
+from ._debounce import Debounced, check_bounds, check_quota, quota
+
+
+@dataclass(frozen=True)
+class Threshold(Detector):
+    """BREACH when the metric is beyond `gt`, `gte`, `lt` or `lte`: give exactly one.
+
+    `for` samples in a row, or m of the last n, make it a BREACH; it lasts until a sample is past
+    `clear`, which stands in for the bound until then. Absent and NaN samples are UNKNOWN and are
+    not counted.
+
+    Example:
+        {kind: threshold, metric: train_loss_raw, gt: 12.0, clear: 11.0, for: 2}
+
+    Blind to: everything inside the bound, however unusual (use `robust_z`), and to NaN (use
+        `nonfinite`).
+    Source: Prometheus alerting rules (`for`), CloudWatch alarms (m out of n), Schmitt trigger.
+    """
+
+    metric: str
+    gt: float | None = None  # units of the metric
+    gte: float | None = None
+    lt: float | None = None
+    lte: float | None = None
+    clear: float | None = None  # units of the metric, on the safe side; None: the bound itself
+    for_: int = 1  # samples in a row; project default
+    m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    @property
+    def bound(self) -> tuple[str, float]:
+        """The name and value of the bound that was given."""
+        for name in ("gt", "gte", "lt"):
+            value: float | None = getattr(self, name)
+            if value is not None:
+                return name, value
+        return "lte", math.nan if self.lte is None else self.lte
+
+    def start(self) -> ThresholdWatch:
+        return ThresholdWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        bounds = {"gt": self.gt, "gte": self.gte, "lt": self.lt, "lte": self.lte}
+        return check_bounds(bounds, self.clear) + check_quota(self.for_, self.m_of_n)
+
+
+class ThresholdWatch(Debounced):
+    """Compares; `value` is the last sample."""
+
+    __slots__ = ("bound", "release", "spec", "upper", "value")
+
+    def __init__(self, spec: Threshold) -> None:
+        self.spec = spec
+        name, bound = spec.bound
+        clear = bound if spec.clear is None else spec.clear
+        self.upper = name in ("gt", "gte")
+        self.bound = _as_open(name, bound)
+        self.release = _as_open(name, clear)
+        super().__init__(*quota(spec.for_, spec.m_of_n))
+
+    def reset(self) -> None:
+        super().reset()
+        self.value: float | None = None
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value = sample
+        if step <= self.last:
+            self.raw = UNKNOWN
+            return UNKNOWN
+        self.last = step
+        if sample is None or sample - sample != 0.0:
+            self.raw = UNKNOWN
+            return UNKNOWN
+        value = sample if self.upper else -sample
+        if value > self.bound:
+            self.raw = BREACH
+            return self.settle(True, True)
+        self.raw = OK
+        if self.bits or self.firing:
+            return self.settle(False, value > self.release)
+        return OK
+
+    def rewind(self, step: int) -> None:
+        self.acquit()
+        self.raw, self.value = UNKNOWN, None
+        self.last = min(self.last, step)
+
+    def numbers(self) -> dict[str, Any]:
+        name, bound = self.spec.bound
+        return {
+            "step": self.last,
+            "value": self.value,
+            name: bound,
+            "threshold": bound,
+            "clear": bound if self.spec.clear is None else self.spec.clear,
+            "breaching": self.bits.bit_count(),
+            "needed": self.need,
+            "of": self.mask.bit_length(),
+        }
+
+
+def _as_open(name: str, bound: float) -> float:
+    """Return c such that the bound is `x > c`, of the negated value when it is a lower one."""
+    upper = bound if name in ("gt", "gte") else -bound
+    return math.nextafter(upper, -math.inf) if name in ("gte", "lte") else upper

@@ -1,0 +1,153 @@
+"""All segments of a run: finds new ones, reads them in rank order, names what is wrong with them.
+
+A segment that cannot be used is reported once and left alone; the others go on. A rank that comes
+back under another process, after a relaunch, is read to its end and then replaced.
+
+Decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from supervise_probe import wire
+
+from ...core.values import Event, Noticed
+from ...errors import SegmentError
+from .reader import Segment
+
+_SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)\.seg")
+_MARK_NAME = re.compile(r"off\.(\d+)")
+_MARK_GRACE_NS = 1_000_000_000  # an empty mark may still be in the writing
+_MARK_BYTES = 2048
+_SHORTEST_S, _LONGEST_S = 0.001, 0.020
+
+
+class Segments:
+    """The segments of one run.
+
+    Attributes:
+        ranks: the open segment of each rank.
+    """
+
+    def __init__(self, shm_dir: Path, marks_dir: Path, clock: Callable[[], int]) -> None:
+        self.ranks: dict[int, Segment] = {}
+        self._shm_dir = shm_dir
+        self._marks_dir = marks_dir
+        self._clock = clock
+        self._known: set[str] = set()  # names of segments and marks that were dealt with
+        self._empty_since: dict[str, int] = {}
+        self._interval_s = _LONGEST_S
+
+    def poll(self) -> list[Event]:
+        """Return everything new, in rank order; never raises.
+
+        A segment that cannot be used gives one `Noticed` of kind `segment-fault`, a probe that gave
+        up one of kind `probe-off` with its own sentence.
+        """
+        events: list[Event] = []
+        for segment in self._find(events):
+            self._adopt(segment, events)
+        for rank in sorted(self.ranks):
+            self._read(self.ranks[rank], events)
+        self._take_marks(events)
+        if events:
+            self._interval_s = self._next_interval_s()
+        return events
+
+    def interval_s(self) -> float:
+        """Return how long to wait before the next poll, in seconds, between 1 and 20 ms.
+
+        A quarter of the fastest rank's median step time: polling costs the job nothing, where
+        waking us at each step would cost it more than the whole probe.
+        """
+        return self._interval_s
+
+    def close(self) -> None:
+        """Close all segments."""
+        for segment in self.ranks.values():
+            segment.close()
+        self.ranks.clear()
+
+    def _find(self, events: list[Event]) -> list[Segment]:
+        found = []
+        for name in _names(self._shm_dir):
+            match = _SEGMENT_NAME.fullmatch(name)
+            if match is None or name in self._known:
+                continue
+            self._known.add(name)
+            rank, pid = map(int, match.groups())
+            try:
+                segment = Segment.open(self._shm_dir / name, self._clock)
+            except SegmentError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):  # gone again: nobody's fault
+                    self._report(error, rank, pid, events)
+                continue
+            if (segment.rank, segment.pid) != (rank, pid):
+                whose = f"rank {segment.rank} of process {segment.pid}"
+                self._report(SegmentError(f"segment {name} is that of {whose}"), rank, pid, events)
+                segment.close()
+                continue
+            found.append(segment)
+        return sorted(found, key=lambda segment: segment.created_ns)
+
+    def _adopt(self, segment: Segment, events: list[Event]) -> None:
+        old = self.ranks.get(segment.rank)
+        idle = 0
+        while old is not None and self.ranks.get(old.rank) is old and idle < wire.PATIENCE:
+            idle = 0 if self._read(old, events) else idle + 1
+        if old is not None:
+            old.close()
+        self.ranks[segment.rank] = segment
+
+    def _read(self, segment: Segment, events: list[Event]) -> bool:
+        try:
+            new = segment.poll()
+        except SegmentError as error:
+            segment.close()
+            self.ranks.pop(segment.rank)
+            self._report(error, segment.rank, segment.pid, events)
+            return False
+        events += new
+        return bool(new)
+
+    def _take_marks(self, events: list[Event]) -> None:
+        for name in _names(self._marks_dir):
+            match = _MARK_NAME.fullmatch(name)
+            if match is None or name in self._known:
+                continue
+            try:
+                with (self._marks_dir / name).open("rb") as mark:
+                    text = mark.read(_MARK_BYTES).decode("utf-8", "replace")
+            except OSError as error:
+                text = f"the probe is off, and its reason cannot be read: {error.strerror}"
+            now = self._clock()
+            if not text.strip():
+                if now - self._empty_since.setdefault(name, now) < _MARK_GRACE_NS:
+                    continue
+                text = "the probe is off, and could not write down why"
+            self._known.add(name)
+            message = " ".join(text.split())
+            events.append(Noticed(now, "probe-off", message, data={"pid": int(match[1])}))
+
+    def _report(self, error: SegmentError, rank: int, pid: int, events: list[Event]) -> None:
+        message = f"{error} ({error.hint})" if error.hint else str(error)
+        events.append(
+            Noticed(self._clock(), "segment-fault", message, rank=rank, data={"pid": pid})
+        )
+
+    def _next_interval_s(self) -> float:
+        steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
+        fastest_s = min(steps) / 1e9 if steps else 4 * _LONGEST_S
+        return min(max(fastest_s / 4, _SHORTEST_S), _LONGEST_S)
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries)
+    except OSError:  # not made yet, or removed at the end
+        return []

@@ -1,0 +1,260 @@
+"""Reads one rank's segment and turns it into events; sends it commands.
+
+Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease` and
+`send` write, and only the supervisor calls them.
+
+Decides nothing: what a gap, a fault or a silent rank means is the engine's affair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from supervise_probe import wire
+
+from ...core.values import Announced, Beat, Event, Frame, Gap, Noticed
+from ...errors import SegmentError
+from .file import SegmentFile, parse, word
+
+_STEP_TIMES = 31  # enough for a median that one slow step does not move
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A probe's answer to a command. `result` holds what was observed; `error` why it refused."""
+
+    key: str
+    verb: str
+    step: int
+    ok: bool
+    result: Mapping[str, Any]
+    error: str | None
+
+
+class Segment:
+    """One rank's segment; make one with `open`.
+
+    Attributes:
+        rank, world_size, pid, start_ticks, created_ns: as the probe wrote them at its start.
+    """
+
+    def __init__(self, file: SegmentFile, clock: Callable[[], int]) -> None:
+        header = file.header
+        self.path = file.path
+        self.rank = header.rank
+        self.world_size = header.world_size
+        self.pid = header.pid
+        self.start_ticks = header.start_ticks
+        self.created_ns = header.created_ns
+        self._file = file
+        self._clock = clock
+        self._slot_size = header.slot_size
+        self._frames = wire.Ring(header.slots, self._slot, wire.unpack_slot)
+        self._letters = wire.Ring(wire.LETTER_SLOTS, self._letter, wire.unpack_letter)
+        self._held: list[tuple[int, int, wire.Slot | None]] = []  # frames waiting for their names
+        self._tries = 0
+        self._names: tuple[str, ...] = ()
+        self._generation = 0
+        self._status: dict[str, Any] = {}
+        self._status_generation = 0
+        self._beat = (header.created_ns, wire.PHASES[0])
+        self._acks: list[Ack] = []
+        self._sent: int | None = None
+        self._last: tuple[int, int] | None = None  # seq and time of the newest frame
+        self._step_ns: deque[int] = deque(maxlen=_STEP_TIMES)
+
+    @classmethod
+    def open(cls, path: Path | str, clock: Callable[[], int]) -> Segment:
+        """Open a segment, from the oldest frame that it still holds.
+
+        Args:
+            path: the file.
+            clock: returns CLOCK_MONOTONIC in nanoseconds.
+
+        Raises:
+            SegmentError: it cannot be opened, or is short, foreign, damaged or of another version.
+        """
+        return cls(SegmentFile(Path(path)), clock)
+
+    def poll(self, limit: int = 1024) -> list[Event]:
+        """Return what is new: names, then frames and gaps in order, then notices.
+
+        A slot that is half-written ends the frames for now; the next call tries it again.
+
+        Args:
+            limit: most slots looked at in one call.
+
+        Raises:
+            SegmentError: the file was cut short or overwritten; it is of no further use.
+        """
+        words = self._file.words()
+        events: list[Event] = []
+        self._take_names(words, events)
+        self._take_frames(word(words, wire.HEAD_AT), limit, events)
+        self._take_letters(word(words, wire.LETTERS_HEAD_AT), events)
+        return events
+
+    def beat(self) -> Beat:
+        """Return when the probe last ran any hook, and in which phase.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        seen = wire.checked(self._file.words(), wire.BEAT_AT)
+        if seen is not None and seen & 7 < len(wire.PHASES):
+            self._beat = (seen & ~7, wire.PHASES[seen & 7])
+        return Beat(self.rank, *self._beat)
+
+    def status(self) -> dict[str, Any]:
+        """Return the newest status that the probe wrote, `{}` before the first.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        if word(self._file.words(), wire.STATUS_GENERATION_AT) != self._status_generation:
+            generation, status = self._file.document(wire.STATUS_AT, wire.STATUS_SIZE)
+            if generation > self._status_generation and isinstance(status, dict):
+                self._status = status
+                self._status_generation = generation
+        return self._status
+
+    def acks(self) -> list[Ack]:
+        """Return the acks that `poll` found, once each."""
+        acks, self._acks = self._acks, []
+        return acks
+
+    def end(self) -> tuple[int | None, str] | None:
+        """Return `(returncode, last words)` as the job itself recorded them, None before that.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        found = wire.unpack_letter(self._file.read(wire.END_AT, wire.END_SIZE))
+        end = parse(found[1]) if found and found[1] is not None else None
+        if not isinstance(end, dict):
+            return None
+        code, text = end.get("returncode"), end.get("text")
+        return (code if isinstance(code, int) else None), (text if isinstance(text, str) else "")
+
+    def step_ns(self) -> int | None:
+        """Return the median time between frames in nanoseconds, None before there are two."""
+        times = sorted(self._step_ns)
+        return times[len(times) // 2] if times else None
+
+    def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None:
+        """Send a command; `key` names the order, however often it is sent.
+
+        Raises:
+            SegmentError: it does not fit into a letter, or as `poll`.
+        """
+        payload = json.dumps({"key": key, "verb": verb, "args": dict(args)}).encode()
+        if len(payload) > wire.LETTER_ROOM:
+            raise SegmentError(
+                f"command {verb} takes {len(payload)} bytes, a letter holds {wire.LETTER_ROOM}"
+            )
+        if self._sent is None:
+            self._sent = self._count_sent()
+        at = wire.COMMANDS_AT + self._sent % wire.LETTER_SLOTS * wire.LETTER_SIZE
+        self._file.write(at, wire.pack_letter(self._sent, payload))
+        self._sent += 1
+        self._file.write(wire.COMMANDS_HEAD_AT, self._sent.to_bytes(8, "little"))
+
+    def stamp(self, now_ns: int) -> None:
+        """Tell the probe that the supervisor lives.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        self._file.write(wire.SUPERVISOR_AT, wire.CHECKED.pack(now_ns, now_ns ^ wire.ALL_ONES))
+
+    def lease(self, until_ns: int) -> None:
+        """Let a pause last until `until_ns` (CLOCK_MONOTONIC).
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        self._file.write(wire.LEASE_AT, wire.CHECKED.pack(until_ns, until_ns ^ wire.ALL_ONES))
+
+    def close(self) -> None:
+        """Let go of the file; safe to repeat. Whatever is called afterwards raises SegmentError."""
+        self._file.close()
+
+    def _take_names(self, words: bytes, events: list[Event]) -> None:
+        if word(words, wire.NAMES_GENERATION_AT) == self._generation:
+            return
+        generation, names = self._file.document(wire.NAMES_AT, wire.NAMES_SIZE)
+        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if generation <= self._generation or not known:
+            return  # half-written or damaged; frames that need it wait for it
+        self._generation = generation
+        self._names = tuple(names)
+        events.append(Announced(self._clock(), self.rank, self.world_size, self.pid, self._names))
+
+    def _take_frames(self, head: int, limit: int, events: list[Event]) -> None:
+        if self._tries >= wire.PATIENCE:
+            raise self._file.fault("has frames, but its table of names is damaged")
+        taken, self._held = self._held + self._frames.take(head, limit), []
+        for index, (seq, lost, slot) in enumerate(taken):
+            if slot is None:
+                events.append(Gap(self._clock(), self.rank, seq, lost))
+                continue
+            if len(slot.values) > len(self._names):
+                self._take_names(self._file.words(), events)
+            absent = len(self._names) - len(slot.values)
+            if absent < 0:
+                self._held = taken[index:]
+                self._tries += 1
+                return
+            self._tries = 0
+            values = slot.values + (None,) * absent  # names that came after this frame
+            events.append(Frame(slot.at_ns, self.rank, slot.attempt, slot.step, values))
+            if self._last is not None and self._last[0] == seq - 1 and slot.at_ns > self._last[1]:
+                self._step_ns.append(slot.at_ns - self._last[1])
+            self._last = (seq, slot.at_ns)
+
+    def _take_letters(self, head: int, events: list[Event]) -> None:
+        bad = 0
+        for _, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
+            letter = parse(raw) if raw is not None else None
+            if _has_shape(letter, _ACK):
+                letter["key"] = letter.pop("ack")
+                self._acks.append(Ack(**letter))
+            elif _has_shape(letter, _NOTICE):
+                at_ns, rank = self._clock(), self.rank
+                kind = letter.pop("notice")
+                events.append(Noticed(at_ns=at_ns, kind=kind, rank=rank, **letter))
+            else:
+                bad += lost or 1
+        if bad:
+            message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
+            events.append(Noticed(self._clock(), "note", message, rank=self.rank))
+
+    def _count_sent(self) -> int:
+        # A supervisor before us may have died between the letter and the count: the letters decide.
+        sent = 0
+        for index in range(wire.LETTER_SLOTS):
+            at = wire.COMMANDS_AT + index * wire.LETTER_SIZE
+            found = wire.unpack_letter(self._file.read(at, wire.LETTER_SIZE))
+            sent = max(sent, found[0] + 1 if found else 0)
+        return sent
+
+    def _slot(self, index: int) -> bytes:
+        return self._file.read(wire.HEADER_SIZE + index * self._slot_size, self._slot_size)
+
+    def _letter(self, index: int) -> bytes:
+        return self._file.read(wire.LETTERS_AT + index * wire.LETTER_SIZE, wire.LETTER_SIZE)
+
+
+_ACK = {"ack": str, "verb": str, "step": int, "ok": bool, "result": dict, "error": str | None}
+_NOTICE = {"notice": str, "message": str, "step": int | None, "data": dict}
+
+
+def _has_shape(letter: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(letter, dict) or letter.keys() != shape.keys():
+        return False
+    return all(isinstance(letter[key], kind) for key, kind in shape.items())

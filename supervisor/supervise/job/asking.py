@@ -1,0 +1,96 @@
+"""One command on its way to the ranks, and the judgement over what came back.
+
+Shared between the performer's thread, which waits, and the main loop, which sends and files acks;
+everything here is touched under the condition that both know (see `control`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ..core.values import Beat
+from ..errors import ActionError
+
+
+class Ack(Protocol):
+    """What a probe answered to a command."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def result(self) -> Mapping[str, Any]: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class Rank(Protocol):
+    """What this needs of a rank's segment."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None: ...
+    def acks(self) -> list[Any]: ...
+    def lease(self, until_ns: int) -> None: ...
+    def beat(self) -> Beat: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class Ranks(Protocol):
+    """What this needs of the segments."""
+
+    @property
+    def ranks(self) -> Mapping[int, Rank]: ...
+
+
+class Asked:
+    """A command on its way: who was asked, who answered, who never will."""
+
+    def __init__(self, verb: str, key: str, wakeup: threading.Condition) -> None:
+        self.verb = verb
+        self.key = key
+        self.sent: dict[int, int] | None = None  # rank -> pid, None until the main loop sent it
+        self.answers: dict[int, Ack] = {}
+        self.gone: dict[int, str] = {}  # rank -> why it will not answer
+        self.refusal: str | None = None  # why it was not sent at all
+        self._wakeup = wakeup
+
+    def wait(self, timeout_s: float) -> dict[int, Ack]:
+        """Wait until every rank answered or cannot; return the answers there are."""
+        with self._wakeup:
+            self._wakeup.wait_for(self._settled, timeout_s)
+            return dict(self.answers)
+
+    def _settled(self) -> bool:
+        if self.refusal is not None:
+            return True
+        return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.gone.keys()
+
+
+def judge(asked: Asked, answers: Mapping[int, Ack], deadline_s: float) -> None:
+    """Raise `ActionError` unless every rank that was asked did it."""
+    verb = asked.verb
+    refused = [(rank, ack.error) for rank, ack in sorted(answers.items()) if not ack.ok]
+    if refused:
+        rank, error = refused[0]
+        raise ActionError(f"rank {rank} refused {verb}: {error}")
+    silent = sorted(set(asked.sent or {}) - set(answers))
+    if asked.sent is None:
+        raise ActionError(f"{verb} was not sent: {asked.refusal or 'the main loop is busy'}")
+    if not silent:
+        return
+    why = asked.refusal or "; ".join(asked.gone[rank] for rank in silent if rank in asked.gone)
+    why = why or f"no answer within {deadline_s:g} s from rank {', '.join(map(str, silent))}"
+    partly = f" after {len(answers)} of {len(asked.sent)} ranks did it: they may differ now"
+    raise ActionError(f"{verb}: {why}{partly if answers else ''}")
+
+
+def ending(returncode: int) -> str:
+    return f"exit code {returncode}" if returncode >= 0 else f"signal {-returncode}"

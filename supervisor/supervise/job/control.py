@@ -1,0 +1,271 @@
+"""The job as actions see it: commands to its ranks, evidence, and its end.
+
+Two threads meet here, and the segments belong to one of them. Actions run on the performer's
+thread, which may wait; the segments are polled by the main loop, which may not. So an action only
+puts a piece of work in a queue and waits for its answers; the main loop calls `pump` after every
+`segments.poll()`, which does the queued work (sending letters), files the acks that the poll read,
+renews leases, and wakes the waiting thread. Never call `command`, `snapshot` or `stop` from the
+main loop: they would wait for themselves.
+
+A command is sent once, to every rank or to none. Its key makes it idempotent: the probe answers a
+key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
+ranks may differ, and the error says so. The end of the job ends every wait at once. A letter cannot
+be called back: what is answered after its deadline is told by `late`, since it took effect.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psutil
+
+from supervise_probe.wire import WireError
+
+from ..errors import ActionError, SuperviseError
+from .asking import Ack, Asked, Rank, Ranks, ending, judge
+from .process import Process
+
+T = TypeVar("T")
+
+LOOP_S = 2.0  # the main loop comes round every few milliseconds; longer than this it is stuck
+
+
+class Control:
+    """Implements `core.shapes.Job` over a process and its segments.
+
+    Args:
+        process: the running job.
+        segments: its ranks; touched inside `pump` only.
+        collect: `(control, incident, key, deadline_s) -> bundle`, makes the evidence bundle.
+
+    Attributes:
+        exit_code: what the supervisor exits with because a policy stopped the job; None when the
+            job's own result counts.
+        paused: True between an acknowledged `pause` and `resume`.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        segments: Ranks,
+        collect: Callable[[Control, str, str, float], dict[str, Any]],
+    ) -> None:
+        self.exit_code: int | None = None
+        self.paused = False
+        self._process = process
+        self._segments = segments
+        self._collect = collect
+        self._world_size = 1
+        self._wakeup = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._open: list[Asked] = []
+        self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
+        self._late: deque[str] = deque()
+        self._lease_s: float | None = None
+        self._renewed_ns = 0
+
+    # ── the main loop's side ─────────────────────────────────────────────────────────────────────
+
+    def pump(self, now_ns: int) -> None:
+        """Send what is queued, file acks, renew leases. Call after every `segments.poll()`."""
+        ranks = self._segments.ranks
+        if ranks:
+            self._world_size = max(rank.world_size for rank in ranks.values())
+        while self._work:
+            self._work.popleft()()
+        acks = [(rank, ack) for rank, segment in ranks.items() for ack in segment.acks()]
+        if self._open or acks:
+            with self._wakeup:
+                self._file(acks, ranks)
+                self._wakeup.notify_all()
+        if self._lease_s is not None and now_ns - self._renewed_ns > self._lease_s * 1e9 / 3:
+            self._renewed_ns = now_ns
+            for rank in ranks.values():
+                with suppress(SuperviseError, OSError):  # the poll tells of a broken segment
+                    rank.lease(now_ns + int(self._lease_s * 1e9))
+
+    def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Rank]) -> None:
+        ended = self._process.returncode
+        for asked in self._open:
+            for rank, ack in acks:
+                if ack.key == asked.key and asked.sent is not None and rank in asked.sent:
+                    asked.answers[rank] = ack
+            for rank, pid in (asked.sent or {}).items():
+                if rank not in ranks or ranks[rank].pid != pid:
+                    asked.gone.setdefault(rank, f"rank {rank} went away")
+            if ended is not None:
+                asked.refusal = f"the job has ended ({ending(ended)})"
+        for rank, ack in acks:
+            if ack.key in self._overdue:
+                what = "was done" if ack.ok else f"was refused: {ack.error}"
+                verb = self._overdue[ack.key]
+                self._late.append(f"{verb} by rank {rank} after its deadline {what}")
+
+    def late(self) -> list[str]:
+        """Return a sentence for each answer that came after its command was given up, once."""
+        return [self._late.popleft() for _ in range(len(self._late))]
+
+    def _send(self, asked: Asked, args: Mapping[str, Any], *, partly: bool) -> None:
+        """On the main loop: send to every rank, or refuse before anything was sent."""
+        if asked not in self._open:
+            return  # given up before the main loop came to it
+        ranks = self._segments.ranks
+        if self._process.returncode is not None:
+            asked.refusal = f"the job has ended ({ending(self._process.returncode)})"
+        elif not ranks:
+            asked.refusal = "no probe is attached to the job"
+        elif len(ranks) < self._world_size and not partly:
+            asked.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
+        else:
+            sent = {}
+            for rank, segment in ranks.items():
+                sent[rank] = segment.pid
+                try:
+                    segment.send(asked.key, asked.verb, args)
+                except (SuperviseError, WireError, OSError, ValueError) as error:
+                    asked.gone[rank] = f"rank {rank} cannot be written to: {error}"
+            asked.sent = sent
+        with self._wakeup:
+            self._wakeup.notify_all()
+
+    # ── the performer's side ─────────────────────────────────────────────────────────────────────
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job, as its probes report it; 1 before the first one did."""
+        return self._world_size
+
+    def ask(self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False) -> Asked:
+        """Send `verb` without waiting. With `partly` the ranks that are there are enough."""
+        asked = Asked(verb, key, self._wakeup)
+        with self._wakeup:
+            self._open.append(asked)
+        self._work.append(lambda: self._send(asked, args, partly=partly))
+        return asked
+
+    def forget(self, asked: Asked) -> None:
+        """Wait no longer for `asked`; an answer that still comes is told by `late`."""
+        with self._wakeup:
+            self._open.remove(asked)
+            if set(asked.sent or {}) - set(asked.answers):
+                self._overdue[asked.key] = asked.verb
+
+    def on_loop(self, call: Callable[[], T], timeout_s: float) -> T:
+        """Run `call` on the main loop and return its result.
+
+        Raises:
+            ActionError: the main loop did not get to it within `timeout_s`.
+        """
+        result: list[T] = []
+        failure: list[Exception] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                result.append(call())
+            except Exception as error:
+                failure.append(error)
+            done.set()
+
+        self._work.append(work)
+        if not done.wait(timeout_s):
+            raise ActionError("the supervisor's main loop is busy", retryable=True)
+        if failure:
+            raise failure[0]
+        return result[0]
+
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]:
+        """Send `verb` to every rank; return rank 0's ack (the lowest here) plus `{"ranks": n}`.
+
+        Raises:
+            ActionError: the job has ended, ranks are missing, one refused, or did not answer.
+        """
+        asked = self.ask(verb, args, key=key)
+        try:
+            answers = asked.wait(deadline_s)
+        finally:
+            self.forget(asked)
+        judge(asked, answers, deadline_s)
+        if verb == "pause":
+            self._lease_s = float(args["lease_s"])
+            self.paused = True
+        elif verb == "resume":
+            self._lease_s = None
+            self._renewed_ns = 0
+            self.paused = False
+        return {**answers[min(answers)].result, "ranks": len(answers)}
+
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
+        return self._collect(self, incident, key, deadline_s)
+
+    def ranks(self) -> dict[int, dict[str, Any]]:
+        """Return per rank `pid`, `phase`, `seen_ns` and `status`. Call it on the main loop."""
+        found = {}
+        for number, rank in self._segments.ranks.items():
+            view: dict[str, Any] = {"pid": rank.pid, "phase": None, "seen_ns": 0, "status": {}}
+            with suppress(SuperviseError, OSError):  # a broken segment, which the poll tells of
+                beat = rank.beat()
+                view |= {"phase": beat.phase, "seen_ns": beat.seen_ns, "status": rank.status()}
+            found[number] = view
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes of the job."""
+        return self._process.tree.members()
+
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+        """End the job: interrupt at a step boundary, then TERM, then KILL over the whole tree.
+
+        Returns:
+            `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
+            `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
+        """
+        since = time.monotonic()
+        asked_for = self._interrupt(grace_s)
+        ended = self._process.returncode is not None
+        interrupted = asked_for == "interrupted"
+        if not ended or interrupted:
+            self.exit_code = exit_code
+        seen = self._process.stop(term_s=term_s)
+        if ended:
+            seen["how"] = "interrupt" if interrupted else "ended"
+        took_s = round(time.monotonic() - since, 3)
+        return {**seen, "interrupt": asked_for, "exit_code": self.exit_code, "seconds": took_s}
+
+    def _interrupt(self, grace_s: float) -> str:
+        """Ask the ranks to stop at their next step boundary; say what came of it."""
+        if grace_s <= 0:
+            return "skipped: no grace"
+        deadline = time.monotonic() + grace_s
+        try:
+            silent_ns = self.on_loop(self._silence_ns, min(grace_s, LOOP_S))
+        except ActionError as error:
+            return f"skipped: {error}"
+        if silent_ns is None:
+            return "skipped: no probe is attached to the job"
+        if silent_ns > grace_s * 1e9:
+            return f"skipped: the job was silent for {silent_ns / 1e9:.0f} s"
+        key = f"stop-{time.monotonic_ns()}"
+        asked = self.ask("stop", {"how": "interrupt"}, key=key, partly=True)
+        try:
+            answers = asked.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            self.forget(asked)
+        if not any(ack.ok for ack in answers.values()):
+            errors = [ack.error for ack in answers.values() if ack.error]
+            return f"not done: {errors[0] if errors else asked.refusal or 'no rank answered'}"
+        self._process.wait(max(0.0, deadline - time.monotonic()))
+        return "interrupted"
+
+    def _silence_ns(self) -> int | None:
+        """On the main loop: how long the rank that was heard last has been silent."""
+        heard = [view["seen_ns"] for view in self.ranks().values()]
+        return time.monotonic_ns() - max(heard) if heard else None

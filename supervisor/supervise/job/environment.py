@@ -1,0 +1,150 @@
+"""The environment that brings the probe into the job, and what keeps it out.
+
+The probe enters through `sitecustomize` in a directory put in front of `PYTHONPATH`. Nothing else
+of the job's environment changes. `tier` tells beforehand, from the command line alone, when that
+cannot work: T0 means that only exit, signals, logs and hardware will be seen. It is a forecast (a
+program may start Python later, a wrapper may drop the variable), so a probe that reports in all
+the same is believed over it, and one that never does is noticed by its silence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+
+_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?(-dbg)?(\.exe)?$")
+
+# Programs that start other programs and hand the environment on. What they start is searched for
+# in their arguments; where it is not to be seen there, the forecast is hopeful.
+_LAUNCHERS = {
+    "bash", "sh", "dash", "zsh", "fish", "ksh", "make", "just", "task", "script", "sudo", "env",
+    "nice", "ionice", "chrt", "taskset", "numactl", "timeout", "time", "stdbuf", "setsid", "nohup",
+    "unshare", "xvfb-run", "srun", "mpirun", "mpiexec", "orterun", "uv", "uvx", "poetry", "pdm",
+    "hatch", "pipenv", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace", "perf",
+}  # fmt: skip
+
+_KEEPS_OUT = {
+    "I": "python -I ignores PYTHONPATH",
+    "E": "python -E ignores PYTHONPATH",
+    "S": "python -S does not import sitecustomize",
+}
+
+
+def inject_dir() -> Path:
+    """Return the directory of the probe's `sitecustomize.py`."""
+    spec = find_spec("supervise_probe")
+    assert spec is not None, "supervise_probe is part of this distribution"
+    assert spec.origin is not None
+    return Path(spec.origin).resolve().parent / "inject"
+
+
+def disabled(environ: Mapping[str, str]) -> bool:
+    """Return True when the kill switch `SUPERVISE_DISABLE` is on (anything but empty or "0")."""
+    return environ.get("SUPERVISE_DISABLE", "") not in ("", "0")
+
+
+def child_environment(environ: Mapping[str, str], probe_config: Path) -> dict[str, str]:
+    """Return the job's environment: `environ` plus the way in for the probe.
+
+    Args:
+        environ: the environment to start from, usually `os.environ`.
+        probe_config: path of the run's `probe.json`.
+    """
+    child = dict(environ)
+    if disabled(environ):
+        return child
+    inject = str(inject_dir())
+    # An empty PYTHONPATH is no PYTHONPATH; an empty entry in it would be the working directory.
+    before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != inject]
+    child["PYTHONPATH"] = os.pathsep.join([inject, *before] if before != [""] else [inject])
+    child["SUPERVISE_PROBE"] = str(probe_config.resolve())
+    return child
+
+
+def tier(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
+    """Forecast how much of the job can be seen: `("T1", None)`, or `("T0", reason)`.
+
+    Args:
+        argv: the job's command line.
+        environ: the environment it will get; `os.environ` by default.
+    """
+    environ = os.environ if environ is None else environ
+    if disabled(environ):
+        return "T0", "SUPERVISE_DISABLE is set"
+    reason = _reason(list(argv), environ.get("PATH", os.defpath))
+    return ("T1", None) if reason is None else ("T0", reason)
+
+
+def _reason(argv: list[str], path: str, depth: int = 0) -> str | None:
+    """Say why no probe can enter the process that `argv` starts, or None."""
+    if not argv or depth > 4:
+        return None
+    name = Path(argv[0]).name
+    if _PYTHON.match(name):
+        return _python_flags(argv[1:])
+    if name in _LAUNCHERS:
+        return _behind_launcher(argv[1:])
+    found = shutil.which(argv[0], path=path)
+    if found is None:
+        return None  # it cannot be started, which is another message
+    shebang = _shebang(Path(found))
+    if shebang:
+        return _reason([*shebang, found, *argv[1:]], path, depth + 1)
+    if any(_PYTHON.match(Path(word).name) or word.endswith(".py") for word in argv[1:]):
+        return _behind_launcher(argv[1:])
+    return f"{name} is not Python"
+
+
+def _behind_launcher(words: list[str]) -> str | None:
+    for place, word in enumerate(words):
+        if _PYTHON.match(Path(word).name):
+            return _python_flags(words[place + 1 :])
+    return None
+
+
+def _python_flags(words: list[str]) -> str | None:
+    """Walk over the interpreter's own options, up to the script, `-c` or `-m`."""
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-") or word in ("-", "--"):
+            return None
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(rest, None)
+            continue
+        for at, letter in enumerate(word[1:], start=1):
+            if letter in _KEEPS_OUT:
+                return _KEEPS_OUT[letter]
+            if letter in "cm":
+                return None  # what follows belongs to the program
+            if letter in "WX":
+                if at == len(word) - 1:
+                    next(rest, None)
+                break
+    return None
+
+
+def _shebang(path: Path) -> list[str]:
+    """Return the words of the `#!` line of `path`, without `env`; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(512).decode("utf-8", "replace")
+    except OSError:
+        return []
+    if not head.startswith("#!"):
+        return []
+    lines = head.splitlines()
+    words = lines[0][2:].split()
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if word != "-S" and "=" not in word]
+    # pip writes `#!/bin/sh` and `'''exec' "/a very long path/python" "$0" "$@"` on the second line
+    if len(lines) > 1 and lines[1].startswith("'''exec'"):
+        call = shlex.split(lines[1].removeprefix("'''exec'"))
+        words = list(takewhile(lambda word: word != "$0", call))
+    return words

@@ -1,0 +1,155 @@
+"""The job as a process: started, watched, signalled, stopped.
+
+Two kinds of callers share it. The main loop calls `poll`, which also does job control and collects
+orphans, and belongs to the main thread. Any other thread may `wait`, `signal` and `stop`. The exit
+status is looked at before it is collected, so that no signal can hit a pid that was given away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from .launch import spawn
+from .terminal import Terminal, stop_ourselves
+from .tree import Tree
+
+_PAUSE_S = 0.01  # between two looks while waiting
+_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)  # what a terminal stops a job with
+
+
+def exit_code(returncode: int) -> int:
+    """Return the exit code that passes the job's end on: its own, or 128+n after signal n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+class Process:
+    """The job's first process, and through `tree` all the others.
+
+    Attributes:
+        pid: of the first process; also the id of its process group.
+        returncode: None while it runs, then as in `subprocess` (negative after a signal).
+        tree: every process of the job.
+        stopped: True while the first process is stopped by a signal.
+        suspended_ns: how long we ourselves were stopped together with the job (Ctrl-Z), in sum.
+            Silence of the probe during that time means nothing.
+    """
+
+    def __init__(self, pid: int, tree: Tree, terminal: Terminal | None, create_time: float) -> None:
+        self.pid = pid
+        self.tree = tree
+        self.create_time = create_time
+        self.returncode: int | None = None
+        self.stopped = False
+        self.suspended_ns = 0
+        self._terminal = terminal
+        self._lock = threading.RLock()
+
+    @classmethod
+    def start(
+        cls, argv: Sequence[str], environ: Mapping[str, str], *, terminal: Terminal | None = None
+    ) -> Process:
+        """Start the command; with a `terminal` it gets the foreground, if that is ours to give.
+
+        Raises:
+            LaunchError: it was not found or is not executable.
+        """
+        before = frozenset(psutil.Process().children())
+        pid = spawn(argv, environ)
+        if terminal is not None:
+            terminal.lend(pid)
+        return cls(pid, Tree(pid, before), terminal, psutil.Process(pid).create_time())
+
+    def poll(self) -> int | None:
+        """Return the returncode, None while it runs. For the main loop; serves job control too."""
+        if self._look() is None:
+            self._job_control()
+        self.tree.reap()
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end, at most `timeout_s`; return the returncode or None. Any thread."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._look() is None and (deadline is None or time.monotonic() < deadline):
+            time.sleep(_PAUSE_S)
+        return self.returncode
+
+    def signal(self, signum: int, *, group: bool = False) -> bool:
+        """Send `signum` to the first process, or to its whole `group`; False when it has ended."""
+        if self.returncode is not None:
+            return False
+        try:
+            (os.killpg if group else os.kill)(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def stop(self, *, term_s: float, kill_s: float = 10.0) -> dict[str, Any]:
+        """End every process of the job: TERM, after `term_s` KILL. Any thread but the main one.
+
+        Returns:
+            `how` it ended (`ended` when nobody was left, else `term` or `kill`), `returncode`, and
+            `survivors`, the pids that outlived KILL for `kill_s` (stuck in the kernel).
+        """
+        how = "ended"
+        left = self.tree.members()
+        if left:
+            how = "term"
+            left = self.tree.end(signal.SIGTERM, term_s)
+        if left:
+            how = "kill"
+            left = self.tree.end(signal.SIGKILL, kill_s)
+        self.wait(0.0 if left else 1.0)
+        survivors = [process.pid for process in left]
+        return {"how": how, "returncode": self.returncode, "survivors": survivors}
+
+    def continued(self) -> None:
+        """We were continued (`fg` or `bg`): hand the terminal on and continue the job."""
+        if self._terminal is not None and self.returncode is None:
+            self._terminal.lend(self.pid)
+        self.signal(signal.SIGCONT, group=True)
+
+    def _look(self) -> int | None:
+        """Notice the end of the first process and collect it."""
+        with self._lock:
+            if self.returncode is not None:
+                return self.returncode
+            try:
+                info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                self.returncode = 255  # somebody else collected it: how it ended cannot be known
+                return self.returncode
+            if info is None:
+                return None
+            exited = info.si_code == os.CLD_EXITED
+            self.returncode = info.si_status if exited else -info.si_status
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
+            if self._terminal is not None:
+                self._terminal.take_back(self.pid)
+            return self.returncode
+
+    def _job_control(self) -> None:
+        try:
+            info = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        except ChildProcessError:  # it was collected by a waiting thread a moment ago
+            return
+        if info is None:
+            return
+        self.stopped = info.si_code == os.CLD_STOPPED
+        if self.stopped and self._terminal is not None and info.si_status in _STOPS:
+            self._stop_together(self._terminal, info.si_status)
+
+    def _stop_together(self, terminal: Terminal, signum: int) -> None:
+        asked_for_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
+        if not (asked_for_it and terminal.lend(self.pid)):  # else it was only too quick for us
+            terminal.take_back(self.pid)
+            since = time.monotonic_ns()
+            stop_ourselves(signum)
+            self.suspended_ns += time.monotonic_ns() - since
+        self.continued()

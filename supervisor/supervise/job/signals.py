@@ -1,0 +1,92 @@
+"""Signals that are sent to us are meant for the job.
+
+Schedulers, shells and people signal the process that they started, which is the supervisor. Each
+signal is passed on as if it had been sent to the job's first process: training scripts save a
+checkpoint on TERM or USR1, and a TERM to their data workers in the same breath would break that.
+Signals of job control go to the job's whole group, as a terminal sends them.
+
+A second INT or TERM is passed on again, the third kills the whole tree. A signal that was ignored
+when we were started (`nohup`, a background job of a script) stays ignored, for the job as well.
+USR1 and USR2 are never used for ourselves.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from .process import Process
+
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGCONT,
+    signal.SIGTSTP,
+)
+_TO_GROUP = (signal.SIGWINCH, signal.SIGTSTP)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 3  # this many INT or TERM kill the tree
+
+
+class Forwarder:
+    """Passes signals on to the job from `install` until `restore`. Main thread only.
+
+    Install it before the job is started, so that none is lost: what comes earlier is kept until
+    `attach`.
+    """
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._early: list[int] = []
+        self._ending = 0
+        self._before: dict[int, Any] = {}
+        self._taken: deque[tuple[int, int]] = deque()
+
+    def install(self) -> None:
+        """Take over the forwarded signals, except those that are ignored."""
+        for signum in FORWARDED:
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._handle)
+
+    def attach(self, process: Process) -> None:
+        """Pass everything on to `process` from now on, first of all what came before it."""
+        self._process = process
+        early, self._early = self._early, []
+        for signum in early:
+            self._forward(process, signum)
+
+    def restore(self) -> None:
+        """Put the signal handlers back as they were."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before.clear()
+
+    def taken(self) -> list[tuple[int, int]]:
+        """Return `(signal, at_ns)` of the signals that came since the last call, oldest first."""
+        return [self._taken.popleft() for _ in range(len(self._taken))]
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        self._taken.append((signum, time.monotonic_ns()))
+        if self._process is None:
+            self._early.append(signum)
+        else:
+            self._forward(self._process, signum)
+
+    def _forward(self, process: Process, signum: int) -> None:
+        if signum == signal.SIGCONT:
+            process.continued()
+            return
+        if signum in _ENDING:
+            self._ending += 1
+            if self._ending >= PATIENCE:
+                process.tree.end(signal.SIGKILL, within_s=0.5)
+                return
+        process.signal(signum, group=signum in _TO_GROUP)

@@ -1,0 +1,107 @@
+"""One POST to one address, and what its answer means for a retry.
+
+The address is a secret: it is in no message, log line or exception from here. Redirects are not
+followed (a 3xx is a failure), answers are read for 64 bytes at most. httpx is imported at the
+first post, since most runs never send one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from ..core.shapes import NotifyError
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT_S = 15.0
+MAX_RETRY_AFTER_S = 3600.0
+
+_WORD = re.compile(rb"[a-z_]{3,40}")  # an error code like `invalid_payload`, nothing else
+_TRY_AGAIN = (408, 425, 429)
+
+
+class Poster:
+    """Posts to one address, from one thread."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._client: httpx.Client | None = None
+        self._gone = False
+
+    def post(self, content: bytes, headers: Mapping[str, str]) -> str:
+        """Send exactly these bytes as JSON and return a line that says so.
+
+        Raises:
+            NotifyError: any answer but 2xx, or none. After a 410 nothing is sent any more.
+        """
+        if self._gone:
+            raise NotifyError("switched off since the receiver said 410 Gone", retry_after_s=None)
+        failure = self._try(content, {"content-type": "application/json", **headers})
+        if failure is not None:
+            raise failure
+        return f"delivered, {len(content)} bytes"
+
+    def _try(self, content: bytes, headers: Mapping[str, str]) -> NotifyError | None:
+        # Failures are returned and raised by the caller, outside of the `except`: an httpx error in
+        # `__context__` would carry the request and with it the address.
+        import httpx
+
+        for name in ("httpx", "httpcore"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # at INFO they log the address
+        try:
+            if self._client is None:
+                timeout = httpx.Timeout(self._timeout_s, connect=min(5.0, self._timeout_s))
+                self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+            with self._client.stream(
+                "POST", self._url, content=content, headers=headers
+            ) as response:
+                return self._judge(response)
+        except httpx.TimeoutException:
+            return NotifyError(f"no answer within {self._timeout_s:g} s", retry_after_s=0.0)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+            return NotifyError("the address is not usable", retry_after_s=None)
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            return NotifyError(f"no connection ({type(error).__name__})", retry_after_s=0.0)
+
+    def _judge(self, response: httpx.Response) -> NotifyError | None:
+        status = response.status_code
+        if 200 <= status < 300:
+            return None
+        if status == 410:
+            self._gone = True
+            return NotifyError("410 Gone: switched off", retry_after_s=None)
+        if 300 <= status < 400:
+            return NotifyError(f"{status}: redirects are not followed", retry_after_s=None)
+        text = f"{status}{_error_code(response)}"
+        if status in _TRY_AGAIN or status >= 500:
+            return NotifyError(text, retry_after_s=_retry_after_s(response))
+        return NotifyError(text, retry_after_s=None)
+
+
+def _error_code(response: httpx.Response) -> str:
+    import httpx
+
+    try:
+        start = next(response.iter_raw(64), b"").strip()
+    except httpx.HTTPError:
+        return ""
+    return f" {start.decode()}" if _WORD.fullmatch(start) else ""
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """Return the seconds of a Retry-After header, 0 without one (both forms of RFC 9110 10.2.3)."""
+    value = response.headers.get("retry-after", "")
+    if value.isascii() and value.isdecimal():
+        return min(float(value), MAX_RETRY_AFTER_S)
+    try:
+        seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)

@@ -1,0 +1,78 @@
+"""What each notifier's file fills in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from ..core.shapes import Message
+
+Severity = Literal["SEV0", "SEV1", "SEV2", "INFO"]
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class UnsetError(Exception):
+    """It cannot work: a variable is unset or unusable. The sentence names it, never its value."""
+
+
+class Sender(Protocol):
+    """A `core.shapes.Notifier`, and how fast people and services want to hear from it.
+
+    Attributes:
+        min_sev: the least severe message it gets.
+        group_s: seconds that the first word on an incident waits for further ones to join it.
+        gap_s: least seconds between two messages.
+        per_hour: messages an hour after which the rest becomes one digest; None for no end.
+    """
+
+    name: str
+    min_sev: Severity
+    group_s: float
+    gap_s: float
+    per_hour: int | None
+
+    def send(self, message: Message, *, key: str) -> str:
+        """As `core.shapes.Notifier.send`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ABC):
+    """The YAML keys of one notifier."""
+
+    min_sev: Severity = "SEV2"
+
+    @abstractmethod
+    def open(self, env: Mapping[str, str]) -> Sender:
+        """Return the sender. Raises UnsetError."""
+
+
+def variable(env: Mapping[str, str], name: str) -> str:
+    """Return the environment variable `name`, stripped. Raises UnsetError when it is empty."""
+    value = env.get(name, "").strip()
+    if not value:
+        raise UnsetError(f"the environment variable {name} is not set")
+    return value
+
+
+def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
+    """Return the URL in the environment variable `name`.
+
+    Raises:
+        UnsetError: it is not set, no URL, or plain http to another machine without `allow_http`.
+    """
+    url = variable(env, name)
+    try:
+        parts = urlsplit(url)
+        scheme, host = parts.scheme, parts.hostname
+    except ValueError:
+        scheme, host = "", None
+    if scheme not in ("http", "https") or not host:
+        raise UnsetError(f"the environment variable {name} does not hold a URL")
+    if scheme == "http" and host not in _LOOPBACK and not allow_http:
+        raise UnsetError(f"{name} holds an http URL; use https, or say `allow_http: true`")
+    return url

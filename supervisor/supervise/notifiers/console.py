@@ -1,0 +1,82 @@
+"""The terminal: a few short lines on stderr, and only when something has changed.
+
+Standard error is shared with the job, so each line begins with our name and a message is written
+at once. Colour only on a terminal, and never when NO_COLOR is set (https://no-color.org).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from ..core.shapes import Message, NotifyError
+from ._settings import Sender, Settings, Severity
+from ._text import clean, clip
+
+PREFIX = "supervise: "
+WIDTH = 300  # a terminal wraps; a log file should not hold a page on one line
+
+_COLOURS = {"SEV0": "1;31", "SEV1": "31", "SEV2": "33"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Console(Settings):
+    """Lines on standard error."""
+
+    min_sev: Severity = "INFO"
+
+    def open(self, env: Mapping[str, str]) -> Sender:
+        """Return the sender; it always works."""
+        stream = sys.stderr
+        plain = env.get("NO_COLOR") or env.get("TERM") == "dumb" or not stream.isatty()
+        return ConsoleSender(stream, colour=not plain, min_sev=self.min_sev)
+
+
+class ConsoleSender:
+    """Writes to one stream."""
+
+    name = "console"
+    group_s = 0.0
+    gap_s = 0.0
+    per_hour: int | None = None
+
+    def __init__(self, stream: TextIO, *, colour: bool, min_sev: Severity = "INFO") -> None:
+        self.min_sev: Severity = min_sev
+        self._stream = stream
+        self._colour = colour
+        self._shown: dict[str | None, str] = {}
+
+    def send(self, message: Message, *, key: str) -> str:
+        """Print, unless the same was printed last. Raises NotifyError when stderr is closed."""
+        text = render(message, colour=self._colour)
+        said = text.replace(f"step {message.step}", "")
+        if self._shown.get(message.incident) == said:
+            return "nothing new"
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            raise NotifyError("standard error is closed", retry_after_s=None) from None
+        self._shown[message.incident] = said
+        return "printed"
+
+
+def render(message: Message, *, colour: bool) -> str:
+    """Return the lines of one message."""
+    severity = message.severity
+    if colour and severity in _COLOURS:
+        severity = f"\033[{_COLOURS[severity]}m{severity}\033[0m"
+    where = f"step {message.step}" if message.step >= 0 else "before the first step"
+    lines = [f"{severity} {clip(clean(message.title), WIDTH)} ({where})"]
+    rest = (
+        ("what", message.verdict),
+        ("why", message.why),
+        ("next", message.next),
+        *message.facts,
+    )
+    for head, text in rest:
+        if text:
+            lines.append(f"  {clean(head):4}  {clip(clean(text), WIDTH)}")
+    return "".join(f"{PREFIX}{line}\n" for line in lines)

@@ -1,0 +1,116 @@
+"""Slack, by an incoming webhook.
+
+Limits: header 150, section 3000, field 2000 characters, and an undocumented one near 13 000 for
+the whole; we stay under 8000 bytes. `& < >` are escaped, so nothing from a job can mention or link.
+Incoming webhooks can neither edit nor thread: each change of an incident is a new message.
+
+Source: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.shapes import Message
+from ._http import TIMEOUT_S, Poster
+from ._settings import Sender, Settings, Severity, address
+from ._text import clip, utf8
+
+MAX_BYTES = 8000
+_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits below, until the message is small enough
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slack(Settings):
+    """Messages in a Slack channel.
+
+    Attributes:
+        url_env: the environment variable that holds the incoming webhook's URL.
+        allow_http: accept a plain http URL of another machine.
+    """
+
+    url_env: str
+    allow_http: bool = False
+
+    def open(self, env: Mapping[str, str]) -> Sender:
+        """Return the sender. Raises UnsetError."""
+        url = address(env, self.url_env, allow_http=self.allow_http)
+        return SlackSender(url, min_sev=self.min_sev)
+
+
+class SlackSender:
+    """Posts to one incoming webhook. Slack takes one message a second."""
+
+    name = "slack"
+    group_s = 10.0
+    gap_s = 1.0
+    per_hour: int | None = 20
+
+    def __init__(
+        self, url: str, *, min_sev: Severity = "SEV2", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.min_sev: Severity = min_sev
+        self._poster = Poster(url, timeout_s=timeout_s)
+
+    def send(self, message: Message, *, key: str) -> str:
+        """Deliver. Raises NotifyError."""
+        return self._poster.post(body(message), {})
+
+
+def body(message: Message) -> bytes:
+    """Return the JSON of one message, at most MAX_BYTES."""
+    for share in _SHARES:
+        found = utf8(json.dumps(_payload(message, share), ensure_ascii=False))
+        if len(found) <= MAX_BYTES:
+            break
+    return found
+
+
+def _payload(message: Message, share: float) -> dict[str, Any]:
+    def cut(text: str, limit: int) -> str:
+        return _escape(text, int(limit * share))
+
+    title = f"[{message.severity}] {message.title}"
+    lines = (("What", message.verdict), ("Why", message.why), ("Next", message.next))
+    said = [f"*{head}* {cut(text, 900)}" for head, text in lines if text]
+    foot = [f"run {message.run}", f"step {message.step}"]
+    if message.incident:
+        foot.append(message.incident)
+    if message.audit_head:
+        foot.append(f"audit {message.audit_head}")
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": clip(title, 150)}}
+    ]
+    if said:
+        blocks.append({"type": "section", "text": _mrkdwn("\n".join(said))})
+    if message.facts:
+        blocks.append(
+            {
+                "type": "section",
+                "fields": [
+                    _mrkdwn(f"*{cut(name, 60)}*\n{cut(value, 240)}")
+                    for name, value in message.facts[:8]
+                ],
+            }
+        )
+    blocks.append({"type": "context", "elements": [_mrkdwn(_escape(" · ".join(foot), 600))]})
+    return {"text": cut(f"{title} (run {message.run}, step {message.step})", 300), "blocks": blocks}
+
+
+def _mrkdwn(text: str) -> dict[str, str]:
+    return {"type": "mrkdwn", "text": text}
+
+
+def _escape(text: str, limit: int) -> str:
+    """Escape for mrkdwn; the result has at most `limit` characters and no half escape."""
+    safe = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+    pieces = [safe.get(c, c) for c in text[:limit]]
+    size = sum(map(len, pieces))
+    if size <= limit and len(text) <= limit:
+        return "".join(pieces)
+    while pieces and size > limit - 1:
+        size -= len(pieces.pop())
+    return "".join(pieces) + "…"

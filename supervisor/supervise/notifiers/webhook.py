@@ -1,0 +1,132 @@
+"""Any service that takes Standard Webhooks 1.0.
+
+The signature is an HMAC-SHA256 over `id.timestamp.body` with the bytes as sent. The id is the same
+in every try, so the receiver can drop a repetition; the timestamp is that of the try.
+
+Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.shapes import Message
+from ._http import TIMEOUT_S, Poster
+from ._settings import Sender, Settings, Severity, UnsetError, address, variable
+from ._text import clip, utf8
+
+MAX_BYTES = 20_000
+_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Webhook(Settings):
+    """Signed JSON posts.
+
+    Attributes:
+        url_env: the environment variable that holds the URL.
+        secret_env: the one that holds the secret, `whsec_` and base64; several, separated by
+            spaces, while a secret is being rotated. Without it posts are not signed.
+        allow_http: accept a plain http URL of another machine.
+    """
+
+    url_env: str
+    secret_env: str | None = None
+    allow_http: bool = False
+
+    def open(self, env: Mapping[str, str]) -> Sender:
+        """Return the sender. Raises UnsetError: what should be signed is never sent unsigned."""
+        url = address(env, self.url_env, allow_http=self.allow_http)
+        secrets = []
+        if self.secret_env is not None:
+            secrets = [_key(s, self.secret_env) for s in variable(env, self.secret_env).split()]
+        return WebhookSender(url, secrets, min_sev=self.min_sev)
+
+
+class WebhookSender:
+    """Posts to one address."""
+
+    name = "webhook"
+    group_s = 10.0
+    gap_s = 0.0
+    per_hour: int | None = 20
+
+    def __init__(
+        self,
+        url: str,
+        secrets: Sequence[bytes],
+        *,
+        min_sev: Severity = "SEV2",
+        timeout_s: float = TIMEOUT_S,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.min_sev: Severity = min_sev
+        self._secrets = list(secrets)
+        self._now = now
+        self._poster = Poster(url, timeout_s=timeout_s)
+
+    def send(self, message: Message, *, key: str) -> str:
+        """Deliver. Raises NotifyError."""
+        content = body(message)
+        digest = hashlib.sha256(f"{message.run}|{key}".encode("utf-8", "replace")).hexdigest()
+        message_id = f"msg_{digest[:32]}"
+        headers = {"webhook-id": message_id, "webhook-timestamp": str(int(self._now()))}
+        if self._secrets:
+            signed = f"{message_id}.{headers['webhook-timestamp']}.".encode() + content
+            headers["webhook-signature"] = " ".join(_sign(s, signed) for s in self._secrets)
+        return self._poster.post(content, headers)
+
+
+def body(message: Message) -> bytes:
+    """Return the JSON of one message, at most MAX_BYTES."""
+    for share in _SHARES:
+        payload = {
+            "type": "supervise.incident" if message.incident else "supervise.notice",
+            "data": _data(message, share),
+        }
+        found = utf8(json.dumps(payload, ensure_ascii=False))
+        if len(found) <= MAX_BYTES:
+            break
+    return found
+
+
+def _data(message: Message, share: float) -> dict[str, Any]:
+    def cut(text: str, limit: int) -> str:
+        return clip(text, int(limit * share))
+
+    return {
+        "run": message.run,
+        "incident": message.incident,
+        "severity": message.severity,
+        "step": message.step,
+        "title": cut(message.title, 300),
+        "verdict": cut(message.verdict, 4000),
+        "why": cut(message.why, 4000),
+        "next": cut(message.next, 2000),
+        "facts": [
+            {"name": cut(name, 100), "value": cut(value, 500)} for name, value in message.facts[:16]
+        ],
+        "audit_head": message.audit_head,
+    }
+
+
+def _key(secret: str, name: str) -> bytes:
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not 24 <= len(key) <= 64:
+        raise UnsetError(f"{name} must hold whsec_ and the base64 of 24 to 64 bytes")
+    return key
+
+
+def _sign(secret: bytes, signed: bytes) -> str:
+    return "v1," + base64.b64encode(hmac.digest(secret, signed, "sha256")).decode()

@@ -1,0 +1,102 @@
+"""A bundle of files in the making, and its manifest.
+
+The manifest lists every file with size and SHA-256, what was redacted, and what is missing and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .redact import Redactor
+
+T = TypeVar("T")
+
+MANIFEST = "manifest.json"
+
+
+class Bundle:
+    """A bundle in the making.
+
+    Args:
+        path: its directory, empty.
+        deadline_s: how long it may take.
+
+    Attributes:
+        redactor: what every text with other people's words in it goes through.
+    """
+
+    def __init__(self, path: Path, deadline_s: float) -> None:
+        self.path = path
+        self.redactor = Redactor()
+        self._missing: list[dict[str, str]] = []
+        self._end = time.monotonic() + deadline_s
+
+    def left_s(self) -> float:
+        """Return the seconds left until the deadline."""
+        return max(0.0, self._end - time.monotonic())
+
+    def missing(self, what: str, why: str) -> None:
+        """Note what could not be had."""
+        self._missing.append({"what": what, "why": why})
+
+    def source(self, what: str, get: Callable[[], T]) -> T | None:
+        """Return what `get` finds; note what it does not."""
+        try:
+            return get()
+        except Exception as error:  # one broken source must not cost the others
+            self.missing(what, str(error) or type(error).__name__)
+            return None
+
+    def text(self, name: str, text: str) -> None:
+        """Write one file, down to the disk."""
+        with (self.path / name).open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def json(self, name: str, document: Any) -> None:
+        """Write one JSON file."""
+        self.text(name, json.dumps(document, indent=2, default=str) + "\n")
+
+    def seal(self, incident: str, key: str) -> None:
+        """Write the manifest over all files that are there."""
+        files = [
+            {"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(self.path.iterdir())
+            if path.is_file()
+        ]
+        manifest = {
+            "version": 1,
+            "incident": incident,
+            "key": key,
+            "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "files": files,
+            "missing": self._missing,
+            "redacted": self.redactor.names,
+        }
+        self.json(MANIFEST, manifest)
+
+
+def described(manifest: Path) -> dict[str, Any]:
+    """Return what the audit log keeps of a sealed bundle."""
+    content = json.loads(manifest.read_text())
+    size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
+    return {
+        "path": "/".join(manifest.parent.parts[-3:]),
+        "sha256": _sha256(manifest),
+        "bytes": size,
+        "files": [file["name"] for file in content["files"]],
+        "missing": [gap["what"] for gap in content["missing"]],
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,231 @@
+"""The evidence bundle: all that is needed to understand an incident, taken before anything changes.
+
+A bundle is a directory `incidents/<id>/snapshot-<n>` in the run directory. Its `manifest.json` is
+what to read first: every file with size and SHA-256, what was redacted, and what is missing and
+why. The SHA-256 of the manifest stands for the whole bundle in the audit log.
+
+It is written aside and renamed, so a bundle is whole or not there. It never depends on the job's
+good will: the probe is asked for stacks, random state and batch fingerprints, and when it does not
+answer (the job hangs, or has no probe) the same is had from outside as far as the machine allows.
+One source that fails costs its own file only; a full disk fails the bundle. Samples of training
+data never enter it, only their fingerprints.
+
+Runs on the performer's thread; the segments and the metric window are read on the main loop through
+`Witness.on_loop`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import psutil
+
+from ..core.values import Frame
+from ..errors import ActionError
+from . import facts, stacks
+from .bundle import MANIFEST, Bundle, described
+
+T = TypeVar("T")
+
+Window = Sequence[tuple[Sequence[str], Frame]]  # names of the values, and the frame
+
+LOOP_S = 2.0
+RESERVE_S = 15.0  # kept back for what replaces a probe that does not answer
+PATIENCE_S = 20.0  # a probe that was heard of just now gets this long to reach a step boundary
+HUNG_PATIENCE_S = 2.0
+HUNG_AFTER_S = 10.0
+PROCESSES = 64
+
+
+class Pending(Protocol):
+    """A command on its way."""
+
+    def wait(self, timeout_s: float) -> Mapping[int, Any]: ...
+
+
+class Witness(Protocol):
+    """The job, as far as evidence needs it (see `job.control.Control`)."""
+
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> Pending: ...
+    def forget(self, asked: Any) -> None: ...
+    def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
+    def ranks(self) -> Mapping[int, Mapping[str, Any]]: ...
+    def processes(self) -> list[psutil.Process]: ...
+
+
+class Evidence:
+    """Makes bundles for one run.
+
+    Args:
+        incidents: directory that gets one directory per incident.
+        marks: directory of the probe's marks, where it keeps the files of its stack dumps.
+        window: returns the newest frames with their names; called on the main loop.
+        directory: working directory of the job, for the state of its code.
+        logs: log files that are known; files that the job's output goes to are found anyway.
+    """
+
+    def __init__(
+        self,
+        incidents: Path,
+        marks: Path,
+        window: Callable[[], Window],
+        *,
+        directory: Path,
+        logs: Sequence[Path] = (),
+    ) -> None:
+        self._incidents = incidents.resolve()  # the job may have another working directory
+        self._marks = marks
+        self._window = window
+        self._directory = directory
+        self._logs = logs
+
+    def collect(self, job: Witness, incident: str, key: str, deadline_s: float) -> dict[str, Any]:
+        """Make the bundle of `incident`; the same `key` again returns the bundle there is.
+
+        Returns:
+            `path` (relative to the run directory), `sha256` of its manifest, `bytes` in sum,
+            `files` (names) and `missing` (what could not be had).
+
+        Raises:
+            ActionError: it cannot be written, for instance on a full disk; nothing is left behind.
+        """
+        home = self._incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for made in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
+                if json.loads(made.read_text())["key"] == key:
+                    return described(made)
+            number = 1 + sum(1 for _ in home.glob("snapshot-*"))
+            aside = home / f".snapshot-{number}.tmp"
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(mode=0o700)
+        except OSError as error:
+            raise _unwritable(home, error) from error
+        bundle = Bundle(aside, deadline_s)
+        try:
+            self._fill(bundle, job, key)
+            bundle.seal(incident, key)
+            made = aside.rename(home / f"snapshot-{number}")
+        except OSError as error:
+            raise _unwritable(home, error) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return described(made / MANIFEST)
+
+    def _fill(self, bundle: Bundle, job: Witness, key: str) -> None:
+        members = job.processes()[:PROCESSES]
+        bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))
+        ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
+        asked = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
+        try:
+            window = bundle.source("metrics", lambda: job.on_loop(self._window, LOOP_S))
+            bundle.text("metrics.csv", metrics_csv(window or ()))
+            bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
+            self._surroundings(bundle, members)
+            answers = asked.wait(_patience_s(ranks, bundle.left_s()) if ranks else 0.0)
+        finally:
+            job.forget(asked)
+        for rank in ranks:
+            _confirm(bundle, rank, answers.get(rank))
+        confirmed = {view["pid"] for rank, view in ranks.items() if _has_stacks(bundle, rank)}
+        wanted = {view["pid"] for view in ranks.values()}
+        for process in members:
+            if process.pid not in confirmed:
+                self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
+
+    def _surroundings(self, bundle: Bundle, members: Sequence[psutil.Process]) -> None:
+        clean = bundle.redactor
+        leader = members[0].pid if members else os.getpid()
+        bundle.json("environment.json", clean.environment(facts.environment_of(leader)))
+        rows = facts.processes(members)
+        for row in rows:
+            row["command"] = clean.command(row["command"])
+        bundle.json("processes.json", rows)
+        bundle.json("git.json", bundle.source("git", lambda: facts.git(self._directory)))
+        disks = (self._incidents, Path("/dev/shm"))
+        bundle.json("host.json", bundle.source("host", lambda: facts.host(*disks)))
+        logs = facts.output_files(leader) | {str(log.resolve()): log for log in self._logs}
+        for number, (name, log) in enumerate(logs.items()):
+            text = bundle.source(f"log {name}", partial(facts.tail, log))
+            if text is not None:
+                bundle.text(f"log-{number}-{Path(name).name}", clean.text(text))
+
+    def _stacks(self, bundle: Bundle, process: psutil.Process, *, wanted: bool) -> None:
+        """Get stacks without the probe's help; only failures of `wanted` ones are reported."""
+        ways = [partial(stacks.ask, process.pid, self._marks)]
+        if wanted and bundle.left_s() > 1.0:
+            limit_s = min(stacks.PY_SPY_S, bundle.left_s())
+            ways.append(partial(stacks.py_spy, process.pid, limit_s))
+        why = []
+        for way in ways:
+            try:
+                text = way()
+            except OSError as error:
+                why.append(str(error))
+            else:
+                bundle.text(f"stacks-{process.pid}.txt", text)
+                return
+        if wanted:
+            bundle.missing(f"Python stacks of process {process.pid}", "; ".join(why))
+
+
+def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
+    """Return frames as CSV: step, rank, attempt, at_ns, then one column per metric.
+
+    An absent value is empty, NaN is `nan`.
+    """
+    rows = list(window)
+    columns = list(dict.fromkeys(name for names, _ in rows for name in names))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["step", "rank", "attempt", "at_ns", *columns])
+    for names, frame in rows:
+        values = dict(zip(names, frame.values, strict=False))
+        cells = (values.get(column) for column in columns)
+        writer.writerow(
+            [frame.step, frame.rank, frame.attempt, frame.at_ns]
+            + ["" if value is None else repr(value) for value in cells]
+        )
+    return out.getvalue()
+
+
+def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
+    """Keep a rank's files only if its probe said they are complete."""
+    if ack is not None and ack.ok:
+        return
+    why = ack.error if ack is not None else "the probe did not answer in time"
+    bundle.missing(
+        f"stacks, random state and batch fingerprints from the probe of rank {rank}", why
+    )
+    for half in bundle.path.glob(f"rank-{rank}-*"):
+        half.unlink(missing_ok=True)
+
+
+def _has_stacks(bundle: Bundle, rank: int) -> bool:
+    return (bundle.path / f"rank-{rank}-stacks.txt").exists()
+
+
+def _patience_s(ranks: Mapping[int, Mapping[str, Any]], left_s: float) -> float:
+    newest = max(view["seen_ns"] for view in ranks.values())
+    hung = time.monotonic_ns() - newest > HUNG_AFTER_S * 1e9
+    return min(HUNG_PATIENCE_S if hung else PATIENCE_S, max(0.0, left_s - RESERVE_S))
+
+
+def _unwritable(home: Path, error: OSError) -> ActionError:
+    return ActionError(
+        f"cannot write the evidence bundle in {home}: {error.strerror or error}",
+        retryable=True,
+        hint="free space on that disk, or choose another with --run-dir",
+    )

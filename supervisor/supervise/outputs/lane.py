@@ -1,0 +1,296 @@
+"""One channel's queue and the thread that empties it. A slow channel delays no other.
+
+Order: most severe first, then the fewest tries, then the oldest. Messages on one incident that
+still wait become one. More than `per_hour` in an hour are held back and become one digest; SEV0 may
+use twice that number. A failed try is repeated with a growing, jittered pause, or after the
+Retry-After that the receiver asked for.
+
+Every message that the channel accepts gets exactly one Result. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ..core.shapes import Message, NotifyError
+
+RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
+MAX_WAITING = 256
+MAX_TRIES = 8
+MAX_BACKOFF_S = 300.0
+HOUR_S = 3600.0
+
+
+class Sender(Protocol):
+    """A `core.shapes.Notifier` with its pace; see `notifiers.Sender`, which is the same."""
+
+    name: str
+    group_s: float
+    gap_s: float
+    per_hour: int | None
+
+    @property
+    def min_sev(self) -> str: ...
+
+    def send(self, message: Message, *, key: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a delivery came to.
+
+    Attributes:
+        channel: name of the sender.
+        keys: all messages that it stood for.
+        detail: one line without addresses or secrets.
+        tries: calls of the sender.
+    """
+
+    channel: str
+    keys: tuple[str, ...]
+    ok: bool
+    detail: str
+    tries: int
+
+
+@dataclass(slots=True)
+class _Item:
+    message: Message
+    keys: list[str]
+    ready_s: float
+    number: int
+    tries: int = 0
+    earlier: list[str] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return RANKS[self.message.severity]
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.rank, self.tries, self.number
+
+
+class Lane:
+    """Takes messages from any thread and sends them from its own."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        on_result: Callable[[Result], None],
+        monotonic: Callable[[], float],
+        backoff_s: float,
+    ) -> None:
+        self.name = sender.name
+        self._sender = sender
+        self._on_result = on_result
+        self._monotonic = monotonic
+        self._backoff_s = backoff_s
+        self._change = threading.Condition()
+        self._items: list[_Item] = []
+        self._held: list[_Item] = []
+        self._busy: _Item | None = None
+        self._sent: deque[float] = deque()  # when, within the last hour
+        self._known: set[str] = set()  # incidents that this channel has heard of
+        self._number = 0
+        self._wait_until = 0.0
+        self._asked_to_wait = False  # by the receiver, so not even SEV0 goes first
+        self._deadline: float | None = None  # set when draining
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Message, key: str) -> None:
+        """Queue a message; returns at once."""
+        rank, incident = RANKS[message.severity], message.incident
+        with self._change:
+            ending = self._over or self._deadline is not None
+            if ending:
+                dropped: _Item | None = _Item(message, [key], 0.0, 0)
+            elif rank > RANKS[self._sender.min_sev] and incident not in self._known:
+                return
+            else:
+                if incident is not None:
+                    self._known.add(incident)
+                dropped = self._queue(message, key)
+                if rank == 0 and not self._asked_to_wait:
+                    self._wait_until = 0.0
+                self._change.notify_all()
+        if dropped is not None:
+            self._tell(dropped, False, "the supervisor is ending" if ending else "queue full")
+
+    def backlog(self) -> dict[str, int]:
+        """Return how many messages wait to be sent, and how many are held back for a digest."""
+        with self._change:
+            waiting = len(self._items) + (self._busy is not None)
+            return {"waiting": waiting, "held": len(self._held)}
+
+    def drain(self, deadline_s: float) -> None:
+        """Send what waits, without pauses, until `deadline_s` on the monotonic clock."""
+        with self._change:
+            self._deadline = deadline_s
+            if not self._asked_to_wait:
+                self._wait_until = 0.0
+            self._change.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread; what it has not delivered by then is reported as such."""
+        self._thread.join(timeout_s)
+        with self._change:
+            self._over = True
+            busy, left = self._busy, [*self._items, *self._held]
+            self._items, self._held, self._busy = [], [], None
+            self._change.notify_all()
+        if busy is not None:
+            self._tell(busy, False, "no answer before the supervisor ended")
+        for item in left:
+            self._tell(item, False, "not delivered before the supervisor ended")
+
+    # ── the queue; all with the lock held ─────────────────────────────────────────────────────────
+
+    def _queue(self, message: Message, key: str) -> _Item | None:
+        """Add a message, and return the one that had to go for it."""
+        now = self._monotonic()
+        urgent = message.severity == "SEV0" or message.incident is None
+        for item in self._items:
+            if message.incident is not None and item.message.incident == message.incident:
+                if item.tries:
+                    continue  # the receiver may know it already under its key: leave it as it is
+                item.earlier.append(item.message.title)
+                worst = min(item.message.severity, message.severity, key=RANKS.__getitem__)
+                item.message = replace(message, severity=worst)
+                item.keys.append(key)
+                item.ready_s = now if urgent else item.ready_s
+                return None
+        self._number += 1
+        ready_s = now if urgent else now + self._sender.group_s
+        self._items.append(_Item(message, [key], ready_s, self._number))
+        if len(self._items) <= MAX_WAITING:
+            return None
+        least = max(self._items, key=lambda item: (item.rank, -item.number))
+        self._items.remove(least)
+        return least
+
+    def _take(self) -> _Item | None:
+        """Wait for the next thing to send; None when all is over."""
+        with self._change:
+            while not self._over:
+                now = self._monotonic()
+                if self._deadline is not None and now >= self._deadline:
+                    return None
+                item, wait_s = self._choose(now)
+                if item is not None:
+                    self._busy = item
+                    return item
+                if self._deadline is not None:
+                    if not self._items and not self._held:
+                        return None
+                    if wait_s is None or now + wait_s > self._deadline:
+                        return None  # its turn comes too late
+                self._change.wait(wait_s)
+        return None
+
+    def _choose(self, now: float) -> tuple[_Item | None, float | None]:
+        """Return what to send now, or how long to wait (None: for a change)."""
+        if now < self._wait_until:
+            return None, self._wait_until - now
+        while self._sent and self._sent[0] <= now - HOUR_S:
+            self._sent.popleft()
+        draining = self._deadline is not None
+        ready = sorted(
+            (item for item in self._items if draining or item.ready_s <= now),
+            key=lambda item: item.order,
+        )
+        for item in ready:
+            self._items.remove(item)
+            if self._room(item.rank):
+                self._finish_text(item)
+                return item, None
+            self._held.append(item)
+        if self._held and (draining or self._room(RANKS["INFO"])):
+            item, self._held = self._digest(), []
+            return item, None
+        waits = [item.ready_s - now for item in self._items]
+        if self._held:
+            waits.append(self._sent[0] + HOUR_S - now)
+        return None, min(waits, default=None)
+
+    def _room(self, rank: int) -> bool:
+        most = self._sender.per_hour
+        return most is None or len(self._sent) < (2 * most if rank == 0 else most)
+
+    def _finish_text(self, item: _Item) -> None:
+        """Say what joined this message; fixed at the first try, since its key stays the same."""
+        if item.tries:
+            return
+        facts = list(item.message.facts)
+        if item.earlier:
+            facts.append(("before that", " · ".join(item.earlier[-3:])))
+        most = self._sender.per_hour
+        if most is not None and len(self._sent) == most - 1:
+            facts.append(("quiet now", f"{most} messages this hour; more come as one digest"))
+        item.message = replace(item.message, facts=tuple(facts))
+
+    def _digest(self) -> _Item:
+        held = sorted(self._held, key=lambda item: item.order)
+        count = sum(len(item.keys) for item in held)
+        titles: Sequence[str] = [f"[{i.message.severity}] {i.message.title}" for i in held[:8]]
+        message = replace(
+            held[0].message,
+            incident=None,
+            title=f"{count} messages were held back",
+            verdict=" · ".join(titles),
+            why=f"more than {self._sender.per_hour} messages in an hour",
+            next="supervise status and supervise audit show tell them all",
+            facts=(),
+        )
+        self._number += 1
+        keys = [key for item in held for key in item.keys]
+        return _Item(message, keys, 0.0, self._number)
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while (item := self._take()) is not None:
+            item.tries += 1
+            retry_after_s: float | None = None
+            try:
+                detail, ok = self._sender.send(item.message, key=item.keys[0]), True
+            except NotifyError as error:
+                detail, ok, retry_after_s = str(error), False, error.retry_after_s
+            except Exception as error:  # a bug there must not silence the channel
+                # Only its type: its text might hold an address.
+                detail, ok = f"{type(error).__name__} in the notifier", False
+            self._settle(item, ok, detail, retry_after_s)
+
+    def _settle(self, item: _Item, ok: bool, detail: str, retry_after_s: float | None) -> None:
+        with self._change:
+            if self._over:
+                return  # `join` has told it
+            self._busy = None
+            now = self._monotonic()
+            again = not ok and retry_after_s is not None and item.tries < MAX_TRIES
+            if ok:
+                self._sent.append(now)
+                self._asked_to_wait = False
+                self._wait_until = now + (self._sender.gap_s if self._deadline is None else 0.0)
+            elif again and retry_after_s is not None:
+                pause_s = min(self._backoff_s * 2 ** (item.tries - 1), MAX_BACKOFF_S)
+                pause_s *= random.uniform(0.5, 1.5)
+                self._asked_to_wait = retry_after_s > 0
+                self._wait_until = now + max(retry_after_s, pause_s)
+                self._items.append(item)
+        if not again:
+            self._tell(item, ok, detail)
+
+    def _tell(self, item: _Item, ok: bool, detail: str) -> None:
+        result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries)
+        try:
+            self._on_result(result)
+        except Exception:  # the listener's trouble is not the channel's
+            pass

@@ -1,0 +1,64 @@
+"""Messages to people, off the loop: every channel has a queue and a thread of its own.
+
+Rule: `post` never waits for a network, a terminal or a disk. What came of each message is told
+through a callback, for the audit log; a failed delivery changes nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from ..core.shapes import Message
+from .lane import Lane, Result, Sender
+
+__all__ = ["Outbox", "Result", "Sender"]
+
+DRAIN_S = 5.0
+BACKOFF_S = 1.0
+
+
+class Outbox:
+    """Fans messages out to the channels."""
+
+    def __init__(
+        self,
+        senders: Iterable[Sender],
+        on_result: Callable[[Result], None],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        backoff_s: float = BACKOFF_S,
+    ) -> None:
+        """Start one thread per sender.
+
+        Args:
+            on_result: called once for each message that a channel accepted, on that channel's
+                thread (or on the caller's of `post` and `close`); it should only queue.
+            backoff_s: pause after a first failed try; it doubles from try to try.
+        """
+        self._monotonic = monotonic
+        self._lanes = [Lane(sender, on_result, monotonic, backoff_s) for sender in senders]
+
+    def post(self, message: Message, *, key: str) -> None:
+        """Queue `message` for every channel that wants its severity; returns at once.
+
+        A channel that has heard of an incident hears all further words on it, so that nobody waits
+        for an end that has come.
+
+        Args:
+            key: unique per message and constant over restarts: receivers drop repetitions by it.
+        """
+        for lane in self._lanes:
+            lane.put(message, key)
+
+    def backlog(self) -> dict[str, dict[str, int]]:
+        """Return `{channel: {"waiting": n, "held": n}}`, for the status."""
+        return {lane.name: lane.backlog() for lane in self._lanes}
+
+    def close(self, deadline_s: float = DRAIN_S) -> None:
+        """Deliver what waits, most severe first, and return after `deadline_s` at the latest."""
+        until = self._monotonic() + deadline_s
+        for lane in self._lanes:
+            lane.drain(until)
+        for lane in self._lanes:
+            lane.join(max(until - self._monotonic(), 0.0))

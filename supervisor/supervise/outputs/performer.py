@@ -1,0 +1,97 @@
+"""Runs actions off the main loop, one at a time, each with a deadline.
+
+The main loop calls `start` when an intent is on disk, and `poll` each time round; what an action
+came to leaves `poll` as a `Finished`, exactly once per start. An action that overruns its deadline
+is reported as failed and its thread is left behind: a daemon, so it cannot hold up our exit, and
+what it says later is dropped. Knows nothing of what an action does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ..core.shapes import Action, Job
+from ..core.values import Finished
+from ..errors import ActionError
+
+SLACK_S = 2.0  # an action gets a moment beyond its deadline to report its own failure
+
+
+class Performer:
+    """Performs actions on `job`. All methods are for the main loop's thread."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._running: str | None = None
+        self._done: SimpleQueue[Finished] = SimpleQueue()
+        self._deadline_ns = 0
+        self._deadline_s = 0.0
+
+    @property
+    def running(self) -> str | None:
+        """Id of the action that is being performed, None when there is none."""
+        return self._running
+
+    def start(self, action_id: str, action: Action, args: Mapping[str, Any], *, key: str) -> None:
+        """Begin `action.perform(job, args, key=key)` on a thread of its own.
+
+        Raises:
+            RuntimeError: another action is still running; the engine never asks for that.
+        """
+        if self._running is not None:
+            raise RuntimeError(f"{action_id} was started while {self._running} is running")
+        self._running = action_id
+        self._deadline_s = action.deadline_s
+        self._deadline_ns = time.monotonic_ns() + int((action.deadline_s + SLACK_S) * 1e9)
+        # A queue of its own: what an abandoned thread says later falls into one nobody reads.
+        self._done = SimpleQueue()
+        threading.Thread(
+            target=_perform,
+            args=(self._job, action_id, action, dict(args), key, self._done),
+            name=f"action {action_id}",
+            daemon=True,
+        ).start()
+
+    def poll(self) -> Finished | None:
+        """Return what the running action came to, once it has finished or overrun its deadline."""
+        if self._running is None:
+            return None
+        try:
+            finished = self._done.get_nowait()
+        except Empty:
+            now_ns = time.monotonic_ns()
+            if now_ns < self._deadline_ns:
+                return None
+            error = f"did not finish within {self._deadline_s:g} s; what it has done is unknown"
+            finished = Finished(now_ns, self._running, ok=False, error=error)
+        self._running = None
+        return finished
+
+
+def _perform(
+    job: Job,
+    action_id: str,
+    action: Action,
+    args: Mapping[str, Any],
+    key: str,
+    done: SimpleQueue[Finished],
+) -> None:
+    try:
+        result = action.perform(job, args, key=key)
+    except ActionError as error:
+        facts: dict[str, Any] = {"retryable": error.retryable}
+        if error.hint:
+            facts["hint"] = error.hint
+        finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))
+    except Exception as error:  # a bug of ours must not leave the incident without an outcome
+        facts = {"retryable": False, "traceback": traceback.format_exc()}
+        text = f"internal error: {type(error).__name__}: {error}"
+        finished = Finished(time.monotonic_ns(), action_id, False, facts, text)
+    else:
+        finished = Finished(time.monotonic_ns(), action_id, True, result)
+    done.put(finished)

@@ -1,0 +1,48 @@
+"""One run has one supervisor: `flock` on its audit log, which the kernel drops with the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from ..errors import StoreError
+
+_TRIES = 4  # `locked` in another process holds a shared lock for a moment
+_WAIT_S = 0.05
+
+
+def take(fd: int, path: Path) -> None:
+    """Lock the open file `fd` for this process.
+
+    Raises:
+        StoreError: another process has it.
+    """
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_WAIT_S)
+    raise StoreError(
+        f"{path} is open in another supervisor",
+        hint="one run has one supervisor: wait for it to end, or choose another --run-dir",
+    )
+
+
+def locked(path: Path) -> bool:
+    """Return whether a living supervisor has the audit log `path` open."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no locks on this file system: nobody can hold one
+    finally:
+        os.close(fd)
+    return False

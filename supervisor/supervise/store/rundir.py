@@ -1,0 +1,172 @@
+"""The run directory: all that is kept of a run, and where each thing is.
+
+    audit.log      what was decided and done, hash-chained      journal/      every event
+    policy.yaml    the policy as resolved                       run.json      what was started
+    probe.json     what the probe is told                       probe/        the probe's marks
+    incidents/     evidence, one directory per incident         state.json    the newest status
+
+Knows names and atomic writing, not contents.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..core.replay import plain
+from ..core.rule import Policy
+from ..errors import StoreError
+from . import files
+
+RUNS = Path("runs")
+
+
+class RunDir:
+    """The directory of one run; get one from `create` or `open`."""
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self.path = path
+        self.id = run_id
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | None,
+        *,
+        argv: Sequence[str],
+        policy: Policy,
+        wall: str,
+        info: Mapping[str, Any] | None = None,
+    ) -> RunDir:
+        """Make the directory of a new run; its absolute path is in `path`.
+
+        Args:
+            path: None for `./runs/<utc>-<id>`; else a directory that is empty or not there yet.
+            argv: the job's command, as given.
+            wall: UTC now, ISO-8601; names the run.
+            info: further keys of run.json. No secrets: the file is as readable as the directory.
+
+        Raises:
+            StoreError: it cannot be made, or is not empty.
+        """
+        stamp = wall[:19].replace("-", "").replace(":", "").replace("T", "-")
+        run_id = f"{stamp}-{secrets.token_hex(3)}"
+        path = (RUNS / run_id if path is None else path).absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise StoreError(
+                    f"{path} is not empty",
+                    hint="a run has a directory of its own: choose another --run-dir",
+                )
+            run = cls(path, run_id)
+            for directory in (run.journal_path, run.marks_path, run.incidents_path):
+                directory.mkdir()
+            files.replace(path / "policy.yaml", policy.resolved.encode(), durable=True)
+            described = {
+                "run": run_id,
+                "created": wall,
+                "argv": list(argv),
+                "cwd": str(Path.cwd()),
+                "policy": policy.name,
+                "policy_digest": policy.digest,
+                "mode": policy.mode,
+                "host": socket.gethostname(),
+                "supervise": __version__,
+                "python": sys.version.split()[0],
+                **(info or {}),
+            }
+            run.write_json("run.json", described, durable=True)
+            files.sync_directory(path.parent)
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the run directory {path}: {error.strerror}",
+                hint="name a writable place with --run-dir",
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """Open the directory of a run.
+
+        Raises:
+            StoreError: it holds none; the hint names one that does, if there is one near.
+        """
+        try:
+            described = json.loads((path / "run.json").read_bytes())
+            return cls(path.absolute(), str(described["run"]))
+        except (FileNotFoundError, NotADirectoryError):
+            there = "holds no run (no run.json)" if path.is_dir() else "is not a directory"
+            raise StoreError(f"{path} {there}", hint=_near(path)) from None
+        except OSError as error:
+            raise StoreError(f"cannot read {path / 'run.json'}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError):
+            raise StoreError(f"{path / 'run.json'} does not describe a run") from None
+
+    @property
+    def audit_path(self) -> Path:
+        """The audit log."""
+        return self.path / "audit.log"
+
+    @property
+    def journal_path(self) -> Path:
+        """Directory of the journal's segments."""
+        return self.path / "journal"
+
+    @property
+    def incidents_path(self) -> Path:
+        """Directory of evidence, one directory per incident."""
+        return self.path / "incidents"
+
+    @property
+    def marks_path(self) -> Path:
+        """Directory of the marks that the probe leaves."""
+        return self.path / "probe"
+
+    @property
+    def probe_config_path(self) -> Path:
+        """The file that tells the probe what to do."""
+        return self.path / "probe.json"
+
+    @property
+    def policy_path(self) -> Path:
+        """The policy as resolved when the run began."""
+        return self.path / "policy.yaml"
+
+    def write_json(self, name: str, obj: Any, *, durable: bool = False) -> None:
+        """Write the file `name` atomically; `durable` also through a power cut.
+
+        Non-finite floats become "NaN", "+Inf", "-Inf", so that every JSON reader can read it.
+
+        Raises:
+            StoreError: the old file is still there.
+        """
+        text = json.dumps(plain(obj), allow_nan=False, indent=1) + "\n"
+        try:
+            files.replace(self.path / name, text.encode(), durable=durable)
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def read_json(self, name: str) -> Any:
+        """Return the content of the file `name`. Raises StoreError."""
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path / name}: {error.strerror}") from error
+        except ValueError as error:
+            raise StoreError(f"{self.path / name} is not JSON: {error}") from error
+
+
+def _near(path: Path) -> str:
+    """Return a hint that names the newest run below `path` or `./runs`."""
+    for parent in (path, path / RUNS, RUNS):
+        runs = sorted(found.parent for found in parent.glob("*/run.json"))
+        if runs:
+            return f"did you mean {runs[-1]}?"
+    return "supervise --run-dir DIR -- COMMAND makes one; without --run-dir runs are in ./runs"

@@ -1,0 +1,54 @@
+"""A job that remembers what it was told, and answers what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from supervise.core.shapes import Aim
+from supervise.errors import ActionError
+
+
+@dataclass
+class FakeJob:
+    """Answers `command` with `answer`, or raises it; keeps every call."""
+
+    answer: Any = field(default_factory=dict)
+    world_size: int = 1
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]:
+        self.calls.append((verb, dict(args), key))
+        return self._answer()
+
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+        self.calls.append(("snapshot", incident, key))
+        return self._answer()
+
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+        self.calls.append(("stop", grace_s, term_s, exit_code))
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        if isinstance(self.answer, ActionError):
+            raise self.answer
+        return dict(self.answer)
+
+
+@pytest.fixture
+def fake_job() -> type[FakeJob]:
+    return FakeJob
+
+
+@pytest.fixture
+def aim():
+    """An aim at an incident whose first breach was at step 150, seen at step 153."""
+    usual = Aim(
+        incident="inc-1", step=153, breach_step=150, attempt=0, world_size=1, severity="SEV1"
+    )
+    return lambda **changes: replace(usual, **changes)

@@ -1,0 +1,149 @@
+"""What holds for every action."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import typing
+
+import pytest
+
+from supervise import actions
+from supervise.core.shapes import Action, Refused
+from supervise.errors import ActionError
+
+NEEDED = {"lr_scale": {"set": 0.5}}
+ANSWERS = {
+    "pause": {"paused_step": 153},
+    "resume": {"resumed": True, "held_s": 1.0},
+    "snapshot": {"path": "p", "sha256": "0" * 64, "bytes": 9, "files": []},
+    "savepoint": {"step": 153, "bytes": 9},
+    "lr_scale": {"lr_scale": 0.5, "learning_rate_before": 1e-3},
+    "rollback": {"step": 125, "attempt": 1, "from_step": 153, "bytes": 9, "not_restored": []},
+    "skip_step": {"will_skip": 1},
+    "stop": {"how": "interrupt", "returncode": 0, "survivors": []},
+}
+
+
+def catalog() -> dict[str, type[Action]]:
+    found = {}
+    for info in pkgutil.iter_modules(actions.__path__):
+        module = importlib.import_module(f"{actions.__name__}.{info.name}")
+        (found[info.name],) = (
+            value
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, Action)
+            and value.__module__ == module.__name__
+        )
+    return found
+
+
+CATALOG = catalog()
+
+
+def test_these_are_the_verbs():
+    """The file name is the verb."""
+    verbs = "lr_scale notify pause resume rollback savepoint skip_step snapshot stop verify"
+
+    assert sorted(CATALOG) == verbs.split()
+
+
+@pytest.mark.parametrize("verb", CATALOG)
+def test_it_says_what_it_does_and_how_to_take_it_back(verb):
+    """Every docstring is a page of the catalog."""
+    page = inspect.getdoc(CATALOG[verb])
+
+    assert all(heading in page for heading in ("Example:\n", "Undo: ", "Source: "))
+    assert f"- {verb}" in page
+
+
+@pytest.mark.parametrize("verb", CATALOG)
+def test_its_fields_tell_steps_from_seconds(verb):
+    """Every int is marked as steps and every duration as seconds, for the loader."""
+    hints = typing.get_type_hints(CATALOG[verb], include_extras=True)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(CATALOG[verb])}
+
+    assert int not in fields.values()
+    units = {
+        name: hint.__metadata__ for name, hint in fields.items() if hasattr(hint, "__metadata__")
+    }
+    assert set(units.values()) <= {("steps",), ("seconds",)}
+    assert {name for name, unit in units.items() if unit == ("seconds",)} <= {
+        "lease",
+        "grace",
+        "term",
+    }
+
+
+@pytest.mark.parametrize("verb", CATALOG)
+def test_its_defaults_can_work(verb):
+    """A runbook that names only the verb is valid."""
+    assert CATALOG[verb](**NEEDED.get(verb, {})).check() == []
+
+
+@pytest.mark.parametrize("verb", ["pause", "lr_scale", "rollback", "skip_step", "savepoint"])
+def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, aim):
+    """One rank of many must never be changed alone."""
+    action = CATALOG[verb](**NEEDED.get(verb, {}))
+
+    with pytest.raises(Refused, match=f"{verb} changes training, and 4 ranks cannot"):
+        action.aim(aim(world_size=4))
+
+    assert action.changes_training
+
+
+@pytest.mark.parametrize("verb", ["resume", "snapshot", "stop"])
+def test_what_harms_no_rank_works_with_several(verb, aim):
+    """Evidence, ending, and above all letting a held job go on."""
+    CATALOG[verb]().aim(aim(world_size=4))
+
+    assert not CATALOG[verb].changes_training
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_it_returns_what_was_observed(verb, aim, fake_job):
+    """One call to the job, with the aimed arguments, and its answer as the result."""
+    action = CATALOG[verb](**NEEDED.get(verb, {}))
+    job = fake_job(ANSWERS[verb])
+    args = action.aim(aim())
+
+    assert action.perform(job, args, key="k") == ANSWERS[verb]
+    assert len(job.calls) == 1
+    assert job.calls[0][0] == verb
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_an_answer_without_an_effect_is_a_failure(verb, aim, fake_job):
+    """An ack alone proves nothing."""
+    action = CATALOG[verb](**NEEDED.get(verb, {}))
+
+    with pytest.raises(ActionError):
+        action.perform(fake_job({}), action.aim(aim()), key="k")
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_a_refusal_of_the_probe_is_passed_on(verb, aim, fake_job):
+    """The probe's sentence is the error, and retryable is what it said."""
+    action = CATALOG[verb](**NEEDED.get(verb, {}))
+    refusal = ActionError("rank 0 refused", retryable=False)
+
+    with pytest.raises(ActionError) as caught:
+        action.perform(fake_job(refusal), action.aim(aim()), key="k")
+
+    assert caught.value is refusal
+
+
+def test_zero_actions_means_nothing_that_touches_the_job():
+    """Evidence, messages and looking do not count."""
+    free = {verb for verb, action in CATALOG.items() if not action.touches_job}
+
+    assert free == {"snapshot", "notify", "verify"}
+    assert {verb for verb, action in CATALOG.items() if action.destructive} == {
+        "rollback",
+        "skip_step",
+        "stop",
+    }
+    assert {verb for verb, action in CATALOG.items() if action.engine_step} == {"notify", "verify"}

@@ -1,0 +1,56 @@
+"""Stop, skip_step, verify."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.skip_step import SkipStep
+from supervise.actions.stop import Stop
+from supervise.actions.verify import Verify
+from supervise.errors import ActionError
+
+
+@pytest.mark.parametrize(("requeue", "code"), [(False, 78), (True, 75)])
+def test_stop_tells_the_scheduler_whether_to_run_it_again(requeue, code, aim, fake_job):
+    """78: a person is needed; 75: running it again is safe."""
+    job = fake_job({"how": "term", "returncode": -15, "survivors": []})
+    action = Stop(grace=5.0, term=6.0, requeue=requeue)
+
+    action.perform(job, action.aim(aim()), key="k")
+
+    assert job.calls == [("stop", 5.0, 6.0, code)]
+
+
+def test_a_process_that_outlives_kill_is_a_failure(aim, fake_job):
+    """Stuck in the kernel: said, not hidden."""
+    job = fake_job({"how": "kill", "returncode": -9, "survivors": [77]})
+
+    with pytest.raises(ActionError, match="still alive after KILL"):
+        Stop().perform(job, Stop().aim(aim()), key="k")
+
+
+def test_the_longest_stop_fits_into_its_deadline():
+    """What `check` allows, the performer waits for."""
+    longest = Stop(grace=300.0, term=300.0)
+
+    assert longest.check() == []
+    assert longest.grace + longest.term + 30 <= longest.deadline_s
+    assert [field for field, _ in Stop(grace=301.0, term=-1.0).check()] == ["grace", "term"]
+
+
+def test_skip_counts_are_bounded(aim, fake_job):
+    """Zero is no action, and a million is no skip."""
+    assert [SkipStep(count=count).check() == [] for count in (0, 1, 1000, 1001)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    with pytest.raises(ActionError, match="asked to skip 2 steps"):
+        SkipStep(count=2).perform(fake_job({"will_skip": 1}), {"count": 2}, key="k")
+
+
+def test_verify_must_be_able_to_come_true():
+    """20 clear steps do not fit into 10."""
+    assert [field for field, _ in Verify(within=10, clear_for=20).check()] == ["within"]
+    assert [field for field, _ in Verify(clear_for=0).check()] == ["clear_for"]

@@ -1,0 +1,54 @@
+"""Rollback."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.rollback import Rollback
+from supervise.core.shapes import Refused
+from supervise.errors import ActionError
+
+
+def test_it_aims_before_the_cause_not_before_the_alarm(aim):
+    """First breach at 150, seen at 153, 10 steps of margin: a savepoint before 140."""
+    assert Rollback().aim(aim()) == {
+        "before_step": 140,
+        "rng": "restore",
+        "rewarm": {"start": 0.1, "steps": 50},
+    }
+
+
+def test_without_rewarm_the_learning_rate_is_left_alone(aim):
+    """`rewarm: 0` is none, not one that ends at once."""
+    assert Rollback(rewarm=0, rng="keep").aim(aim())["rewarm"] is None
+
+
+def test_when_nothing_can_be_old_enough_it_is_refused(aim):
+    """Trouble at step 10 with a margin of 10: there is no step before step 0."""
+    with pytest.raises(Refused, match="began at step 10, so no savepoint can be 10 steps older"):
+        Rollback().aim(aim(breach_step=10))
+
+    assert Rollback().aim(aim(breach_step=11))["before_step"] == 1
+
+
+@pytest.mark.parametrize("step", [140, 153, None])
+def test_a_job_that_is_not_back_far_enough_is_a_failure(step, aim, fake_job):
+    """The step it is at now must be before the target."""
+    action = Rollback()
+    job = fake_job({"step": step, "attempt": 1})
+
+    with pytest.raises(ActionError, match=f"at step {step} after a rollback to before step 140"):
+        action.perform(job, action.aim(aim()), key="k")
+
+
+def test_it_cannot_be_taken_back():
+    """The point of no return of a runbook."""
+    assert Rollback().undo() is None
+    assert Rollback.destructive
+
+
+def test_values_that_cannot_work_are_named():
+    """Each by its own key."""
+    wrong = Rollback(at_least=-1, start=0.0, rewarm=-5)
+
+    assert [field for field, _ in wrong.check()] == ["at_least", "start", "rewarm"]

@@ -1,0 +1,225 @@
+"""Reading YAML: positions are kept, surprises are refused, nothing ends in a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from supervise.catalog import load
+from supervise.catalog.nodes import Mapping, Scalar, plain
+from supervise.catalog.problems import PolicyErrors, Problems, Source
+from supervise.errors import InputError
+
+PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
+
+
+@pytest.fixture(params=PARSERS, ids=lambda parser: parser.__name__)
+def parse(request):
+    """Return a parser of text: both of PyYAML's, since libyaml is not everywhere."""
+
+    def parse(text: str) -> Mapping:
+        problems = Problems()
+        root = load.parse(Source("x.yaml", text), problems, request.param)
+        problems.stop()
+        assert root is not None
+        return root
+
+    return parse
+
+
+@pytest.fixture
+def refuse(parse):
+    """Return a function that gives back the first problem of text that must be refused."""
+
+    def refuse(text: str) -> tuple[int, int, str]:
+        with pytest.raises(PolicyErrors) as raised:
+            parse(text)
+        problem = raised.value.problems[0]
+        return problem.line, problem.col, f"{problem.message} ({problem.hint})"
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1E6", 1e6),
+        ("3e4", 3e4),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("+3", 3),
+        ("-0.25", -0.25),
+        ("012", 12),
+        ("0o14", 12),
+        ("0x10", 16),
+        ("1_000", "1_000"),
+        ("10:30", "10:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("1.2.3", "1.2.3"),
+        ("30s", "30s"),
+        ("on", "on"),
+        ("off", "off"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("y", "y"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        (".inf", float("inf")),
+        ("-.inf", float("-inf")),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("9" * 30, 1e30),
+    ],
+)
+def test_scalars_mean_what_yaml_1_2_says(parse, text: str, value: object) -> None:
+    """`1e-3` is a number, `on` and `10:30` are text, nothing is a date."""
+    found = plain(parse(f"key: {text}\n"))["key"]
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_nodes_know_where_they_stand(parse) -> None:
+    """Lines and columns are one-based and count characters, not bytes."""
+    root = parse("a:\n  é: [1, {b: c}]\n")
+    inner = root.get("a")
+    assert isinstance(inner, Mapping)
+    key, value = inner.pairs["é"]
+
+    assert (key.line, key.col) == (2, 3)
+    assert (value.line, value.col) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "col", "said"),
+    [
+        ("", 1, 1, "the file is empty"),
+        ("# nothing\n", 1, 1, "the file is empty"),
+        ("- a\n", 1, 1, "keys and values, not a list"),
+        ("just text\n", 1, 1, "keys and values, not the text 'just text'"),
+        ("a: 1\nb: 2\na: 3\n", 3, 1, "the key 'a' stands here twice; first in line 1"),
+        ("a: {b: 1, b: 2}\n", 1, 11, "the key 'b' stands here twice; first in line 1"),
+        ("a: &x 1\n", 1, 4, "the anchor &x is not allowed"),
+        ("a: *x\n", 1, 4, "the alias *x is not allowed"),
+        ("a: {<<: {b: 1}}\n", 1, 5, "merge keys (<<) are not allowed"),
+        ("a: !!str 1\n", 1, 4, "the tag !!str is not allowed"),
+        ("a: !python/object:os.system x\n", 1, 4, "the tag !python/object:os.system is not"),
+        ("a: 1\n---\nb: 2\n", 2, 1, "a second document starts here"),
+        ("%YAML 1.1\n---\na: 1\n", 1, 1, "directives (%YAML, %TAG) are not allowed"),
+        ("? [a, b]\n: 1\n", 1, 3, "a key must be plain text"),
+        ("a:\n\tb: 1\n", 2, 1, "a tab stands here (indent with spaces)"),
+        ("a: `x`\n", 1, 4, "put quotes around text that begins with `"),
+        ("a: @x\n", 1, 4, "put quotes around text that begins with @"),
+        ("a: b: c\n", 1, 5, "put quotes around text that holds ': '"),
+        ("a: 'x\n", 1, 6, "not YAML"),
+        ("a: {b: 1\n", 1, 9, "not YAML"),
+        ("a: x\0y\n", 1, 5, "the control character '\\x00'"),
+        ("a: 1\nb: x\x1b[0m\n", 2, 5, "the control character '\\x1b'"),
+        ('a: "\\0"\n', 1, 4, "the control character '\\x00'"),
+        ("a: " + "[" * 30 + "]" * 30, 1, 27, "nested deeper than 24 levels"),
+    ],
+)
+def test_a_surprise_is_refused_where_it_stands(
+    refuse, text: str, line: int, col: int, said: str
+) -> None:
+    """Each trap of YAML gives one sentence at its own place."""
+    at_line, _, message = found = refuse(text)
+
+    assert said in message
+    assert at_line == line
+    if "not YAML" not in said:  # there the two parsers point at neighbouring characters
+        assert found[1] == col
+
+
+def test_a_bomb_of_aliases_does_not_go_off(refuse) -> None:
+    """Five levels of nine aliases would be 60 000 values; the first anchor ends it."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{k}: &{k} [{', '.join([f'*{j}'] * 9)}]" for j, k in zip("abcde", "bcdef", strict=True)]
+
+    assert refuse("\n".join(lines))[2].startswith("the anchor &a")
+
+
+def test_deep_nesting_costs_no_time(refuse) -> None:
+    """A hundred thousand brackets are refused at the 25th."""
+    assert "nested deeper" in refuse("a: " + "[ " * 100_000)[2]
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"a: caf\xe9\n", "1:7: this is not UTF-8 text"),
+        ("a: 1\n".encode("utf-16"), "1:1: this is not UTF-8 text"),
+        (b"a: " + b"x" * 300_000, "1:1: the file is larger than 256 kB"),
+    ],
+)
+def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str) -> None:
+    """Other encodings and large files are told apart from mistakes in YAML."""
+    path, problems = tmp_path / "p.yaml", Problems()
+    path.write_bytes(raw)
+
+    assert load.read(path, "p.yaml", problems) is None
+    with pytest.raises(PolicyErrors, match=said):
+        problems.stop()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    path, problems = tmp_path / "p.yaml", Problems()
+    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+
+    root = load.read(path, "p.yaml", problems)
+
+    assert root is not None
+    assert plain(root) == {"a": 1}
+
+
+def test_a_file_that_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
+    """A missing file and a folder have no line to point at."""
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(InputError, match=str(path)):
+            load.read(path, "p.yaml", Problems())
+
+
+def test_mistakes_come_sorted_with_their_lines() -> None:
+    """`render` shows sentence, source line and caret; `str` is one line."""
+    problems = Problems()
+    load.parse(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
+    with pytest.raises(PolicyErrors) as raised:
+        problems.stop()
+
+    error = raised.value
+    assert str(error) == (
+        "x.yaml:3:1: the key 'b' stands here twice; first in line 1 (and 1 more)"
+    )
+    assert error.render().splitlines()[-3:] == [
+        "x.yaml:4:1: the key 'a' stands here twice; first in line 2",
+        "    a: 2",
+        "    ^",
+    ]
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    """A flow mapping of a thousand characters still shows the place."""
+    problems = Problems()
+    text = "a: {" + ", ".join(f"k{i}: {i}" for i in range(200)) + ", k150: 0}\n"
+    load.parse(Source("x.yaml", text), problems)
+    with pytest.raises(PolicyErrors) as raised:
+        problems.stop()
+
+    _, shown, caret = raised.value.render().splitlines()
+    assert len(shown) <= 124
+    assert shown[caret.index("^") :].startswith("k150: 0")
+
+
+def test_a_scalar_says_what_it_is() -> None:
+    """Messages name values as a person would."""
+    source = Source("x.yaml", "")
+    shapes = [Scalar(source, 1, 1, text, True).shape for text in ("", "true", "x", "1e-3")]
+
+    assert shapes == ["nothing", "the boolean true", "the text 'x'", "the number 0.001"]

@@ -1,0 +1,77 @@
+"""Runs as the supervisor leaves them behind, and the command line to look at them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.cli import run as run_cli
+from supervise.core import engine
+from supervise.core.values import Announced, Event, Exited, Frame, Launched
+from supervise.store.audit import Audit
+from supervise.store.journal import Journal
+from supervise.store.recorder import Recorder
+from supervise.store.rundir import RunDir
+
+WALL = "2026-01-05T10:11:12.345Z"
+NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "update_norm", "update_skipped")
+NAN = float("nan")
+
+
+@pytest.fixture
+def supervise(capsys, monkeypatch):
+    """A function that runs a command line and returns `(exit code, stdout, stderr)`."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*argv: object) -> tuple[int, str, str]:
+        code = run_cli([str(arg) for arg in argv])
+        caught = capsys.readouterr()
+        return code, caught.out, caught.err
+
+    return call
+
+
+def story() -> list[Event]:
+    """A run of 120 steps under the nano policy whose loss becomes NaN at step 100."""
+    events: list[Event] = [Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 2**22 + 7, NAMES)]
+    for step in range(120):
+        loss = NAN if step >= 100 else 2.5 + 0.01 * (step % 7)
+        values = (loss, 1.0 + 0.01 * (step % 5), 1e-3, 0.1 + 0.001 * (step % 3), 0.0)
+        events.append(Frame(10 + step * 1_000_000, 0, 0, step, values))
+    return [*events, Exited(10**9, 3)]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A function that records events as the supervisor does, and returns the run directory."""
+
+    def record(events=None) -> RunDir:
+        policy = load_policy("nano")
+        run = RunDir.create(tmp_path / "run", argv=["python", "train.py"], policy=policy, wall=WALL)
+        audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
+        ticks = itertools.count()
+        recorder = Recorder(
+            Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print
+        )
+        recorder.note("run_start", -1, "the job was started", {})
+        state = engine.start(policy)
+        for event in story() if events is None else events:
+            number = recorder.event(event)
+            state, decisions = engine.step(policy, state, event)
+            for decision in decisions:
+                recorder.decision(decision, number, event.at_ns)
+        recorder.close()
+        return run
+
+    return record
+
+
+NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status"]
+
+
+@pytest.fixture(params=NO_RUN)
+def looking(request):
+    """Each command that looks at a run, as words."""
+    return request.param.split()

@@ -1,0 +1,123 @@
+import json
+
+import pytest
+
+from supervise.store.audit import verify as check
+
+
+def test_a_directory_that_is_no_run_is_refused_with_a_way_out(
+    supervise, recorded, tmp_path, looking
+):
+    """One message, a hint, exit code 64, nothing on stdout: for every command that reads a run."""
+    recorded()
+    for place in (tmp_path, tmp_path / "nowhere"):
+        code, out, err = supervise(*looking, place)
+
+        assert (code, out) == (64, "")
+        assert f"supervise: {place} " in err
+        assert "try: " in err
+    assert f"did you mean {tmp_path / 'run'}?" in supervise(*looking, tmp_path)[2]
+
+
+def test_a_good_log_is_exit_0(supervise, recorded):
+    """And its head is printed, to be compared with those in messages."""
+    run = recorded()
+    report = check(run.audit_path)
+
+    code, out, err = supervise("audit", "verify", run.path)
+
+    assert (code, err) == (0, "")
+    assert out == (
+        f"good: {report.records} records are as they were written\n"
+        f"head: {report.records} {report.root}\n"
+    )
+
+
+def test_a_changed_byte_is_exit_1_and_names_the_record(supervise, recorded):
+    """Also as JSON, for scripts."""
+    run = recorded()
+    data = bytearray(run.audit_path.read_bytes())
+    at = data.index(b"\n") + 200
+    data[at] ^= 1
+    run.audit_path.write_bytes(data)
+
+    code, out, _ = supervise("audit", "verify", run.path)
+    assert code == 1
+    assert out.startswith("tampered: audit record 1 (byte ")
+
+    code, out, _ = supervise("audit", "verify", "--json", run.path)
+    assert code == 1
+    found = json.loads(out)
+    assert (found["status"], found["bad_seq"], found["records"]) == ("tampered", 1, 1)
+
+    code, out, err = supervise("audit", "show", run.path)
+    assert code == 1
+    assert len(out.splitlines()) == 1
+    assert "record 1 " in err
+
+
+def test_a_torn_tail_is_exit_2(supervise, recorded):
+    """A power cut is no crime; what is whole can be shown."""
+    run = recorded()
+    run.audit_path.write_bytes(run.audit_path.read_bytes()[:-7])
+
+    code, out, _ = supervise("audit", "verify", run.path)
+
+    assert code == 2
+    assert out.startswith("torn: torn tail: record ")
+    assert supervise("audit", "show", run.path)[0] == 0
+
+
+def test_a_log_that_was_cut_is_found_by_a_witness(supervise, recorded):
+    """With the head from a message, what a chain cannot show is shown."""
+    run = recorded()
+    whole = run.audit_path.read_bytes()
+    report = check(run.audit_path)
+    run.audit_path.write_bytes(whole[: whole.rstrip(b"\n").rindex(b"\n") + 1])
+
+    assert supervise("audit", "verify", run.path)[0] == 0
+    witness = ("--witness", report.records, report.root)
+    assert supervise("audit", "verify", run.path, *witness)[0] == 1
+    run.audit_path.write_bytes(whole)
+    assert supervise("audit", "verify", run.path, *witness)[0] == 0
+
+
+def test_a_copy_of_a_log_can_be_checked_alone(supervise, recorded, tmp_path):
+    """An auditor may have nothing else; in a wrong directory it is refused."""
+    run = recorded()
+    (tmp_path / "copy.log").write_bytes(run.audit_path.read_bytes())
+    assert supervise("audit", "verify", tmp_path / "copy.log")[0] == 0
+
+    described = run.read_json("run.json")
+    run.write_json("run.json", {**described, "run": "another"})
+    code, out, _ = supervise("audit", "verify", run.path)
+    assert code == 1
+    assert "belongs to the run" in out
+
+
+def test_show_tells_what_happened_and_why(supervise, recorded):
+    """One line a record for people, one JSON object a line for programs, nothing else on stdout."""
+    run = recorded()
+
+    code, out, err = supervise("audit", "show", run.path)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "    0  10:11:12.345  step -1  run_start  the job was started"
+    assert any("SEV0" in line and "nonfinite." in line for line in lines)
+
+    code, out, err = supervise("audit", "show", "--json", run.path)
+    assert (code, err) == (0, "")
+    stored = [line[65:] for line in run.audit_path.read_text().splitlines()]
+    assert out.splitlines() == stored
+    assert [json.loads(line)["seq"] for line in stored] == list(range(len(stored)))
+
+
+@pytest.mark.parametrize(
+    "words", ["audit", "audit verify", "audit show", "replay", "export", "status"]
+)
+def test_help_ends_in_examples(supervise, words):
+    """Two of them, and they start with the command itself."""
+    code, out, _ = supervise(*words.split(), "--help")
+
+    assert code == 0
+    assert out.count(f"  supervise {words}") >= (1 if words == "audit" else 2)

@@ -1,0 +1,77 @@
+import csv
+import io
+
+
+def test_csv_has_one_row_per_step_on_stdout(supervise, recorded):
+    """Data on stdout, nothing else; NaN is nan."""
+    run = recorded()
+
+    code, out, err = supervise("export", run.path, "--csv")
+
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert out.startswith("step,rank,attempt,train_loss_raw,grad_global_norm,learning_rate,")
+    assert len(rows) == 120
+    assert rows[99]["train_loss_raw"] == "2.51" and rows[100]["train_loss_raw"] == "nan"
+    assert rows[5] == rows[5] | {"step": "5", "rank": "0", "attempt": "0", "learning_rate": "0.001"}
+
+
+def test_chosen_metrics_into_a_file(supervise, recorded, tmp_path):
+    """The file is whole or not there; what was done is told on stderr."""
+    run = recorded()
+    target = tmp_path / "run.csv"
+
+    code, out, err = supervise(
+        "export", run.path, "--csv", "--metrics", "update_norm, learning_rate", "-o", target
+    )
+
+    assert (code, out) == (0, "")
+    assert err == f"120 rows in {target}\n"
+    assert target.read_text().splitlines()[0] == "step,rank,attempt,update_norm,learning_rate"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.csv"]
+
+
+def test_an_unknown_metric_is_refused_with_what_there_is(supervise, recorded, tmp_path):
+    """Exit code 64, did you mean, the list; no half file is left."""
+    run = recorded()
+    target = tmp_path / "run.csv"
+
+    code, out, err = supervise("export", run.path, "--csv", "--metrics", "train_loss", "-o", target)
+
+    assert (code, out) == (64, "")
+    assert "no metric 'train_loss'" in err
+    assert "did you mean 'train_loss_raw'?" in err and "update_norm" in err
+    assert not target.exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_format_must_be_named(supervise, recorded):
+    """There will be others."""
+    code, out, err = supervise("export", recorded().path)
+
+    assert (code, out) == (64, "")
+    assert "try: add --csv" in err
+
+
+def test_a_place_that_cannot_be_written_is_named(supervise, recorded, tmp_path):
+    """One sentence, exit code 64."""
+    code, _, err = supervise(
+        "export", recorded().path, "--csv", "-o", tmp_path / "none" / "run.csv"
+    )
+
+    assert code == 64
+    assert "cannot write" in err
+
+
+def test_damage_is_told_with_the_event(supervise, recorded):
+    """What was exported up to there is not passed off as the whole."""
+    run = recorded()
+    (segment,) = run.journal_path.iterdir()
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+
+    code, _, err = supervise("export", run.path, "--csv")
+
+    assert code == 64
+    assert "is damaged" in err

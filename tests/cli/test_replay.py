@@ -1,0 +1,75 @@
+import json
+
+import pytest
+
+from supervise.core.values import Frame
+from supervise.store.audit import read
+from supervise.store.journal import Journal
+
+
+def test_the_decisions_of_a_run_follow_from_what_was_seen(supervise, recorded):
+    """A run with an incident, folded again under its own policy: the same, exit code 0."""
+    run = recorded()
+    decisions = [r for r in read(run.audit_path) if r["actor"] == "engine"]
+    assert {"rule", "incident"} <= {r["kind"] for r in decisions}
+
+    code, out, err = supervise("replay", run.path)
+
+    assert (code, err) == (0, "")
+    assert out == f"same: {len(decisions)} decisions follow from the journal\n"
+
+
+def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
+    """Exit code 1, the number of the first record that differs, and both decisions."""
+    run = recorded()
+    run.policy_path.write_text(run.policy_path.read_text().replace("SEV0", "SEV1"))
+
+    code, out, _ = supervise("replay", run.path)
+
+    assert code == 1
+    first, recorded_, replayed = out.splitlines()
+    assert first.startswith("NONDETERMINISM at record ")
+    assert '"severity": "SEV0"' in recorded_
+    assert '"severity": "SEV1"' in replayed
+
+
+def test_a_changed_journal_is_a_difference(supervise, recorded, tmp_path):
+    """The log alone is not enough: what was seen must lead to it."""
+    run = recorded()
+    for path in run.journal_path.iterdir():
+        path.unlink()
+    journal = Journal.open(run.journal_path)
+    journal.append(Frame(1, 0, 0, 0, ()))
+    journal.close()
+
+    code, out, _ = supervise("replay", run.path)
+
+    assert code == 1
+    assert "NONDETERMINISM at record " in out
+
+
+def test_a_killed_run_can_be_replayed(supervise, recorded):
+    """It died after the job's end was seen and before it was judged: no difference."""
+    run = recorded()
+    (segment,) = run.journal_path.iterdir()
+    lines = run.audit_path.read_bytes().splitlines(keepends=True)
+    last = json.loads(lines[-1][65:])["event"]
+    judged = [line for line in lines if json.loads(line[65:]).get("event") != last]
+    run.audit_path.write_bytes(b"".join(judged) + lines[len(judged)][:-9])
+    segment.write_bytes(segment.read_bytes() + b"half an event")
+
+    assert supervise("replay", run.path)[0] == 0
+
+
+@pytest.mark.parametrize("what", ["journal", "audit.log", "policy.yaml"])
+def test_what_is_missing_is_named(supervise, recorded, what):
+    """One sentence, no traceback."""
+    run = recorded()
+    gone = run.path / what
+    gone.rename(run.path / "elsewhere")
+
+    code, out, err = supervise("replay", run.path)
+
+    assert code in (64, 65)
+    assert out == ""
+    assert what in err

@@ -1,0 +1,168 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from supervise.core.values import Exited, Launched
+from supervise.store.audit import Audit
+
+STATE = {
+    "state": "probation",
+    "mode": "enforce",
+    "policy": "nano",
+    "tier": "T1",
+    "step": 152,
+    "attempt": 1,
+    "world_size": 1,
+    "incidents": {
+        "opened": 2,
+        "open": {
+            "id": "inc-2",
+            "severity": "SEV1",
+            "phase": "verifying",
+            "rules": ["loss_spike.spike"],
+            "headline": "loss 9.7 is 8.2 sigma\033[31m above 2.6",
+            "runbook": "soften",
+        },
+    },
+    "budgets": {"all": "1/6", "rollback": "0/2"},
+    "rules": {"a": "OK", "b": "OK", "nonfinite.loss": "firing", "amp.scale": "inactive"},
+    "ranks": {
+        "0": {
+            "pid": 77,
+            "phase": "step",
+            "silent_s": 0.1,
+            "rollback": "ready",
+            "paused": False,
+            "savepoints": [100, 125],
+            "collectors": {"loss": "on", "tokens": "off: no input ids seen"},
+        }
+    },
+    "last_decision": {"kind": "verify", "reason": "loss is back in its band"},
+    "updated_wall": "2026-01-05T10:11:12.345Z",
+}
+
+
+@pytest.fixture
+def alive():
+    """A function that holds a run as a living supervisor does."""
+    logs = []
+
+    def hold(run):
+        logs.append(Audit.open(run.audit_path, run.id, at_ns=0, wall=""))
+
+    yield hold
+    for log in logs:
+        log.close()
+
+
+def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatch):
+    """State, step, incident, budgets, rules by name where they matter, probe, last decision."""
+    run = recorded()
+    run.write_json("state.json", STATE)
+    alive(run)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    code, out, err = supervise("status", run.path)
+
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[:4] == [
+        f"run        {run.id}",
+        "job        running, supervised",
+        "state      probation (mode enforce, tier T1)",
+        "step       152, attempt 1",
+    ]
+    assert "incidents  2; open: inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above 2.6" in out
+    assert "budgets    all 1/6, rollback 0/2" in lines
+    assert "rules      firing: nonfinite.loss; inactive: amp.scale; OK: 2" in lines
+    assert (
+        "rank 0     phase step, silent_s 0.1, pid 77, rollback ready, savepoints 100; 125;" in out
+    )
+    assert "tokens off: no input ids seen" in out
+    assert "last       verify: loss is back in its band" in lines
+    assert "\033" not in out
+
+
+def test_a_narrow_terminal_is_enough(supervise, recorded, alive, monkeypatch):
+    """Lines are folded, not cut."""
+    run = recorded()
+    run.write_json("state.json", STATE)
+    alive(run)
+    monkeypatch.setenv("COLUMNS", "44")
+
+    code, out, _ = supervise("status", run.path)
+
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 44
+    assert "inactive:\n           amp.scale" in out
+
+
+def test_json_is_one_document_with_the_life_of_both(supervise, recorded, alive):
+    """What a script needs: the status, and whether somebody still updates it."""
+    run = recorded()
+    run.write_json("state.json", STATE)
+    alive(run)
+
+    code, out, err = supervise("status", "--json", run.path)
+
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found == {
+        "run": run.id, **STATE, "supervisor": "running", "job": "running", "exit_code": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("returncode", "text", "code"),
+    [(0, "ended with exit code 0", 0), (3, "ended with exit code 3", 3), (-9, "(SIGKILL)", 137)],
+)
+def test_an_ended_job_is_said_to_have_ended(supervise, recorded, returncode, text, code):
+    """Also when the last status still says nominal."""
+    run = recorded([Launched(1, 2**22 + 7, 0), Exited(2, returncode)])
+    run.write_json("state.json", STATE)
+
+    assert text in supervise("status", run.path)[1]
+    found = json.loads(supervise("status", "--json", run.path)[1])
+    assert (found["supervisor"], found["job"], found["exit_code"]) == ("gone", "ended", code)
+
+
+def test_a_dead_supervisor_is_not_passed_off_as_a_healthy_run(supervise, recorded):
+    """The job goes on without it, and nobody looks."""
+    run = recorded([Launched(1, os.getpid(), 0)])
+    run.write_json("state.json", STATE)
+    out = supervise("status", run.path)[1]
+    assert f"still running (pid {os.getpid()}), but its supervisor is gone: not watched" in out
+
+
+def test_a_job_that_vanished_is_said_to_be_gone(supervise, recorded):
+    """Neither it nor its supervisor is there any more."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    run = recorded([Launched(1, gone.pid, 0)])
+
+    assert "nobody saw how it ended" in supervise("status", run.path)[1]
+    assert json.loads(supervise("status", "--json", run.path)[1])["job"] == "lost"
+
+
+def test_a_run_without_a_status_is_told_as_far_as_it_is_known(supervise, recorded):
+    """Killed in its first second."""
+    run = recorded([])
+
+    code, out, _ = supervise("status", run.path)
+
+    assert code == 0
+    assert "never started" in out and "the first status was never written" in out
+
+
+def test_a_damaged_status_is_one_message(supervise, recorded):
+    """Exit code 64."""
+    run = recorded()
+    (run.path / "state.json").write_text("{")
+
+    code, out, err = supervise("status", run.path)
+
+    assert (code, out) == (64, "")
+    assert "is not JSON" in err

@@ -1,0 +1,258 @@
+"""What holds for every detector, whatever comes: copies, rewinds, resets, numbers, catalog pages."""
+
+from __future__ import annotations
+
+import json
+import math
+import pkgutil
+import typing
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervise import detectors
+from supervise.core.shapes import NOTE, Clockwork, Detector
+from supervise.core.values import BREACH, OK, UNKNOWN
+from supervise.detectors.absence import Absence
+from supervise.detectors.join import Join
+from supervise.detectors.level_shift import LevelShift
+from supervise.detectors.nonfinite import Nonfinite
+from supervise.detectors.rate import Rate
+from supervise.detectors.ratio import Ratio
+from supervise.detectors.robust_z import RobustZ
+from supervise.detectors.sequence import Sequence
+from supervise.detectors.threshold import Threshold
+from supervise.detectors.trend import Trend
+
+Z = {"gt": 3.0, "clear": 1.0, "window": 12, "min_": 4, "freeze": 5}
+ALL = {
+    "nonfinite": Nonfinite(("a", "b")),
+    "threshold": Threshold("a", gt=2.0, clear=1.0, m_of_n=(2, 4)),
+    "robust_z": RobustZ("a", m_of_n=(2, 3), **Z),
+    "robust_z_log": RobustZ("a", side="both", transform="log", **Z),
+    "ratio": Ratio("a", fast=2, slow=12, gt=1.5, clear=1.2, min_=4, freeze=5),
+    "ratio_ref": Ratio("a", fast=2, ref=12, lt=0.5, min_=4, freeze=5),
+    "trend": Trend("a", window=32, slope_per_1k_gt=1.0),
+    "rate": Rate("a", window=10, count_gte=3, clear=2),
+    "sequence": Sequence(("a", "b", "c"), within=3, until="d"),
+    "join": Join(all=("a", "b"), within=3),
+    "level_shift": LevelShift("a", after="b", settle=4, window=20, margin=0.5),
+}
+DEPTH = 10  # samples over which every rewind is exact; the least is the window of `rate`
+
+usual = st.sampled_from([0.0, 1.0, 1.0, 1.1, 0.9, 1.2, 0.8, 3.0, 50.0])
+values = st.one_of(usual, usual, st.floats(width=64), st.none())
+codes = st.sampled_from([OK, OK, UNKNOWN, BREACH])
+SAMPLES = {
+    "metric": values,
+    "metrics": st.tuples(values, values),
+    "detectors": st.tuples(codes, codes, codes, codes),
+    "metric+detector": st.tuples(values, codes),
+}
+jumps = st.sampled_from([1, 1, 1, 1, 1, 1, 2, 5, 0, -3])
+
+
+def _sample(detector: Detector) -> st.SearchStrategy:
+    if isinstance(detector, Join):
+        return st.tuples(codes, codes)
+    return SAMPLES[detector.reads]
+
+
+def _steps(draw, detector, least, most):
+    """Draw events (step, sample): gaps, repeated steps and steps that go back among them."""
+    events, step = [], 0
+    for _ in range(draw(st.integers(least, most))):
+        step = max(0, step + draw(jumps))
+        events.append((step, draw(_sample(detector))))
+    return events
+
+
+def _feed(watch, events):
+    seen = []
+    for step, sample in events:
+        code = watch.feed(sample, step)
+        seen.append((code, watch.raw, watch.note() if code & NOTE else None))
+    return seen
+
+
+each = pytest.mark.parametrize("name", ALL)
+often = settings(max_examples=60, deadline=None)
+
+
+@each
+@given(data=st.data())
+@often
+def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, data):
+    """Cut anywhere: both continue alike, and what one is fed the other never sees."""
+    detector = ALL[name]
+    events = _steps(data.draw, detector, 10, 80)
+    cut = data.draw(st.integers(0, len(events)))
+    whole = _feed(detector.start(), events)
+
+    watch = detector.start()
+    head = _feed(watch, events[:cut])
+    twin, stray = watch.copy(), watch.copy()
+    _feed(stray, [(step + 1000, sample) for step, sample in events])
+    stray.rewind(0)
+    tail = _feed(twin, events[cut:])
+
+    assert head + tail == whole
+    assert _feed(watch, events[cut:]) == tail
+    assert str(watch.numbers()) == str(twin.numbers())
+
+
+@each
+@given(data=st.data())
+@often
+def test_rewind_is_never_having_seen_the_later_samples(name, data):
+    """Against a watch that was fed up to the step only, and rewound to where it stands."""
+    detector = ALL[name]
+    before = [e for e in _steps(data.draw, detector, 5, 60)]
+    step = max([s for s, _ in before])
+    later = [
+        (step + 1 + i, data.draw(_sample(detector)))
+        for i in range(data.draw(st.integers(0, DEPTH)))
+    ]
+    after = [(step + 1 + i, data.draw(_sample(detector))) for i in range(30)]
+
+    undone, fresh = detector.start(), detector.start()
+    _feed(undone, before + later)
+    _feed(fresh, before)
+    undone.rewind(step)
+    fresh.rewind(step)
+
+    assert undone.raw == fresh.raw
+    assert _feed(undone, after) == _feed(fresh, after)
+    assert str(undone.numbers()) == str(fresh.numbers())
+
+
+@each
+@given(data=st.data())
+@often
+def test_reset_is_a_new_start(name, data):
+    """Nothing is left over."""
+    detector = ALL[name]
+    watch = detector.start()
+    _feed(watch, _steps(data.draw, detector, 5, 60))
+    watch.reset()
+    events = _steps(data.draw, detector, 5, 60)
+
+    assert _feed(watch, events) == _feed(detector.start(), events)
+
+
+@each
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
+    """Any float, any order of steps: a code, a raw code, and numbers that JSON can hold."""
+    detector = ALL[name]
+    watch = detector.start()
+    for step, sample in _steps(data.draw, detector, 5, 90):
+        code = watch.feed(sample, step)
+
+        assert code & ~NOTE in (OK, UNKNOWN, BREACH)
+        assert watch.raw in (OK, UNKNOWN, BREACH)
+        json.dumps(watch.numbers())
+        if code & NOTE:
+            note = json.loads(json.dumps(watch.note()))
+            assert note["kind"] in ("rebaseline", "near_miss")
+            assert note["reason"]
+
+
+@each
+def test_the_numbers_of_a_fresh_watch_can_be_asked_for(name):
+    """A rule may change state before the detector has seen anything."""
+    numbers = ALL[name].start().numbers()
+
+    assert "threshold" in numbers or name == "nonfinite"
+    json.dumps(numbers)
+
+
+def test_huge_numbers_do_not_overflow():
+    """The largest floats up and down: no exception, and the watch is as good as before."""
+    for name, detector in ALL.items():
+        if detector.reads != "metric":
+            continue
+        watch = detector.start()
+        wild = [1e308, -1e308, 5e-324, 1.7e308, 0.0] * 20
+        _feed(watch, list(enumerate(wild)))
+        watch.numbers()
+        codes = [
+            code for code, _, _ in _feed(watch, [(100 + i, 1.0 + i % 2 * 0.1) for i in range(99)])
+        ]
+
+        assert codes[-1] & ~NOTE == OK, name
+
+
+KINDS = sorted(
+    info.name for info in pkgutil.iter_modules(detectors.__path__) if not info.name.startswith("_")
+)
+
+
+def _page(kind):
+    module = import_module(f"supervise.detectors.{kind}")
+    (found,) = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Detector)
+        and value.__module__ == module.__name__
+    ]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_each_kind_has_an_example_that_works(kind):
+    """`Example:` is a flow mapping whose keys are the fields and whose values pass `check`."""
+    found = _page(kind)
+    text = found.__doc__.split("Example:\n")[1].split("\n\n")[0]
+    example = yaml.safe_load(text)
+    hints = typing.get_type_hints(found)
+    keys = {field.name.rstrip("_"): field.name for field in fields(found)}
+
+    assert example.pop("kind") == kind
+    assert set(example) <= set(keys)
+    given = {}
+    for key, value in example.items():
+        if typing.get_origin(hints[keys[key]]) is dict:
+            value = {k: float(str(v).removesuffix("s")) for k, v in value.items()}
+        given[keys[key]] = tuple(value) if isinstance(value, list) else value
+    detector = found(**given)
+    assert detector.check() == []
+    watch = detector.start()
+    assert isinstance(watch, Clockwork) == (found.reads == "clock")
+    assert detector.metrics or detector.detectors or found.reads == "clock"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_each_kind_says_what_it_cannot_see_and_where_it_is_from(kind):
+    """Honest pages: class name as the file, `Blind to:`, `Source:`."""
+    found = _page(kind)
+
+    assert found.__name__ == "".join(word.title() for word in kind.split("_"))
+    assert "Blind to:" in found.__doc__
+    assert "Source:" in found.__doc__
+
+
+def test_every_kind_is_here():
+    """The laws above are about all of them; the clockwork has tests of its own."""
+    assert {type(detector) for detector in ALL.values()} | {Absence} == {_page(k) for k in KINDS}
+
+
+def test_an_absence_copy_is_independent():
+    """Step times and clocks are its own."""
+    watch = Absence().start()
+    for step in range(200):
+        watch.beat(step * 10**9, step)
+        watch.tick(step * 10**9, None, "step")
+    twin = watch.copy()
+    for step in range(200, 260):
+        twin.beat(step * 3 * 10**9, step)
+
+    assert watch.p99_ns() == 10**9
+    assert watch.tick(300 * 10**9, None, "step") == OK
+    assert math.isclose(watch.numbers()["value"], 101.0)

@@ -1,0 +1,161 @@
+"""Level shift: worse than the forecast, not worse than before."""
+
+import math
+import random
+
+import pytest
+
+from supervise.core.shapes import NOTE
+from supervise.core.values import BREACH, OK, UNKNOWN
+from supervise.detectors.level_shift import LevelShift
+
+SPIKE = 500
+DONE = SPIKE + 40 + 100  # the first step after the first window
+
+
+def _loss(step):
+    return 2.0 + 6.0 * (step + 1.0) ** -0.3
+
+
+def _follow(shift=0.0, noise=0.02, steps=1400, spike=SPIKE, **fields):
+    """A falling loss with a spike that leaves `shift`; return the codes from the spike on."""
+    watch = LevelShift("loss", after="chain", **fields).start()
+    rng = random.Random(1)
+    codes = {}
+    for step in range(steps):
+        value = _loss(step) + noise * rng.gauss(0, 1)
+        if step >= spike:
+            lasting = shift(step) if callable(shift) else shift
+            value += lasting + 3.0 * math.exp((spike - step) / 5.0)
+        codes[step] = watch.feed((value, BREACH if step == spike else OK), step)
+    return watch, codes
+
+
+def test_without_a_trigger_there_is_no_scar():
+    """A jump alone is not its business."""
+    watch = LevelShift("loss", after="chain").start()
+
+    codes = {watch.feed((1.0 if step < 300 else 9.0, OK), step) for step in range(600)}
+
+    assert codes == {OK}
+
+
+def test_a_spike_that_heals_is_cleared():
+    """UNKNOWN while it waits, OK when the blocks are back on the line."""
+    _, codes = _follow()
+
+    assert {codes[step] for step in range(SPIKE, DONE)} == {UNKNOWN}
+    assert {codes[step] for step in range(DONE, 1400)} == {OK}
+
+
+def test_a_scar_is_found_though_the_loss_is_lower_than_before():
+    """A quarter nat of damage, with the loss falling: below its old level, above its forecast."""
+    watch, codes = _follow(shift=0.25)
+
+    assert codes[DONE - 1] == UNKNOWN
+    assert codes[DONE] == BREACH
+    assert watch.raw == BREACH
+    assert watch.numbers()["value"] == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_breach_is_tried_again_until_the_level_is_back():
+    """The damage is gone after 300 steps; the next look but one ends it."""
+    _, codes = _follow(shift=lambda step: 0.3 if step < SPIKE + 300 else 0.0)
+
+    assert codes[SPIKE + 240] == BREACH
+    assert codes[SPIKE + 339] == BREACH
+    assert codes[SPIKE + 440] == OK
+
+
+def test_what_cannot_be_told_is_given_more_time_once_and_then_noted():
+    """Noise far above the margin: no verdict, but a near miss on record."""
+    watch, codes = _follow(shift=0.1, noise=1.0)
+
+    assert {codes[step] for step in range(SPIKE, DONE + 100)} == {UNKNOWN}
+    assert codes[DONE + 100] == UNKNOWN | NOTE
+    note = watch.note()
+    assert (note["kind"], note["trigger"]) == ("near_miss", SPIKE)
+    assert note["lower"] < 0.1 < note["upper"]
+    assert codes[DONE + 101] == OK
+
+
+def test_too_little_history_is_no_verdict():
+    """A spike at step 60 has no hundred steps before it."""
+    _, codes = _follow(spike=60)
+
+    assert codes[60] == UNKNOWN | NOTE
+    assert codes[61] == OK
+
+
+def test_a_second_spike_while_settling_starts_the_settling_again():
+    """Else its own decay would be taken for a scar."""
+    watch = LevelShift("loss", after="chain").start()
+    for step in range(800):
+        trigger = BREACH if step in (SPIKE, SPIKE + 30) else OK
+        code = watch.feed((_loss(step), trigger), step)
+        if step > SPIKE and code == OK:
+            break
+
+    assert step == SPIKE + 30 + 140
+
+
+def test_triggers_without_end_do_not_postpone_it_without_end():
+    """Settling is started again for one window at most."""
+    watch = LevelShift("loss", after="chain").start()
+    codes = {}
+    for step in range(800):
+        codes[step] = watch.feed((_loss(step), BREACH if step >= SPIKE else OK), step)
+
+    assert OK in [codes[step] for step in range(SPIKE, SPIKE + 100 + 40 + 101)]
+
+
+def test_an_unknown_trigger_or_sample_is_unknown():
+    """Whether there was a spike is not known."""
+    watch = LevelShift("loss", after="chain").start()
+
+    assert watch.feed((2.0, UNKNOWN), 0) == UNKNOWN
+    assert watch.feed((None, OK), 1) == UNKNOWN
+    assert watch.feed((math.nan, OK), 2) == UNKNOWN
+    assert watch.feed((2.0, OK), 3) == OK
+
+
+def test_gaps_in_the_series_do_not_matter():
+    """Every third sample is absent or NaN."""
+    watch = LevelShift("loss", after="chain").start()
+    for step in range(DONE + 1):
+        value = _loss(step) + (0.3 if step >= SPIKE else 0.0)
+        sample = (None if step % 6 == 0 else math.nan) if step % 3 == 0 else value
+        code = watch.feed((sample, BREACH if step == SPIKE else OK), step)
+
+    assert DONE % 3 != 0
+    assert code == BREACH
+
+
+def test_rewind_drops_the_trigger_and_keeps_the_history():
+    """After a rollback a new spike is judged by the same line."""
+    watch, _ = _follow(shift=0.3, steps=SPIKE + 20)
+
+    watch.rewind(SPIKE - 10)
+    assert watch.feed((_loss(SPIKE - 9), OK), SPIKE - 9) == OK
+    for step in range(SPIKE - 8, DONE + 1):
+        code = watch.feed((_loss(step), BREACH if step == SPIKE else OK), step)
+
+    assert code == OK
+
+
+def test_a_step_that_is_not_newer_is_not_taken():
+    """Nor is a trigger that comes with it."""
+    watch = LevelShift("loss", after="chain").start()
+    watch.feed((2.0, OK), 5)
+
+    assert watch.feed((2.0, BREACH), 5) == UNKNOWN
+    assert watch.feed((2.0, OK), 6) == OK
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [({"settle": -1}, "settle"), ({"window": 19}, "window"), ({"margin": 0.0}, "margin")],
+)
+def test_what_cannot_work_is_refused(fields, key):
+    """The complaint names the key."""
+    assert [field for field, _ in LevelShift("loss", after="chain", **fields).check()] == [key]

@@ -1,0 +1,53 @@
+"""The promises of the README, kept by the embedded example in real processes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def val_loss(stdout: str) -> float:
+    found = re.search(r"val_loss ([0-9.]+)", stdout)
+    assert found, stdout
+    return float(found[1])
+
+
+def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nano_job, tmp_path):
+    """LR x30 for 20 steps at 150: rolled back, re-warmed, at most 3 % worse than undisturbed."""
+    job = nano_job("--steps", 600, "--seed", 0, "--out", tmp_path / "out")
+    calm = supervise.run("--policy", "nano", job=job, name="calm")
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    hit = supervise.run("--policy", "nano", "--drill", "lr_spike@150", job=job, name="hit")
+
+    assert (calm.returncode, calm.actions, calm.severities - {"SEV2"}) == (0, [], set())
+    assert hit.returncode == 0
+    assert "rollback" in hit.actions
+    opened = hit.kinds("incident", "opened")[0]
+    assert 150 <= opened["step"] <= 160
+    assert hit.kinds("verify", "passed")
+    assert "recovered" in hit.kinds("incident", "closed")[-1]["reason"]
+    assert val_loss(hit.stdout) <= 1.03 * val_loss(calm.stdout)
+
+    replayed = supervise("replay", str(hit.directory))
+    assert replayed.returncode == 0, replayed.stdout
+    verified = supervise("audit", "verify", str(hit.directory))
+    assert verified.returncode == 0, verified.stdout
+
+
+def test_shadow_changes_nothing_and_says_what_it_would_have_done(supervise, nano_job, tmp_path):
+    """The same drill watched in shadow and in observe mode leaves the same weights."""
+    job = nano_job("--steps", 220, "--seed", 0, "--out", tmp_path / "out")
+    drill = ("--drill", "lr_spike@150")
+    shadow = supervise.run("--policy", "nano", "--mode", "shadow", *drill, job=job, name="shadow")
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    observe = supervise.run("--policy", "nano", "--mode", "observe", *drill, job=job, name="only")
+
+    assert val_loss(shadow.stdout) == val_loss(observe.stdout)
+    assert shadow.kinds("intent") == []
+    would = [r for r in shadow.kinds("suppressed") if r["data"]["suppressed_by"] == "mode:shadow"]
+    assert "rollback" in [s["verb"] for s in would[0]["data"]["would"]]
+    assert "would have run" in shadow.stderr

@@ -1,0 +1,140 @@
+"""supervise run, end to end, on a small job: what passes through, what is kept, what is done."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def sha(stdout: str) -> str:
+    found = re.search(r"sha ([0-9a-f]+)", stdout)
+    assert found, stdout
+    return found[1]
+
+
+def test_a_healthy_job_is_left_alone(supervise, tiny_job):
+    """Same output, same weights, same exit code as without us; no action, no serious incident."""
+    job = tiny_job("--steps", 400, "--exit", 3)
+    alone = subprocess.run(job, capture_output=True, text=True, check=False)
+    run = supervise.run("--policy", "nano", job=job)
+
+    assert run.returncode == alone.returncode == 3
+    assert run.stdout == alone.stdout
+    assert run.actions == []
+    assert run.severities <= {"SEV2"}
+    assert run.state["tier"] == "T1"
+    assert run.state["step"] == 399
+
+
+def test_every_frame_is_exported(supervise, tiny_job):
+    """One row per step and rank, columns named by metric ids, none missing."""
+    run = supervise.run("--policy", "nano", job=tiny_job("--steps", 150))
+    done = supervise(
+        "export", str(run.directory), "--csv", "--metrics",
+        "train_loss_raw,grad_global_norm,learning_rate,update_to_weight",
+    )  # fmt: skip
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+
+    assert [int(row["step"]) for row in rows] == list(range(150))
+    assert all(float(row["train_loss_raw"]) > 0 for row in rows)
+    assert all(float(row["grad_global_norm"]) > 0 for row in rows)
+    assert float(rows[0]["learning_rate"]) == pytest.approx(1e-2 / 20)
+    assert all(float(row["update_to_weight"]) > 0 for row in rows)
+
+
+def test_a_nan_gradient_never_reaches_a_weight(supervise, tiny_job):
+    """The standing order skips the step; the run ends with finite weights."""
+    run = supervise.run("--policy", "nano", "--drill", "nan_grad@100", job=tiny_job("--steps", 200))
+
+    assert run.returncode == 0
+    assert "finite True" in run.stdout
+    notes = run.kinds("note", "standing-order")
+    assert notes
+    assert notes[0]["data"]["at_step"] == 100
+
+
+def test_without_a_policy_the_run_is_observed(supervise, tiny_job):
+    """`supervise -- CMD` uses nano in observe mode; weights are those of the bare job."""
+    job = tiny_job("--steps", 120)
+    alone = subprocess.run(job, capture_output=True, text=True, check=False)
+    done = supervise("--", *job)
+
+    assert done.returncode == 0
+    assert sha(done.stdout) == sha(alone.stdout)
+    assert "nano (observe)" in done.stderr
+    assert len(list((supervise.home / "runs").iterdir())) == 1
+
+
+def test_a_killed_supervisor_does_not_harm_the_job(supervise, tiny_job, tmp_path):
+    """kill -9 in mid-run: training goes on to its end, with the weights of an unwatched run."""
+    job = tiny_job("--steps", 150, "--sleep", 0.02)
+    alone = subprocess.run(tiny_job("--steps", 150), capture_output=True, text=True, check=False)
+    run_dir = tmp_path / "run"
+    out = tmp_path / "out.txt"
+    with out.open("w") as stdout:
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "supervise", "--policy", "nano", "--run-dir", str(run_dir), "--",
+             *job],
+            stdout=stdout, stderr=subprocess.DEVNULL, env=supervise.env,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while "step 50" not in out.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        watcher.kill()
+        watcher.wait()
+    while "sha" not in out.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert sha(out.read_text()) == sha(alone.stdout)
+    status = supervise("status", str(run_dir))
+    assert "supervisor is gone" in status.stdout or "so is its supervisor" in status.stdout
+    assert supervise("replay", str(run_dir)).returncode == 0
+
+
+def test_signals_pass_through(supervise, tiny_job):
+    """TERM to us ends the job by TERM; we exit 128+15."""
+    watcher = supervise.start("--run-dir", "run", "--", *tiny_job("--steps", 9999, "--sleep", 0.02))
+    assert watcher.stdout is not None
+    watcher.stdout.readline()
+    watcher.send_signal(signal.SIGTERM)
+    watcher.communicate(timeout=60)
+
+    assert watcher.returncode == 128 + signal.SIGTERM
+
+
+def test_nothing_is_left_in_shared_memory(supervise, tiny_job):
+    """The run's directory in /dev/shm goes with the run."""
+    run = supervise.run("--policy", "nano", job=tiny_job("--steps", 60))
+    run_id = run.records[0]["run"]
+
+    assert not [path for path in Path("/dev/shm").iterdir() if run_id in path.name]
+
+
+def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, tmp_path):
+    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78."""
+    policy = tmp_path / "quick.yaml"
+    policy.write_text(
+        "version: supervise/v1\n"
+        "policy: quick\n"
+        "mode: enforce\n"
+        "use: [hang]\n"
+        "override:\n"
+        "  hang.no_step: {after: {min: 3s, p99_multiple: 8}}\n"
+    )
+    run = supervise.run(
+        "--policy", str(policy), "--drill", "hang@60", job=tiny_job("--steps", 200), name="hung"
+    )
+
+    assert run.returncode == 78
+    assert "stop" in run.actions
+    bundle = next((run.directory / "incidents").rglob("manifest.json"))
+    assert bundle.parent.joinpath("metrics.csv").read_text().count("\n") > 50

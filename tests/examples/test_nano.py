@@ -1,0 +1,144 @@
+"""The embedded example keeps its promises by itself, without anybody watching it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+TRAIN = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
+SMALL = ("--batch-size", "4", "--warmup", "10", "--log-every", "10")
+
+
+def command(*args: object, processes: int = 1) -> list[str]:
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        launcher += [str(processes)]
+    return [*launcher, str(TRAIN), *SMALL, *map(str, args)]
+
+
+def train(*args: object, processes: int = 1) -> str:
+    done = subprocess.run(
+        command(*args, processes=processes),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def load(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def assert_same(a: object, b: object, where: str = "checkpoint") -> None:
+    """Bit for bit, all the way down."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (left, right) in enumerate(zip(a, b, strict=True)):
+            assert_same(left, right, f"{where}[{i}]")
+    else:
+        assert a == b, where
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Sixty steps without a break; returns the output and the folder of checkpoints."""
+    out = tmp_path_factory.mktemp("straight")
+    return train("--steps", 60, "--checkpoint-every", 30, "--out", out), out
+
+
+def test_it_knows_nothing_of_the_supervisor():
+    """The job of the demo is an ordinary script: no import, no word, no hook of ours."""
+    assert "supervis" not in TRAIN.read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.slow
+def test_the_loss_falls_and_the_last_line_is_the_held_out_loss(straight):
+    """Below 4 nats after 60 small steps, from ln 256 = 5.5; the last line is read by programs."""
+    text, _ = straight
+    losses = [float(value) for value in re.findall(r"^step +\d+ +loss ([\d.]+)", text, re.M)]
+
+    assert len(losses) == 6
+    assert losses[-1] < 4.0
+    assert losses[-1] < losses[0]
+    assert re.fullmatch(r"val_loss \d\.\d{4}", text.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_bit_identical(straight, tmp_path):
+    """Thirty steps, a new process, thirty more: weights, moments and random state are the same."""
+    text, out = straight
+    again = train("--steps", 60, "--resume", out / "ckpt_000030.pt", "--out", tmp_path)
+
+    assert "from step 30" in again
+    assert again.splitlines()[-1] == text.splitlines()[-1]
+    assert_same(load(out / "ckpt_000060.pt"), load(tmp_path / "ckpt_000060.pt"))
+
+
+@pytest.mark.slow
+def test_a_bare_resume_takes_the_newest_checkpoint_or_starts_from_scratch(straight, tmp_path):
+    """A relaunch only has to append `--resume`, also when nothing was saved yet."""
+    _, out = straight
+
+    assert "from step 60" in train("--steps", 60, "--resume", "--out", out)
+    assert "from step 0" in train("--steps", 1, "--out", tmp_path, "--resume")
+
+
+@pytest.mark.slow
+def test_accumulation_is_one_step_over_several_micro_batches(straight, tmp_path):
+    """Two micro-batches of 2 draw the same windows as one of 4: same loss, same gradient norm."""
+    text = train("--steps", 10, "--accum", 2, "--batch-size", 2, "--out", tmp_path)
+    line = r"^step +10 +loss ([\d.]+) +norm ([\d.]+)"
+
+    whole, parts = (re.search(line, t, re.M).groups() for t in (straight[0], text))
+    assert [float(x) for x in parts] == pytest.approx([float(x) for x in whole], rel=1e-2)
+    assert load(tmp_path / "ckpt_000010.pt")["step"] == 10
+
+
+@pytest.mark.slow
+def test_two_ranks_train_one_model_and_resume_bit_identically(tmp_path):
+    """Both ranks' random states are in the checkpoint; only rank 0 speaks."""
+    args = ("--steps", 8, "--checkpoint-every", 4, "--log-every", 4, "--accum", 2)
+    text = train(*args, "--out", tmp_path / "a", processes=2)
+    train(
+        *args, "--out", tmp_path / "b", "--resume", tmp_path / "a" / "ckpt_000004.pt", processes=2
+    )
+
+    assert text.count("val_loss") == 1
+    assert len(load(tmp_path / "a" / "ckpt_000008.pt")["rng"]) == 2
+    assert_same(load(tmp_path / "a" / "ckpt_000008.pt"), load(tmp_path / "b" / "ckpt_000008.pt"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_whole_or_absent(tmp_path):
+    """Killed in the middle of saving after every step, it leaves only checkpoints that load."""
+    with subprocess.Popen(
+        command("--steps", 10_000, "--checkpoint-every", 1, "--out", tmp_path),
+        stdout=subprocess.DEVNULL,
+    ) as job:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("ckpt_*.pt"))) < 5 or not list(tmp_path.glob("*.partial")):
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        job.send_signal(signal.SIGKILL)
+
+    saved = sorted(tmp_path.glob("ckpt_*.pt"))
+    assert [load(path)["step"] for path in saved] == list(range(1, len(saved) + 1))

@@ -1,0 +1,244 @@
+"""Damaged, cut, foreign and odd files: one clear error or nothing, and never a lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervise.core.values import Frame
+from supervise.errors import SegmentError
+from supervise.inputs.segment import Segment
+from supervise_probe import wire
+from supervise_probe.mailbox import Mailbox
+from supervise_probe.writer import Writer
+
+
+def ticker():
+    return 77
+
+
+def publish(writer: Writer, steps: range) -> None:
+    for step in steps:
+        writer.publish(step, 0, [float(step)] * 3, step + 1)
+
+
+def write_sample(directory: Path) -> bytes:
+    """Write a segment with something in every part of it; return its bytes."""
+    writer = Writer.create(str(directory), "run-7", 0, 1, slots=4, capacity=3)
+    mailbox = Mailbox(writer)
+    segment = Segment.open(writer.path, ticker)
+    writer.announce(["a", "b"])
+    writer.announce(["a", "b", "c"])
+    publish(writer, range(6))
+    writer.status({"tier": "T1"})
+    segment.send("k", "pause", {})
+    mailbox.ack(mailbox.poll()[0], 3, True, {})
+    mailbox.notice("note", "hello", 3)
+    segment.lease(5)
+    writer.last_words(0, "done")
+    segment.close()
+    writer.close()
+    raw = Path(writer.path).read_bytes()
+    Path(writer.path).unlink()
+    return raw
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """The bytes of a whole segment."""
+    return write_sample(tmp_path_factory.mktemp("sample"))
+
+
+def use_everything(segment: Segment) -> None:
+    """Call all there is, and believe no frame that was not published."""
+    for _ in range(5):
+        for event in segment.poll():
+            if isinstance(event, Frame):
+                assert event.values == (float(event.step),) * 3
+    segment.beat()
+    segment.status()
+    segment.end()
+    segment.acks()
+    segment.step_ns()
+    segment.stamp(1)
+    segment.lease(2)
+    segment.send("k", "resume", {})
+
+
+ANYWHERE = st.one_of(
+    st.integers(0, wire.END_AT - 1),  # header and words
+    st.integers(wire.END_AT, wire.END_AT + 64),
+    *(
+        st.integers(at, at + 100)
+        for at in (wire.NAMES_AT, wire.NAMES_AT + wire.NAMES_SIZE, wire.STATUS_AT)
+    ),
+    *(st.integers(at, at + 200) for at in (wire.COMMANDS_AT, wire.LETTERS_AT)),
+    st.integers(wire.HEADER_SIZE, wire.layout(4, 3)[-1] - 1),
+    st.integers(0, wire.layout(4, 3)[-1] - 1),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(ANYWHERE, st.integers(1, 255)), min_size=1, max_size=4), st.booleans())
+def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample, flips, already):
+    """Any bytes changed, before or after the file was opened: never another error, never a lie."""
+    path = tmp_path_factory.getbasetemp() / "damaged.seg"
+    damaged = bytearray(sample)
+    for at, mask in flips:
+        damaged[at] ^= mask
+    path.write_bytes(sample if already else damaged)
+
+    try:
+        segment = Segment.open(path, ticker)
+    except SegmentError as error:
+        assert "damaged.seg" in str(error)
+        return
+    try:
+        if already:
+            segment.poll(limit=1)
+            path.write_bytes(damaged)
+        use_everything(segment)
+    except SegmentError as error:
+        assert "damaged.seg" in str(error)
+    finally:
+        segment.close()
+
+
+def test_every_single_damaged_byte_of_the_words_is_survived(tmp_path, sample):
+    """Each byte of the first 1 KiB in turn, its top bit flipped."""
+    path = tmp_path / "damaged.seg"
+    path.write_bytes(sample)
+    fd = os.open(path, os.O_RDWR)
+    for at in range(1024):
+        os.pwrite(fd, bytes([sample[at] ^ 0x80]), at)
+        try:
+            segment = Segment.open(path, ticker)
+            try:
+                use_everything(segment)
+            finally:
+                segment.close()
+        except SegmentError:
+            assert at < wire.FIXED_SIZE
+        os.pwrite(fd, sample[: wire.STATUS_AT], 0)
+        os.pwrite(fd, sample[wire.COMMANDS_AT : wire.LETTERS_AT], wire.COMMANDS_AT)
+    os.close(fd)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, wire.layout(4, 3)[-1] - 1), st.booleans())
+def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sample, size, already):
+    """Cut before it was opened or under us: an error with the file's name, and no SIGBUS."""
+    path = tmp_path_factory.getbasetemp() / "short.seg"
+    path.write_bytes(sample)
+    segment = Segment.open(path, ticker)
+    os.truncate(path, size)
+
+    if already:
+        for call in (segment.poll, segment.beat, segment.status, lambda: segment.stamp(1)):
+            with pytest.raises(SegmentError, match=f"short.seg was cut short: {size} of"):
+                call()
+    else:
+        with pytest.raises(SegmentError, match=r"short.seg (was cut short|holds)"):
+            Segment.open(path, ticker)
+    segment.close()
+    assert path.stat().st_size == size
+
+
+def test_a_file_that_was_cut_and_grew_again_is_noticed(tmp_path, sample):
+    """Zeros where the header was are an error, not an idle probe."""
+    path = tmp_path / "regrown.seg"
+    path.write_bytes(sample)
+    segment = Segment.open(path, ticker)
+    os.truncate(path, 0)
+    os.truncate(path, len(sample))
+
+    with pytest.raises(SegmentError, match="header overwritten"):
+        segment.poll()
+    segment.close()
+
+
+def test_a_half_written_document_leaves_the_one_before_in_force(writer, segment):
+    """Names and status never go back, wherever a rewrite was cut off."""
+    writer.announce(["a"])
+    writer.announce(["a", "b"])
+    writer.status({"n": 1})
+    writer.status({"n": 2})
+    segment.poll()
+    assert segment.status() == {"n": 2}
+    fd = os.open(writer.path, os.O_RDWR)
+    os.pwrite(fd, b"\xff", wire.NAMES_AT + 20)
+    os.pwrite(fd, b"\xff", wire.STATUS_AT + 20)
+    os.pwrite(fd, (99).to_bytes(8, "little"), wire.NAMES_GENERATION_AT)
+    os.pwrite(fd, (99).to_bytes(8, "little"), wire.STATUS_GENERATION_AT)
+    os.close(fd)
+
+    assert segment.poll() == []
+    assert segment.status() == {"n": 2}
+    other = Segment.open(writer.path, ticker)
+    assert [event.names for event in other.poll()] == [("a",)]
+    assert other.status() == {"n": 1}
+    other.close()
+
+
+def test_a_damaged_table_of_names_is_an_error_once_a_frame_needs_it(writer, segment):
+    """Values without names are worth nothing, and waiting for ever would hide it."""
+    writer.announce(["a", "b", "c"])
+    publish(writer, range(2))
+    fd = os.open(writer.path, os.O_RDWR)
+    os.pwrite(fd, b"\xff", wire.NAMES_AT + wire.NAMES_SIZE + 20)
+    os.close(fd)
+
+    assert [segment.poll() for _ in range(wire.PATIENCE)] == [[]] * wire.PATIENCE
+    with pytest.raises(SegmentError, match="table of names is damaged"):
+        segment.poll()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds 0 bytes"),
+        (b"SUPVSEG1", "holds 8 bytes"),
+        (b"%PDF-1.7" + bytes(200_000), "is not a probe segment: it starts with b'%PDF-1.7'"),
+        (bytes(200_000), "is not a probe segment"),
+        (wire.MAGIC + b"\0\0\0\0" + bytes(200_000), "has wire version 0, .* reads version 1"),
+        (wire.MAGIC + b"\2\0\0\0" + bytes(200_000), "has wire version 2, .* reads version 1"),
+        (wire.MAGIC + b"\1\0\0\0" + bytes(200_000), "has a damaged header"),
+    ],
+)
+def test_what_is_no_segment_of_ours_is_named(tmp_path, content, message):
+    """One sentence: the file, and what is wrong with it."""
+    path = tmp_path / "rank-0.1.seg"
+    path.write_bytes(content)
+
+    with pytest.raises(SegmentError, match=rf"^segment rank-0\.1\.seg {message}"):
+        Segment.open(path, ticker)
+
+
+def test_another_version_comes_with_a_hint(tmp_path):
+    """What to do about it is said, too."""
+    path = tmp_path / "rank-0.1.seg"
+    path.write_bytes(wire.MAGIC + b"\2\0\0\0" + bytes(4096))
+
+    with pytest.raises(SegmentError) as caught:
+        Segment.open(path, ticker)
+    assert "same installation" in str(caught.value.hint)
+
+
+def test_odd_files_neither_block_nor_mislead(tmp_path, writer):
+    """A pipe, a directory, a link and a name without a file."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(writer.path)
+
+    for name, message in [
+        ("pipe", "not a regular file"),
+        ("folder", "Is a directory"),
+        ("link", "cannot be opened"),
+        ("nothing", "No such file"),
+    ]:
+        with pytest.raises(SegmentError, match=message):
+            Segment.open(tmp_path / name, ticker)

@@ -1,0 +1,274 @@
+"""Real writers and readers over one file: what is read is true, what is lost is counted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from supervise.core.values import Announced, Beat, Event, Frame, Gap
+from supervise.errors import SegmentError
+from supervise.inputs.segment import Segment
+from supervise_probe import wire
+from supervise_probe.mailbox import Mailbox
+from supervise_probe.writer import Writer
+
+# Publishes frames whose every value is the step, as fast as it can or once a millisecond; between
+# them it does everything else that a probe writes.
+TRAINER = """
+    import sys, time
+    from supervise_probe.mailbox import Mailbox
+    from supervise_probe.writer import Writer
+    directory, slots, steps, sleep_s, chatty = sys.argv[1:]
+    writer = Writer.create(directory, "run", 0, 1, slots=int(slots), capacity=64)
+    mailbox = Mailbox(writer)
+    names = [f"m{i}" for i in range(8)]
+    writer.announce(names)
+    print(writer.path, flush=True)
+    for step in range(int(steps)):
+        if chatty == "chatty" and step % 20 == 10:
+            if len(names) < 60:
+                names.append(f"late{step}")
+                writer.announce(names)
+            writer.status({"step": step, "again": step, "pad": "x" * (step % 3000)})
+            mailbox.notice("note", f"step {step}", step, {"again": step})
+            writer.last_words(step, f"step {step}")
+        writer.publish(step, 0, [float(step)] * len(names), step + 1)
+        writer.beat((step + 1) * 8, 1)
+        if float(sleep_s):
+            time.sleep(float(sleep_s))
+"""
+
+
+def ticker():
+    return 77
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A function that starts a real process that publishes; returns it and its segment's path."""
+    started = []
+
+    def start(*, slots=64, steps=10**9, sleep_s=0.0, chatty=False):
+        command = [sys.executable, "-c", textwrap.dedent(TRAINER), str(tmp_path)]
+        command += [str(slots), str(steps), str(sleep_s), "chatty" if chatty else "quiet"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def publish(writer: Writer, steps: range) -> None:
+    for step in steps:
+        writer.publish(step, 0, [float(step)] * 3, step + 1)
+
+
+class Account:
+    """Checks events as they come: frames are whole, and each number is seen or counted once."""
+
+    def __init__(self) -> None:
+        self.next = self.frames = self.lost = 0
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Frame):
+                assert event.step == self.next, "out of order, twice, or lost without a gap"
+                assert {value for value in event.values if value is not None} == {float(self.next)}
+                assert event.at_ns == self.next + 1
+                self.next += 1
+                self.frames += 1
+            elif isinstance(event, Gap):
+                assert event.first_seq == self.next
+                assert event.count > 0
+                self.next += event.count
+                self.lost += event.count
+
+
+def test_a_frame_arrives_as_it_was_published(writer, segment):
+    """Names first, then frames: absent is None, NaN and infinities are values; nothing twice."""
+    writer.announce(["loss", "norm", "lr"])
+    writer.publish(7, 1, [1.5, None, math.inf], 10)
+    writer.publish(8, 1, [math.nan, -0.0, None], 20)
+
+    announced, first, second = segment.poll()
+
+    assert announced == Announced(77, 2, 4, os.getpid(), ("loss", "norm", "lr"))
+    assert first == Frame(10, 2, 1, 7, (1.5, None, math.inf))
+    assert repr(second.values) == "(nan, -0.0, None)"
+    assert segment.poll() == []
+
+
+def test_late_names_are_announced_before_the_frame_that_needs_them(writer, segment):
+    """Earlier frames lack them; the newest table is in force from its announcement on."""
+    writer.announce(["loss"])
+    writer.publish(0, 0, [1.0], 10)
+    first = segment.poll()
+    writer.publish(1, 0, [2.0], 20)
+    writer.announce(["loss", "norm"])
+    writer.publish(2, 0, [3.0, 4.0], 30)
+
+    second = segment.poll()
+
+    assert [type(event) for event in first] == [Announced, Frame]
+    assert [type(event) for event in second] == [Announced, Frame, Frame]
+    assert [event.values for event in second[1:]] == [(2.0, None), (3.0, 4.0)]
+
+
+def test_overwritten_frames_are_counted_exactly(writer, segment):
+    """A ring of four, eleven frames: seven are one gap, four are there."""
+    writer.announce(["a", "b", "c"])
+    publish(writer, range(11))
+
+    _, gap, *frames = segment.poll()
+
+    assert gap == Gap(77, 2, 0, 7)
+    assert [frame.step for frame in frames] == [7, 8, 9, 10]
+
+
+def test_a_ring_that_wraps_many_times_loses_nothing_that_is_read_in_time(writer, segment):
+    """Forty rounds of the ring, read every three frames."""
+    writer.announce(["a", "b", "c"])
+    account = Account()
+    for first in range(0, 160, 3):
+        publish(writer, range(first, first + 3))
+        account.take(segment.poll())
+
+    assert (account.frames, account.lost) == (162, 0)
+
+
+def test_a_poll_takes_no_more_than_its_limit(writer, segment):
+    """The rest comes with the next."""
+    writer.announce(["a", "b", "c"])
+    publish(writer, range(4))
+
+    assert [type(event) for event in segment.poll(limit=3)] == [Announced, Frame, Frame, Frame]
+    assert [event.step for event in segment.poll(limit=3)] == [3]
+
+
+def test_heartbeat_lease_and_stamp_cross(writer, segment):
+    """The probe's beat and phase one way, the supervisor's stamp and lease the other."""
+    started = segment.beat()
+    writer.beat(8_000_000, wire.PHASES.index("checkpoint"))
+    segment.stamp(123)
+    segment.lease((1 << 63) + 5)
+
+    assert (started.rank, started.phase) == (2, "startup")
+    assert 0 < started.seen_ns <= time.monotonic_ns()
+    assert segment.beat() == Beat(2, 8_000_000, "checkpoint")
+    assert (writer.supervisor_ns(), writer.lease_until_ns()) == (123, (1 << 63) + 5)
+
+
+def test_a_torn_lease_is_the_one_before(writer, segment):
+    """Half a word must not end a pause early."""
+    segment.lease(1000)
+    before = writer.lease_until_ns()
+    fd = os.open(writer.path, os.O_RDWR)
+    os.pwrite(fd, (7).to_bytes(8, "little"), wire.LEASE_AT)
+    os.close(fd)
+
+    assert (before, writer.lease_until_ns()) == (1000, 1000)
+
+
+def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
+    """A second reader sees the same events, and reading leaves the file as it was."""
+    writer.announce(["a", "b", "c"])
+    publish(writer, range(9))
+    writer.status({"tier": "T1"})
+    Mailbox(writer).notice("note", "hello", 3)
+    writer.last_words(0, "done")
+    before = Path(writer.path).read_bytes()
+    readers = [Segment.open(writer.path, ticker) for _ in range(2)]
+
+    seen = [[r.poll(limit=2) + r.poll() + r.poll()] for r in readers]
+    others = [(r.beat(), r.status(), r.end(), r.acks()) for r in readers]
+    for reader in readers:
+        reader.close()
+
+    assert seen[0] == seen[1]
+    assert others[0] == others[1]
+    assert Path(writer.path).read_bytes() == before
+
+
+def test_after_close_there_is_one_clear_error(segment):
+    """Never another file's bytes, though the descriptor's number is free again."""
+    segment.close()
+    segment.close()
+
+    for call in (segment.poll, segment.beat, segment.status, segment.end):
+        with pytest.raises(SegmentError, match="cannot be read"):
+            call()
+    with pytest.raises(SegmentError, match="cannot be"):
+        segment.stamp(1)
+
+
+def test_a_live_overrun_is_counted_exactly(trainer):
+    """A ring of four, a writer at full speed in another process: no torn frame, no lost count."""
+    process, path = trainer(slots=4, steps=150_000)
+    segment = Segment.open(path, ticker)
+    account = Account()
+
+    while process.poll() is None:
+        account.take(segment.poll())
+    for _ in range(10):
+        account.take(segment.poll())
+
+    assert account.next == 150_000
+    assert account.frames + account.lost == 150_000
+    assert account.lost > 0
+    segment.close()
+
+
+def test_a_thousand_steps_a_second_lose_nothing(trainer):
+    """The default ring, a frame each millisecond, polled every 20 ms at the slowest: no gap."""
+    process, path = trainer(slots=8192, steps=1200, sleep_s=0.001)
+    segment = Segment.open(path, ticker)
+    account = Account()
+
+    while process.poll() is None:
+        account.take(segment.poll())
+        time.sleep(0.02)
+    account.take(segment.poll(limit=8192))
+
+    assert (account.frames, account.lost) == (1200, 0)
+    segment.close()
+
+
+@pytest.mark.parametrize(("slots", "chatty"), [(4, False), (64, True), (4096, True)])
+def test_what_a_killed_writer_leaves_is_true(trainer, slots, chatty):
+    """SIGKILL at any moment: whatever is read afterwards was published, and nothing raises."""
+    pick = random.Random(slots)
+    seen = 0
+    for _ in range(8):
+        process, path = trainer(slots=slots, chatty=chatty)
+        time.sleep(pick.uniform(0, 0.03))
+        process.kill()
+        process.wait()
+        segment = Segment.open(path, ticker)
+        account = Account()
+
+        events = list(itertools.chain.from_iterable(segment.poll() for _ in range(10)))
+
+        account.take(events)
+        status, end = segment.status(), segment.end()
+        seen += account.frames
+        assert isinstance(events[0], Announced)
+        assert status.get("step") == status.get("again")
+        assert end is None or end[1] == f"step {end[0]}"
+        assert segment.beat().seen_ns // 8 >= account.next - 1 or segment.beat().phase == "startup"
+        segment.close()
+        Path(path).unlink()
+    assert seen > 0

@@ -1,0 +1,222 @@
+"""The directory of segments: found, replaced and given up without a word too many."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from supervise.core.values import Announced, Frame, Noticed
+from supervise.inputs import clock
+from supervise.inputs.segment import Segments
+from supervise_probe import wire
+from supervise_probe.writer import Writer
+
+
+@pytest.fixture
+def shm(tmp_path):
+    """The directory that the supervisor makes for the run."""
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "shm"
+
+
+@pytest.fixture
+def marks(tmp_path):
+    """The directory of the probe's marks."""
+    (tmp_path / "probe").mkdir()
+    return tmp_path / "probe"
+
+
+@pytest.fixture
+def segments(shm, marks):
+    """The run's segments, with a clock that ticks once a second."""
+    times = itertools.count(10**9, 10**9)
+    segments = Segments(shm, marks, lambda: next(times))
+    yield segments
+    segments.close()
+
+
+@pytest.fixture
+def rank(shm):
+    """A function that makes the writer of a rank, with one frame per value given."""
+    writers = []
+
+    def make(number: int, *values: float) -> Writer:
+        writer = Writer.create(str(shm), "run", number, 2, slots=8, capacity=4)
+        writers.append(writer)
+        writer.announce(["loss"])
+        for step, value in enumerate(values):
+            writer.publish(step, 0, [value], 10**6 * (step + 1))
+        return writer
+
+    yield make
+    for writer in writers:
+        writer.close()
+
+
+def steps(events: list[object]) -> list[tuple[int, float | None]]:
+    return [(event.rank, event.values[0]) for event in events if isinstance(event, Frame)]
+
+
+def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
+    """A rank that starts late is read from its first frame."""
+    rank(1, 1.5)
+    first = segments.poll()
+    rank(0, 0.5, 0.75)
+    second = segments.poll()
+
+    assert steps(first) == [(1, 1.5)]
+    assert steps(second) == [(0, 0.5), (0, 0.75)]
+    assert sorted(segments.ranks) == [0, 1]
+    assert segments.poll() == []
+
+
+def test_nothing_there_yet_is_nothing_new(tmp_path):
+    """Before the job's first step there is no segment, perhaps not even a directory."""
+    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", clock.monotonic_ns)
+
+    assert segments.poll() == []
+    assert segments.interval_s() == 0.020
+
+
+def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank):
+    """Foreign, damaged, of another version, a pipe: one event each, then they are left alone."""
+    (shm / "rank-3.31.seg").write_bytes(b"%PDF-1.7" + bytes(4096))
+    (shm / "rank-4.41.seg").write_bytes(wire.MAGIC + b"\7\0\0\0" + bytes(4096))
+    os.mkfifo(shm / "rank-5.51.seg")
+    (shm / ".rank-6.61.new").write_bytes(b"")
+    (shm / "something-else").write_bytes(b"")
+    rank(0, 0.5)
+
+    events = segments.poll()
+    again = segments.poll() + segments.poll()
+
+    faults = [event for event in events if isinstance(event, Noticed)]
+    assert [(fault.kind, fault.rank, fault.data) for fault in faults] == [
+        ("segment-fault", 3, {"pid": 31}),
+        ("segment-fault", 4, {"pid": 41}),
+        ("segment-fault", 5, {"pid": 51}),
+    ]
+    assert "same installation" in faults[1].message
+    assert steps(events) == [(0, 0.5)]
+    assert again == []
+
+
+def test_a_segment_that_breaks_later_is_reported_once(segments, rank):
+    """Cut short under us: an event, no crash; the other rank is still read."""
+    broken, sound = rank(0, 0.5), rank(1, 1.5)
+    segments.poll()
+    os.truncate(broken.path, 5000)
+    sound.publish(1, 0, [1.75], 20)
+
+    events = segments.poll()
+
+    assert [type(event) for event in events] == [Noticed, Frame]
+    assert events[0].rank == 0
+    assert "was cut short: 5000 of" in events[0].message
+    assert sorted(segments.ranks) == [1]
+    assert segments.poll() == []
+
+
+def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank):
+    """A copied or renamed file must not speak for another rank."""
+    shutil.copy(rank(0, 0.5).path, shm / "rank-1.77.seg")
+
+    events = segments.poll()
+
+    (fault,) = [event for event in events if isinstance(event, Noticed)]
+    assert (fault.kind, fault.rank) == ("segment-fault", 1)
+    assert f"is that of rank 0 of process {os.getpid()}" in fault.message
+    assert steps(events) == [(0, 0.5)]
+
+
+def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank):
+    """The old process's last frames are read first, then only the new process is read."""
+    old = rank(0, 0.5)
+    segments.poll()
+    old.publish(1, 0, [0.75], 20)
+    source = (
+        "import sys; from supervise_probe.writer import Writer;"
+        "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
+        "w.announce(['loss']); w.publish(0, 0, [9.5], 30)"
+    )
+    subprocess.run([sys.executable, "-c", source, str(shm)], check=True)
+
+    events = segments.poll()
+    old.publish(2, 0, [99.0], 40)
+
+    assert steps(events) == [(0, 0.75), (0, 9.5)]
+    assert isinstance(events[1], Announced)
+    assert segments.ranks[0].pid == events[1].pid != os.getpid()
+    assert segments.poll() == []
+
+
+def test_both_processes_of_a_rank_are_there_at_the_first_look(segments, shm, rank):
+    """A supervisor that comes late reads them in the order in which they started."""
+    source = (
+        "import sys; from supervise_probe.writer import Writer;"
+        "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
+        "w.announce(['loss']); w.publish(0, 0, [9.5], 30)"
+    )
+    subprocess.run([sys.executable, "-c", source, str(shm)], check=True)
+    rank(0, 0.5)
+
+    assert steps(segments.poll()) == [(0, 9.5), (0, 0.5)]
+    assert segments.ranks[0].pid == os.getpid()
+
+
+def test_a_probe_that_gave_up_is_heard_once(segments, marks):
+    """Its sentence becomes the event; the other marks are not events."""
+    (marks / "boot.7").touch()
+    (marks / "armed.7").touch()
+    (marks / "off.7").write_text("no space left on /dev/shm:\n 4.7 MB are needed\n")
+
+    (event,) = segments.poll()
+
+    assert (event.kind, event.data) == ("probe-off", {"pid": 7})
+    assert event.message == "no space left on /dev/shm: 4.7 MB are needed"
+    assert segments.poll() == []
+
+
+def test_an_empty_mark_is_given_time(segments, marks):
+    """It may be in the writing; one that stays empty is an event all the same."""
+    (marks / "off.7").touch()
+    (marks / "off.8").touch()
+    assert segments.poll() == []
+    (marks / "off.7").write_text("torch is too old")
+
+    events = [event for _ in range(4) for event in segments.poll()]
+
+    assert {event.data["pid"]: event.message for event in events} == {
+        7: "torch is too old",
+        8: "the probe is off, and could not write down why",
+    }
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "interval_s"), [(1, 0.001), (20, 0.005), (40, 0.010), (900, 0.020)]
+)
+def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
+    """A quarter of the median step, between 1 and 20 ms; one slow step does not move it."""
+    writer = rank(0)
+    at_ns = 0
+    for step in range(40):
+        at_ns += (step_ms if step != 20 else 60_000) * 10**6
+        writer.publish(step, 0, [0.5], at_ns)
+        segments.poll()
+
+    assert segments.interval_s() == pytest.approx(interval_s)
+
+
+def test_the_clock_is_the_probes_clock():
+    """Monotonic here and in the probe are one clock; the wall clock is UTC with milliseconds."""
+    before = time.monotonic_ns()
+
+    assert before <= clock.monotonic_ns() <= time.monotonic_ns()
+    assert len(clock.wall()) == len("2031-05-04T03:02:01.123Z")
+    assert clock.wall().endswith("Z")

@@ -1,0 +1,259 @@
+"""Commands to the ranks, over a complete fake of the segments and a real process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+import pytest
+
+from supervise.errors import ActionError, SegmentError
+from supervise.job.control import Control
+
+PYTHON = sys.executable
+LR = {"value": 0.5, "rewarm_steps": 0}
+
+
+@pytest.fixture
+def controlled(start, fake_segments, looping):
+    """A control with a running main loop over the given ranks and command."""
+
+    def build(*ranks, argv=("sleep", "60")):
+        segments = fake_segments({rank.rank: rank for rank in ranks})
+        control = Control(start(*argv), segments, collect=lambda *args: {"args": args[1:]})
+        looping(control, control._process)
+        return control
+
+    return build
+
+
+def scaled(args):
+    return {"lr_scale": args["value"]}
+
+
+def test_the_ack_of_rank_0_comes_back_with_the_number_of_ranks(controlled, fake_rank):
+    """Every rank is asked and every rank must answer."""
+    ranks = [fake_rank(n, 2, answer={"x": lambda _, n=n: {"from": n}}) for n in (0, 1)]
+    control = controlled(*ranks)
+
+    assert control.command("x", {"a": 1}, key="k1", deadline_s=10) == {"from": 0, "ranks": 2}
+    assert [rank.letters for rank in ranks] == [[("k1", "x", {"a": 1})]] * 2
+    assert control.world_size == 2
+
+
+def test_the_same_key_is_carried_out_once(controlled, fake_rank):
+    """After a crash the order may be sent again; the probe answers what it answered."""
+    done = []
+    rank = fake_rank(answer={"x": lambda args: done.append(1) or {"n": len(done)}})
+    control = controlled(rank)
+
+    for _ in range(2):
+        assert control.command("x", {}, key="same", deadline_s=10) == {"n": 1, "ranks": 1}
+
+
+def test_a_refusal_is_the_actions_error(controlled, fake_rank):
+    """The probe's own sentence reaches the audit log."""
+    control = controlled(fake_rank(answer={"rollback": lambda _: "no savepoint before step 9"}))
+
+    with pytest.raises(ActionError, match="rank 0 refused rollback: no savepoint before step 9"):
+        control.command("rollback", {}, key="k", deadline_s=10)
+
+
+def test_a_rank_that_stays_silent_fails_the_command(controlled, fake_rank):
+    """Some did it and some did not: that is said, since the ranks may differ now."""
+    silent = fake_rank(1, 2, answer={"x": lambda _: None})
+    control = controlled(fake_rank(0, 2), silent)
+
+    with pytest.raises(ActionError, match="from rank 1 after 1 of 2 ranks did it: they may differ"):
+        control.command("x", {}, key="k", deadline_s=0.1)
+
+
+def test_an_answer_that_comes_too_late_is_told(controlled, fake_rank, eventually):
+    """A letter cannot be called back, so its late effect must not go unseen."""
+    rank = fake_rank(answer={"lr_scale": lambda _: None})
+    control = controlled(rank)
+    with pytest.raises(ActionError, match=r"no answer within .* from rank 0"):
+        control.command("lr_scale", LR, key="k", deadline_s=0.05)
+    assert control.late() == []
+
+    rank.answer["lr_scale"] = scaled
+    rank.send("k", "lr_scale", LR)
+
+    assert eventually(control.late) == ["lr_scale by rank 0 after its deadline was done"]
+    assert control.late() == []
+
+
+def test_nothing_is_sent_while_a_rank_is_missing(controlled, fake_rank):
+    """All ranks or none: the one that is there is not touched."""
+    rank = fake_rank(0, 4)
+    control = controlled(rank)
+
+    with pytest.raises(ActionError, match="only 1 of 4 ranks have a probe attached"):
+        control.command("x", {}, key="k", deadline_s=10)
+
+    assert rank.letters == []
+
+
+def test_without_a_probe_there_is_nobody_to_ask(controlled):
+    """T0, or before the first step."""
+    with pytest.raises(ActionError, match="x was not sent: no probe is attached to the job"):
+        controlled().command("x", {}, key="k", deadline_s=10)
+
+
+def test_the_end_of_the_job_ends_the_wait(controlled, fake_rank):
+    """Nobody waits two minutes for the dead."""
+    rank = fake_rank(answer={"x": lambda _: None})
+    control = controlled(rank, argv=("sh", "-c", "sleep 0.3; exit 3"))
+
+    with pytest.raises(ActionError, match=r"x: the job has ended \(exit code 3\)"):
+        control.command("x", {}, key="k", deadline_s=60)
+    with pytest.raises(ActionError, match=r"was not sent: the job has ended \(exit code 3\)"):
+        control.command("x", {}, key="k2", deadline_s=60)
+
+
+def test_a_rank_that_is_replaced_meanwhile_does_not_answer(controlled, fake_rank):
+    """torchrun started it again: the new process knows nothing of the order."""
+    rank = fake_rank(answer={"x": lambda _: None})
+    control = controlled(rank)
+    asked = control.ask("x", {}, key="k")
+    while not rank.letters:
+        time.sleep(0.001)
+
+    control._segments.ranks[0] = fake_rank(pid=4343)
+
+    assert asked.wait(10) == {}
+    assert asked.gone == {0: "rank 0 went away"}
+
+
+def test_a_letter_that_cannot_be_written_is_an_error(controlled, fake_rank):
+    """A segment cut short under us fails the action, not the supervisor."""
+    rank = fake_rank()
+
+    def send(*_):
+        raise SegmentError("segment rank-0 is too short")
+
+    rank.send = send
+
+    with pytest.raises(ActionError, match="rank 0 cannot be written to: segment rank-0 is too sho"):
+        controlled(rank).command("x", {}, key="k", deadline_s=10)
+
+
+def test_a_stuck_main_loop_is_an_error_and_nothing_is_sent_later(start, fake_rank, fake_segments):
+    """What was given up before it was sent is never sent."""
+    rank = fake_rank()
+    control = Control(start("sleep", "60"), fake_segments({0: rank}), collect=lambda *_: {})
+
+    with pytest.raises(ActionError, match="x was not sent: the main loop is busy"):
+        control.command("x", {}, key="k", deadline_s=0.05)
+    control.pump(time.monotonic_ns())
+
+    assert rank.letters == []
+
+
+def test_the_lease_is_renewed_while_paused(controlled, fake_rank, eventually):
+    """Each third of it, until resume; a dead supervisor renews nothing."""
+    rank = fake_rank(answer={"pause": lambda _: {"paused_step": 7}})
+    control = controlled(rank)
+
+    control.command("pause", {"lease_s": 0.06}, key="p", deadline_s=10)
+    assert control.paused
+    eventually(lambda: len(rank.leases) >= 3)
+    control.command("resume", {}, key="r", deadline_s=10)
+
+    assert not control.paused
+    renewed = len(rank.leases)
+    time.sleep(0.1)
+    assert len(rank.leases) == renewed
+    assert rank.leases[-1] - rank.leases[0] >= 0.04e9
+
+
+def test_snapshot_goes_to_the_collector(controlled):
+    """Control adds nothing to it."""
+    assert controlled().snapshot("inc-1", key="k", deadline_s=5) == {"args": ("inc-1", "k", 5)}
+
+
+# ── stop ─────────────────────────────────────────────────────────────────────────────────────────
+
+SAVES_ON_INTERRUPT = """
+import pathlib, sys, time
+try:
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(0)
+"""
+
+
+def interrupting(control):
+    def stop(args):
+        assert args == {"how": "interrupt"}
+        control()._process.signal(signal.SIGINT)
+        return {"stopping_step": 7}
+
+    return stop
+
+
+def test_a_stepping_job_is_interrupted_at_a_step_boundary(
+    controlled, fake_rank, eventually, tmp_path
+):
+    """It saves and exits as on Ctrl-C; the supervisor's exit code is the policy's."""
+    control = None
+    rank = fake_rank(answer={"stop": interrupting(lambda: control)})
+    control = controlled(rank, argv=(PYTHON, "-c", SAVES_ON_INTERRUPT, str(tmp_path / "up")))
+    eventually((tmp_path / "up").exists)
+
+    seen = control.stop(grace_s=10, term_s=5, exit_code=78)
+
+    assert (seen["how"], seen["interrupt"]) == ("interrupt", "interrupted")
+    assert control.exit_code == seen["exit_code"] == 78
+    assert seen["returncode"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "silent_s", "said"),
+    [
+        ("rank is busy", 0.0, "not done: rank is busy"),
+        (None, 0.0, "not done: no rank answered"),
+        ({}, 60.0, "skipped: the job was silent for 60 s"),
+    ],
+)
+def test_a_job_that_cannot_be_asked_gets_term(controlled, fake_rank, answer, silent_s, said):
+    """A refusal, silence, or a job that hangs: on to TERM, without waiting for nothing."""
+    rank = fake_rank(answer={"stop": lambda _: answer}, silent_s=silent_s)
+
+    seen = controlled(rank).stop(grace_s=0.5, term_s=5, exit_code=75)
+
+    assert seen["interrupt"] == said
+    assert (seen["how"], seen["returncode"]) == ("term", -signal.SIGTERM)
+    assert seen["exit_code"] == 75
+
+
+def test_a_job_without_a_probe_gets_term(controlled):
+    """T0 jobs are stopped too."""
+    seen = controlled().stop(grace_s=5, term_s=5, exit_code=78)
+
+    assert seen["interrupt"] == "skipped: no probe is attached to the job"
+    assert seen["how"] == "term"
+
+
+def test_a_job_that_ignores_everything_is_killed(controlled, fake_rank):
+    """It says it will stop, but neither that nor TERM ends it: KILL, all within the deadlines."""
+    rank = fake_rank(answer={"stop": lambda _: {"stopping_step": 7}})
+    control = controlled(rank, argv=("sh", "-c", "trap '' TERM INT; while true; do sleep 1; done"))
+
+    seen = control.stop(grace_s=0.2, term_s=0.2, exit_code=78)
+
+    assert (seen["how"], seen["returncode"]) == ("kill", -signal.SIGKILL)
+    assert seen["survivors"] == []
+
+
+def test_a_job_that_ended_by_itself_keeps_its_own_result(controlled, eventually):
+    """A stop that comes too late does not turn a finished run into a stopped one."""
+    control = controlled(argv=("true",))
+    eventually(lambda: control._process.returncode is not None)
+
+    seen = control.stop(grace_s=1, term_s=1, exit_code=78)
+
+    assert (seen["how"], seen["returncode"]) == ("ended", 0)
+    assert control.exit_code is None

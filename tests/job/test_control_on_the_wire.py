@@ -1,0 +1,143 @@
+"""Control over real segments, with a real mailbox at the other end in the job's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervise.actions.lr_scale import LrScale
+from supervise.actions.pause import Pause
+from supervise.actions.resume import Resume
+from supervise.actions.snapshot import Snapshot
+from supervise.actions.stop import Stop
+from supervise.core.shapes import Aim
+from supervise.errors import ActionError
+from supervise.inputs.segment import Segments
+from supervise.job.control import Control
+from supervise.job.process import Process
+from supervise.outputs.evidence import Evidence
+
+# A job whose "training" only serves the mailbox, once per step of 5 ms.
+JOB = """
+import os, sys, time
+from supervise_probe import wire
+from supervise_probe.mailbox import Mailbox
+from supervise_probe.writer import Writer
+writer = Writer.create(sys.argv[1], "run", 0, 1, slots=64)
+mailbox, held, step, until = Mailbox(writer), False, 0, 0
+writer.announce(["train_loss_raw"])
+try:
+    while True:
+        held = held and max(until, writer.lease_until_ns()) > time.monotonic_ns()
+        step += not held
+        phase = wire.PHASES.index("paused" if held else "step")
+        writer.beat(time.monotonic_ns(), phase)
+        if not held:
+            writer.publish(step, 0, [2.5], time.monotonic_ns())
+        for command in mailbox.poll():
+            ok, error, result, end = True, None, {}, False
+            if command.verb == "pause":
+                held, result = True, {"paused_step": step}
+                until = time.monotonic_ns() + int(command.args["lease_s"] * 1e9)
+            elif command.verb == "resume":
+                held, result = False, {"resumed": True}
+            elif command.verb == "lr_scale":
+                result = {"lr_scale": command.args["value"]}
+            elif command.verb == "snapshot":
+                path = os.path.join(command.args["directory"], "rank-0-stacks.txt")
+                open(path, "w").write("here\\n")
+                result = {"files": [path]}
+            elif command.verb == "stop":
+                result, end = {"stopping_step": step}, True
+            else:
+                ok, error = False, "no such verb"
+            mailbox.ack(command, step, ok, result, error)
+            if end:
+                raise KeyboardInterrupt
+        time.sleep(0.005)
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def live(start, looping, tmp_path, eventually):
+    """A control over a running job with its probe attached."""
+    shm, marks = tmp_path / "shm", tmp_path / "probe"
+    for directory in (shm, marks):
+        directory.mkdir()
+    process: Process = start(sys.executable, "-c", JOB, str(shm))
+    segments = Segments(shm, marks, time.monotonic_ns)
+    evidence = Evidence(tmp_path / "incidents", marks, list, directory=tmp_path)
+    control = Control(process, segments, evidence.collect)
+    pump = control.pump
+
+    def poll_and_pump(now_ns: int) -> None:
+        segments.poll()
+        pump(now_ns)
+
+    control.pump = poll_and_pump
+    looping(control, process)
+    eventually(lambda: segments.ranks)
+    return control
+
+
+AIM = Aim(incident="inc-1", step=9, breach_step=8, attempt=0, world_size=1, severity="SEV1")
+
+
+def perform(action, control, key="k"):
+    return action.perform(control, action.aim(AIM), key=key)
+
+
+def test_commands_arrive_and_their_effects_come_back(live):
+    """The multiplier that the probe has is the one that was asked for."""
+    assert perform(LrScale(set=0.5), live) == {"lr_scale": 0.5, "ranks": 1}
+    with pytest.raises(ActionError, match="rank 0 refused dance: no such verb"):
+        live.command("dance", {}, key="d", deadline_s=10)
+
+
+def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live, eventually):
+    """Renewed while we live; afterwards steps go on."""
+    perform(Pause(lease=0.4), live, key="p")
+
+    time.sleep(1.0)
+    assert live.on_loop(live.ranks, 5.0)[0]["phase"] == "paused"
+    perform(Resume(), live, key="r")
+
+    eventually(lambda: live.on_loop(live.ranks, 5.0)[0]["phase"] == "step")
+
+
+def test_a_snapshot_holds_what_the_probe_wrote(live, tmp_path):
+    """Its own stacks are enough: nothing is said missing."""
+    seen = perform(Snapshot(), live)
+
+    bundle = tmp_path / seen["path"]
+    assert (bundle / "rank-0-stacks.txt").read_text() == "here\n"
+    assert seen["missing"] == []
+    ranks = json.loads((bundle / "ranks.json").read_text())
+    assert ranks["0"]["phase"] == "step"
+
+
+def test_a_stop_ends_at_a_step_boundary(live):
+    """The job's own handler runs and decides its exit; ours is the policy's."""
+    seen = perform(Stop(grace=20.0), live)
+
+    assert (seen["how"], seen["returncode"], seen["exit_code"]) == ("interrupt", 3, 78)
+    assert seen["seconds"] < 20
+
+
+def test_a_job_that_hangs_is_ended_from_outside(live, eventually):
+    """Silent for longer than the grace: it is not asked, it gets TERM at once."""
+    os.kill(live._process.pid, 19)
+    eventually(lambda: live.on_loop(live._silence_ns, 5.0) > 0.3e9)
+
+    seen = perform(Stop(grace=0.3), live)
+
+    assert seen["interrupt"].startswith("skipped: the job was silent")
+    assert (seen["how"], seen["returncode"]) == ("term", -15)
+    assert not Path(f"/proc/{live._process.pid}").exists()

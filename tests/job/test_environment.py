@@ -1,0 +1,139 @@
+"""The way in for the probe, and what keeps it out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervise.job.environment import child_environment, inject_dir, tier
+
+PYTHON = sys.executable
+
+
+def test_only_two_variables_change(tmp_path):
+    """The job's own PYTHONPATH stays behind ours; everything else is as it was."""
+    environ = {"PATH": "/bin", "PYTHONPATH": "/a:/b", "LANG": "C"}
+
+    child = child_environment(environ, tmp_path / "probe.json")
+
+    assert child == {
+        "PATH": "/bin",
+        "PYTHONPATH": f"{inject_dir()}:/a:/b",
+        "LANG": "C",
+        "SUPERVISE_PROBE": str(tmp_path / "probe.json"),
+    }
+    assert environ == {"PATH": "/bin", "PYTHONPATH": "/a:/b", "LANG": "C"}
+
+
+@pytest.mark.parametrize("before", [{}, {"PYTHONPATH": ""}])
+def test_without_a_pythonpath_none_is_made_up(before, tmp_path):
+    """An empty entry would put the working directory on the path."""
+    assert child_environment(before, tmp_path)["PYTHONPATH"] == str(inject_dir())
+
+
+def test_a_supervised_supervisor_puts_itself_in_front_once(tmp_path):
+    """The inner one wins, and the directory is not listed twice."""
+    once = child_environment({"PYTHONPATH": "/a"}, tmp_path / "outer.json")
+
+    twice = child_environment(once, tmp_path / "inner.json")
+
+    assert twice["PYTHONPATH"] == f"{inject_dir()}:/a"
+    assert twice["SUPERVISE_PROBE"].endswith("inner.json")
+
+
+def test_the_kill_switch_changes_nothing(tmp_path):
+    """SUPERVISE_DISABLE=1: not even a path; "0" and empty do not count."""
+    assert child_environment({"SUPERVISE_DISABLE": "1"}, tmp_path) == {"SUPERVISE_DISABLE": "1"}
+    assert "SUPERVISE_PROBE" in child_environment({"SUPERVISE_DISABLE": "0"}, tmp_path)
+    assert tier([PYTHON, "x.py"], {"SUPERVISE_DISABLE": "1"}) == ("T0", "SUPERVISE_DISABLE is set")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python3.11 -u -m pkg.train -I",
+        "python -c pass -E",
+        "python -Wignore -X dev train.py -S",
+        "python -W ignore -Xdev -OO -B -s -P train.py",
+        "python -uc pass",
+        "python - -I",
+        "python --check-hash-based-pycs always train.py",
+        "/opt/venv/bin/python train.py",
+        "env A=1 python train.py",
+        "timeout 5 nice -n 3 python train.py",
+        "bash run.sh",
+        "srun train.sh",
+        "uv run train.py",
+        "make train",
+    ],
+)
+def test_an_ordinary_command_gets_the_probe(command):
+    """Options of the script are not options of Python."""
+    assert tier(command.split()) == ("T1", None)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("python -I train.py", "python -I ignores PYTHONPATH"),
+        ("python3 -uE train.py", "python -E ignores PYTHONPATH"),
+        ("python -Im pkg.train", "python -I ignores PYTHONPATH"),
+        ("python -X dev -S train.py", "python -S does not import sitecustomize"),
+        ("env A=1 python -Ic pass", "python -I ignores PYTHONPATH"),
+        ("numactl -N 0 python3 -E train.py", "python -E ignores PYTHONPATH"),
+        ("sleep 5", "sleep is not Python"),
+    ],
+)
+def test_what_keeps_the_probe_out_is_said_beforehand(command, reason):
+    """The tier goes down to T0, with the sentence that `doctor` and the run manifest show."""
+    assert tier(command.split()) == ("T0", reason)
+
+
+@pytest.mark.parametrize("flags", ["-I", "-E", "-S", "-u", "-P", "-s", "-Im"])
+def test_the_forecast_is_what_python_does(flags, tmp_path):
+    """A real interpreter loads a sitecustomize from PYTHONPATH exactly when T1 is forecast."""
+    (tmp_path / "sitecustomize.py").write_text("print('in')")
+    argv = [PYTHON, flags, *(["platform"] if flags.endswith("m") else ["-c", "pass"])]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    out = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+
+    assert (tier(argv)[0] == "T1") == out.startswith("in")
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("#!/usr/bin/env python3\n", None),
+        ("#!/usr/bin/env -S python3 -I\n", "python -I ignores PYTHONPATH"),
+        ("#!/opt/venv/bin/python -Es\n", "python -E ignores PYTHONPATH"),
+        (
+            "#!/bin/sh\n'''exec' \"/a very long/python3\" -E \"$0\" \"$@\"\n' '''\n",
+            "python -E ignores PYTHONPATH",
+        ),
+        ("#!/bin/sh\necho hello\n", None),
+        ("\x7fELF and so on", "tool is not Python"),
+    ],
+)
+def test_a_script_is_judged_by_its_first_line(head, expected, tmp_path):
+    """`torchrun` and other installed commands are Python scripts; a compiled program is not."""
+    tool = tmp_path / "tool"
+    tool.write_text(head)
+    tool.chmod(0o755)
+
+    assert tier([str(tool), "--flag"])[1] == expected
+    assert tier(["tool"], {"PATH": str(tmp_path)})[1] == expected
+
+
+def test_torchrun_gets_the_probe():
+    """The launcher that everybody uses."""
+    torchrun = Path(PYTHON).with_name("torchrun")
+    if not torchrun.exists():
+        pytest.skip("torch is not installed here")
+
+    assert tier([str(torchrun), "--nproc-per-node=2", "train.py"]) == ("T1", None)

@@ -1,0 +1,153 @@
+"""Starting the command as the user would have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from supervise.errors import LaunchError
+from supervise.job.launch import spawn
+
+PYTHON = sys.executable
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 64, 255])
+def test_the_exit_code_is_the_jobs_own(wrapped, code):
+    """Whatever the job exits with, we exit with."""
+    popen = wrapped(PYTHON, "-c", f"raise SystemExit({code})")
+
+    assert popen.wait() == code
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"])
+def test_death_by_a_signal_becomes_128_plus_n(wrapped, name):
+    """The shell's rule, so that schedulers still see an out-of-memory kill as 137."""
+    number = getattr(signal, name)
+
+    assert wrapped("sh", "-c", f"ulimit -c 0; kill -{int(number)} $$").wait() == 128 + number
+
+
+def test_stdin_and_stdout_pass_through(wrapped):
+    """The job reads what is typed and its output comes out unchanged, stderr apart from stdout."""
+    popen = wrapped("sh", "-c", "cat; echo oops >&2")
+
+    out, err = popen.communicate("one\ntwo\n")
+
+    assert out == "one\ntwo\n"
+    assert err.splitlines()[-1] == "oops"
+
+
+def test_argv_directory_and_descriptors_are_untouched(wrapped, tmp_path):
+    """Odd arguments, the working directory and an inherited descriptor arrive as they are."""
+    read, write = os.pipe()
+    code = "import os, sys; print(sys.argv[1:], os.getcwd()); os.write(int(sys.argv[1]), b'hi')"
+    popen = wrapped(
+        PYTHON, "-c", code, str(write), "", "a b", "--policy", "*", cwd=tmp_path, pass_fds=[write]
+    )
+    os.close(write)
+
+    out, _ = popen.communicate()
+
+    assert out.strip() == f"{[str(write), '', 'a b', '--policy', '*']} {tmp_path}"
+    assert os.read(read, 10) == b"hi"
+    os.close(read)
+
+
+def test_the_job_has_a_process_group_of_its_own(wrapped, job_pid):
+    """Its group is its pid, and it stays in our session."""
+    popen = wrapped("sleep", "60")
+
+    pid = job_pid(popen)
+
+    assert os.getpgid(pid) == pid
+    assert os.getsid(pid) == os.getsid(popen.pid)
+
+
+def test_killing_the_supervisor_leaves_the_job_alive_with_working_stdio(wrapped, job_pid):
+    """kill -9 of ours: the job still reads its stdin and writes its stdout, to its own end."""
+    code = "import sys\nfor line in sys.stdin: print('got', line.strip(), flush=True)\nprint('end')"
+    popen = wrapped(PYTHON, "-c", code)
+    job = psutil.Process(job_pid(popen))
+    popen.stdin.write("before\n")
+    popen.stdin.flush()
+    assert popen.stdout.readline() == "got before\n"
+
+    popen.kill()
+    popen.wait()
+    out, _ = popen.communicate("after\n")
+
+    assert out == "got after\nend\n"
+    assert psutil.wait_procs([job], timeout=10)[0] == [job]
+
+
+def test_a_signal_that_was_ignored_stays_ignored_for_the_job(wrapper):
+    """`nohup supervise -- …` protects the job from a hang-up, as without us."""
+    code = (
+        "import os, signal; os.kill(os.getppid(), signal.SIGHUP);"
+        "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    )
+    command = ["nohup", *wrapper, PYTHON, "-c", code]
+
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    assert done.stdout == "True\n"
+
+
+def test_a_parent_that_ignores_sigchld_costs_no_exit_code(wrapper):
+    """With SIGCHLD ignored the kernel throws exit codes away; ours still arrives."""
+    command = [*wrapper, "sh", "-c", "exit 5"]
+    ignoring = (
+        "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+        f"os.execv({PYTHON!r}, {command!r})"
+    )
+
+    assert subprocess.run([PYTHON, "-c", ignoring], capture_output=True).returncode == 5
+
+
+def test_a_command_that_is_not_there_exits_127_and_says_what_was_meant(wrapped):
+    """One sentence, a guess at the right name."""
+    popen = wrapped("slepp", "1")
+
+    _, err = popen.communicate()
+
+    assert popen.returncode == 127
+    assert err == "cannot start 'slepp': command not found | did you mean sleep?\n"
+
+
+def test_a_script_without_its_interpreter_gets_the_right_command_as_hint(wrapped, tmp_path):
+    """`supervise -- train.py` is the commonest slip."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+
+    for command, code in (("train.py", 127), ("./train.py", 126)):
+        popen = wrapped(command, cwd=tmp_path)
+        _, err = popen.communicate()
+
+        assert popen.returncode == code
+        assert err.endswith(f"| did you mean: supervise -- python {command}\n")
+
+
+def test_what_cannot_be_executed_exits_126_and_says_why(tmp_path):
+    """A directory, a file without mode x, a text file, a script with a missing interpreter."""
+    plain, text, script = tmp_path / "plain", tmp_path / "text", tmp_path / "script"
+    plain.write_text("")
+    text.write_text("just words\n")
+    script.write_text("#!/nowhere/python3\nprint(1)\n")
+    text.chmod(0o755)
+    script.chmod(0o755)
+    reasons = {
+        tmp_path: "it is a directory",
+        plain: "it is not executable",
+        text: "it is not a program",
+        script: "its interpreter /nowhere/python3 does not exist",
+    }
+
+    for path, reason in reasons.items():
+        with pytest.raises(LaunchError, match=reason) as caught:
+            spawn([str(path)], os.environ)
+
+        assert caught.value.exit_code == 126

@@ -1,0 +1,138 @@
+"""Signals sent to us are meant for the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from supervise.job.signals import FORWARDED, Forwarder
+
+PYTHON = sys.executable
+# Says every signal that it gets, and ends when its stdin does.
+LISTENER = """
+import signal, sys
+def say(number, _): print(signal.Signals(number).name, flush=True)
+for name in "TERM INT HUP QUIT USR1 USR2 WINCH CONT".split():
+    signal.signal(getattr(signal, "SIG" + name), say)
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def listener(wrapped):
+    popen = wrapped(PYTHON, "-c", LISTENER)
+    assert popen.stdout.readline() == "listening\n"
+    return popen
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"])
+def test_a_signal_is_passed_on_once(listener, name):
+    """The job gets it, once, and we stay with it to its end."""
+    listener.send_signal(getattr(signal, f"SIG{name}"))
+    assert listener.stdout.readline() == f"SIG{name}\n"
+
+    rest, _ = listener.communicate("")
+
+    assert rest == ""
+    assert listener.returncode == 0
+
+
+def test_a_second_interrupt_is_passed_on_again(listener):
+    """Many scripts save on the first one and give up on the second."""
+    for _ in range(2):
+        listener.send_signal(signal.SIGINT)
+        assert listener.stdout.readline() == "SIGINT\n"
+
+
+def test_the_third_kills_the_whole_tree(wrapped, job_pid, eventually):
+    """Somebody who asks three times means it: workers in their own sessions die as well."""
+    code = (
+        f"import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)\n{LISTENER}"
+    )
+    popen = wrapped(PYTHON, "-c", code)
+    popen.stdout.readline()
+    tree = psutil.Process(popen.pid).children(recursive=True)
+
+    for _ in range(2):
+        popen.send_signal(signal.SIGTERM)
+        popen.stdout.readline()
+    popen.send_signal(signal.SIGTERM)
+
+    assert popen.wait() == 137
+    assert len(tree) == 2
+    assert psutil.wait_procs(tree, timeout=5)[1] == []
+
+
+def test_term_reaches_the_job_but_not_its_workers(wrapped):
+    """A job that saves a checkpoint on TERM still has its data workers while it does."""
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "worker = subprocess.Popen(['sleep', '60'])\n"
+        "def save(*_):\n"
+        "    time.sleep(0.2); print(worker.poll(), flush=True); worker.kill(); sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, save); print('on', flush=True); time.sleep(60)\n"
+    )
+    popen = wrapped(PYTHON, "-c", code)
+    assert popen.stdout.readline() == "on\n"
+
+    popen.send_signal(signal.SIGTERM)
+
+    assert popen.stdout.readline() == "None\n"
+    assert popen.wait() == 7
+
+
+def test_a_signal_from_before_the_job_is_kept_for_it(start):
+    """A scheduler that changes its mind while we start is heard."""
+    forwarder = Forwarder()
+    forwarder.install()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        process = start("sleep", "60")
+        forwarder.attach(process)
+
+        assert process.wait(10.0) == -signal.SIGTERM
+        assert [number for number, _ in forwarder.taken()] == [signal.SIGTERM]
+        assert forwarder.taken() == []
+    finally:
+        forwarder.restore()
+
+
+def test_handlers_are_put_back():
+    """After `restore` nothing of ours is left."""
+    before = [signal.getsignal(number) for number in FORWARDED]
+    forwarder = Forwarder()
+
+    forwarder.install()
+    forwarder.restore()
+
+    assert [signal.getsignal(number) for number in FORWARDED] == before
+
+
+def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid, eventually):
+    """TSTP and CONT sent to us act on the job; without a terminal we stay awake to watch."""
+    popen = wrapped("sleep", "60", start_new_session=True)
+    job = psutil.Process(job_pid(popen))
+
+    popen.send_signal(signal.SIGTSTP)
+    eventually(lambda: job.status() == psutil.STATUS_STOPPED)
+    assert psutil.Process(popen.pid).status() != psutil.STATUS_STOPPED
+    popen.send_signal(signal.SIGCONT)
+
+    eventually(lambda: job.status() != psutil.STATUS_STOPPED)
+
+
+def test_usr1_is_not_ours(wrapper):
+    """A job without a handler dies of USR1, as it would without us: 138."""
+    popen = subprocess.Popen([*wrapper, "sleep", "60"], stderr=subprocess.PIPE, text=True)
+    popen.stderr.readline()
+
+    popen.send_signal(signal.SIGUSR1)
+
+    assert popen.wait() == 128 + signal.SIGUSR1
+    popen.stderr.close()

@@ -1,0 +1,165 @@
+"""An interactive shell, a real terminal, and us between the shell and the job."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import psutil
+import pytest
+
+PYTHON = sys.executable
+COUNTER = """
+import signal, sys, time
+hits = 0
+def hit(*_):
+    global hits
+    hits += 1
+signal.signal(signal.SIGINT, hit)
+print("tty", sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(), flush=True)
+for line in sys.stdin:
+    print("line", line.strip(), "hits", hits, flush=True)
+print("end of input", flush=True)
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash for job control")
+
+
+@pytest.fixture
+def run(shell, wrapper, tmp_path):
+    """Type a supervised command into the shell."""
+
+    def type_it(code: str, suffix: str = "") -> None:
+        script = tmp_path / "job.py"
+        script.write_text(code)
+        shell.type(" ".join([*wrapper, PYTHON, str(script)]) + f"{suffix}\n")
+
+    return type_it
+
+
+def test_the_job_owns_the_terminal_and_gives_it_back(shell, run):
+    """stdio is a terminal, typed lines arrive, end of input too, and the shell goes on."""
+    run(COUNTER)
+    pid = int(shell.expect(r"pid (\d+)")[1])
+    shell.expect("tty True True True")
+
+    assert shell.foreground() == pid
+    shell.type("hello\n")
+    shell.expect("line hello hits 0")
+    shell.type("\x04")
+    shell.expect("end of input")
+    shell.expect("ready> ")
+    assert shell.foreground() == shell.bash.pid
+    shell.type("echo code $?\n")
+    shell.expect("code 0")
+
+
+def test_ctrl_c_reaches_the_job_exactly_once(shell, run):
+    """Not twice (from the terminal and from us), and we do not die of it."""
+    run(COUNTER)
+    shell.expect("tty True")
+
+    shell.type("\x03")
+    shell.type("a\n")
+
+    shell.expect("line a hits 1")
+
+
+def test_ctrl_c_ends_a_job_that_does_not_handle_it(shell, run):
+    """A KeyboardInterrupt of Python ends it by SIGINT: 130."""
+    run("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    shell.expect("up")
+
+    shell.type("\x03")
+
+    shell.expect("KeyboardInterrupt")
+    shell.expect("ready> ")
+    shell.type("echo code $?\n")
+    shell.expect("code 130")
+
+
+def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
+    """The shell says Stopped and is usable; after fg typed lines arrive again."""
+    run(COUNTER)
+    pid = int(shell.expect(r"pid (\d+)")[1])
+    shell.expect("tty True")
+
+    for round_ in "12":
+        shell.type("\x1a")
+        shell.expect("Stopped")
+        shell.expect("ready> ")
+        shell.type("echo shell is $((40+2))\n")
+        shell.expect("shell is 42")
+        shell.type("fg\n")
+        shell.expect("job.py")
+        shell.type(f"{round_}\n")
+        shell.expect(f"line {round_} hits 0")
+
+    assert shell.foreground() == pid
+
+
+def test_bg_lets_it_run_without_the_terminal(shell, run):
+    """After Ctrl-Z and bg the job works on, the shell keeps the terminal, fg brings it back."""
+    run("import time\nfor n in range(10**6): print('beat', n, flush=True); time.sleep(0.1)")
+    shell.expect("beat 3")
+
+    shell.type("\x1a")
+    shell.expect("Stopped")
+    shell.type("bg\n")
+    shell.expect(r"beat \d+\s")
+    assert shell.foreground() == shell.bash.pid
+    shell.type("fg\n")
+    shell.expect(r"beat \d+\s")
+    shell.type("\x03")
+
+    shell.expect("KeyboardInterrupt")
+    shell.expect("ready> ")
+
+
+def test_a_background_job_that_wants_to_read_is_stopped_as_usual(shell, run, eventually):
+    """Started with &, it stops when it reads the terminal, and fg lets it read."""
+    run(COUNTER, " &")
+    wrapper = psutil.Process(int(shell.expect(r"\[1\] (\d+)")[1]))
+    eventually(lambda: wrapper.status() == psutil.STATUS_STOPPED)
+    shell.type("\n")
+    shell.expect("Stopped")
+    shell.type("fg\n")
+    shell.expect("job.py")
+    shell.type("now\n")
+
+    shell.expect("line now")
+
+
+def test_a_job_that_reads_at_once_is_not_stopped(shell, wrapper):
+    """It may ask for input before we have handed it the terminal."""
+    for _ in range(5):
+        shell.type(" ".join([*wrapper, "head", "-n1"]) + "\n")
+        shell.expect(r"pid \d+")
+        shell.type("word\n")
+        shell.expect(r"word\s+word\r\n")
+        shell.expect("ready> ")
+
+
+def test_a_pipeline_around_us_stops_and_goes_on(shell, run):
+    """`supervise -- … | cat`: Ctrl-Z stops the pipe as well, so that the shell comes back."""
+    run(COUNTER, " | cat")
+    shell.expect("tty True False True")
+
+    shell.type("\x1a")
+    shell.expect("Stopped")
+    shell.expect("ready> ")
+    shell.type("fg\n")
+    shell.expect("job.py")
+    shell.type("x\n")
+
+    shell.expect("line x hits 0")
+
+
+def test_a_job_that_was_too_quick_for_us_is_continued(shell, run):
+    """Stopped for reading although the terminal is its own by now: the shell hears nothing."""
+    run("import os, signal\nos.kill(os.getpid(), signal.SIGTTIN)\nprint('went', input('say: '))")
+
+    shell.expect("say: ")
+    shell.type("on\n")
+
+    shell.expect("went on")

@@ -1,0 +1,32 @@
+"""A supervisor reduced to its job package: start a command, pass signals on, exit as it did.
+
+Run as `python wrapper.py [--forget] COMMAND...`. Prints `pid <n>` on stderr once the job runs.
+"""
+
+import sys
+import time
+
+from supervise.errors import LaunchError
+from supervise.job.process import Process, exit_code
+from supervise.job.signals import Forwarder
+from supervise.job.terminal import Terminal
+
+
+def main() -> int:
+    import os
+
+    forwarder = Forwarder()
+    forwarder.install()
+    try:
+        process = Process.start(sys.argv[1:], os.environ, terminal=Terminal.find())
+    except LaunchError as error:
+        print(f"{error} | {error.hint}", file=sys.stderr)
+        return error.exit_code
+    forwarder.attach(process)
+    print(f"pid {process.pid}", file=sys.stderr, flush=True)
+    while process.poll() is None:
+        time.sleep(0.005)
+    return exit_code(process.returncode)
+
+
+sys.exit(main())

@@ -1,0 +1,107 @@
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from supervise.core.shapes import NotifyError
+from supervise.notifiers.console import ConsoleSender
+
+
+def test_a_message_is_a_few_lines_with_our_name(message):
+    """The terminal is shared with the job: every line says who speaks."""
+    stream = io.StringIO()
+
+    told = ConsoleSender(stream, colour=False).send(message(facts=[("budget", "1/3")]), key="k")
+
+    assert told == "printed"
+    assert stream.getvalue() == (
+        "supervise: SEV1 loss spike (step 152)\n"
+        "supervise:   what  train_loss_raw 9.7 is 8.2 sigma above 2.6\n"
+        "supervise:   why   spike: loss_z > 5\n"
+        "supervise:   next  rollback to step 125\n"
+        "supervise:   budget  1/3\n"
+    )
+
+
+def test_the_same_again_is_not_printed(message):
+    """Only changes are news; another step alone is none."""
+    stream = io.StringIO()
+    sender = ConsoleSender(stream, colour=False)
+    sender.send(message(), key="1")
+    size = len(stream.getvalue())
+
+    assert sender.send(message(step=153), key="2") == "nothing new"
+    assert len(stream.getvalue()) == size
+    assert sender.send(message(title="loss spike: verified"), key="3") == "printed"
+    assert (
+        sender.send(message(incident="inc-2", title="loss spike: verified"), key="4") == "printed"
+    )
+
+
+def test_colour_marks_the_severity_only(message):
+    """And only where it is wanted."""
+    stream = io.StringIO()
+    ConsoleSender(stream, colour=True).send(message(severity="SEV0"), key="k")
+
+    assert stream.getvalue().startswith("supervise: \033[1;31mSEV0\033[0m loss spike")
+    assert stream.getvalue().count("\033") == 2
+
+
+def test_a_job_cannot_write_escape_sequences(message):
+    """Titles, bells, line feeds and right-to-left marks from a job stay text on one line."""
+    stream = io.StringIO()
+    evil = "a\033]0;owned\007b\r\nsupervise: SEV0 fake\u202e"
+
+    ConsoleSender(stream, colour=False).send(message(verdict=evil, title=evil), key="k")
+
+    assert len(stream.getvalue().splitlines()) == 4
+    assert all(c.isprintable() or c == "\n" for c in stream.getvalue())
+
+
+CODE = """
+import os, sys
+from supervise import notifiers
+from supervise.core.shapes import Message
+(console,), _ = notifiers.build({"console": {}}, os.environ)
+console.send(Message("r", None, "SEV0", "t", "", "", "", -1), key="k")
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_no_color_is_respected_on_a_real_terminal(more, coloured):
+    """https://no-color.org: any non-empty value."""
+    ours, theirs = os.openpty()
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | more
+    subprocess.run([sys.executable, "-c", CODE], stderr=theirs, env=env, check=True)
+    text = os.read(ours, 4096).decode()
+    os.close(ours)
+    os.close(theirs)
+
+    assert ("\033" in text) == coloured
+    assert "SEV0" in text and "before the first step" in text
+
+
+def test_no_colour_in_a_file():
+    """Logs stay readable."""
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "supervise: SEV0 t (before the first step)\n"
+    assert done.stdout == ""
+
+
+def test_a_closed_terminal_is_a_failed_delivery(message):
+    """Not a crash: the run does not depend on who is looking."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+
+    with pytest.raises(NotifyError, match="standard error is closed"):
+        ConsoleSender(stream, colour=False).send(message(), key="k")
+
+    with pytest.raises(BrokenPipeError):
+        stream.close()

@@ -1,0 +1,160 @@
+import logging
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from supervise.core.shapes import NotifyError
+from supervise.notifiers.slack import SlackSender
+
+SECRET = "SECRETSECRET"
+
+
+def send(hook, message, *, timeout_s=5.0):
+    return SlackSender(hook.url, timeout_s=timeout_s).send(message(), key="k")
+
+
+def refused(hook, message, **more) -> NotifyError:
+    with pytest.raises(NotifyError) as caught:
+        send(hook, message, **more)
+    return caught.value
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204])
+def test_only_2xx_is_delivered(hook, message, status):
+    """Any of them, whatever the body."""
+    hook.answers = [(status, {}, b"")]
+
+    assert send(hook, message).startswith("delivered, ")
+
+
+def test_429_waits_as_long_as_the_receiver_asks(hook, message):
+    """Seconds or a date (RFC 9110); nonsense counts as no wish, and an hour is the most."""
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True)
+    for value, least, most in (
+        ("7", 7, 7), (date, 100, 120), ("soon", 0, 0), ("-5", 0, 0), ("999999", 3600, 3600),
+        ("nan", 0, 3600),
+    ):  # fmt: skip
+        hook.answers = [(429, {"Retry-After": value}, b"")]
+
+        error = refused(hook, message)
+
+        assert error.retry_after_s is not None
+        assert least <= error.retry_after_s <= most, value
+
+
+@pytest.mark.parametrize("status", [408, 425, 500, 502, 503])
+def test_trouble_that_may_pass_is_tried_again(hook, message, status):
+    """At our own pace when the receiver names none."""
+    hook.answers = [(status, {}, b"")]
+
+    assert refused(hook, message).retry_after_s == 0.0
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
+def test_a_refusal_is_final(hook, message, status):
+    """And Slack's error code is told, since it says what to do."""
+    hook.answers = [(status, {}, b"invalid_payload")]
+
+    error = refused(hook, message)
+
+    assert str(error) == f"{status} invalid_payload"
+    assert error.retry_after_s is None
+
+
+def test_a_redirect_is_a_failure_and_is_not_followed(hook, message):
+    """A message with a secret address never goes where somebody else says."""
+    hook.answers = [(302, {"Location": hook.url + "/elsewhere"}, b"")]
+
+    error = refused(hook, message)
+
+    assert str(error) == "302: redirects are not followed"
+    assert error.retry_after_s is None
+    assert len(hook.requests) == 1
+
+
+def test_gone_switches_the_address_off(hook, message):
+    """After a 410 the receiver is not asked again."""
+    hook.answers = [(410, {}, b""), (200, {}, b"")]
+    sender = SlackSender(hook.url)
+    for text in ("410 Gone", "switched off"):
+        with pytest.raises(NotifyError, match=text) as caught:
+            sender.send(message(), key="k")
+        assert caught.value.retry_after_s is None
+
+    assert len(hook.requests) == 1
+
+
+def test_a_receiver_that_hangs_is_left_after_the_timeout(hook, message):
+    """And tried again later."""
+    hook.answers = [(0, {}, b"")]
+
+    error = refused(hook, message, timeout_s=0.2)
+
+    assert str(error) == "no answer within 0.2 s"
+    assert error.retry_after_s == 0.0
+
+
+def test_an_endless_answer_is_not_read(hook, message):
+    """Only an error code of 64 bytes is looked at."""
+    hook.answers = [(500, {}, b"x" * 50_000_000)]
+
+    assert str(refused(hook, message)) == "500"
+
+
+def test_nobody_listening_and_no_such_name_are_tried_again(message):
+    """The network may come back."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for url in (f"http://127.0.0.1:{port}/{SECRET}", f"http://nothing.invalid/{SECRET}"):
+        with pytest.raises(NotifyError) as caught:
+            SlackSender(url).send(message(), key="k")
+        assert str(caught.value) == "no connection (ConnectError)"
+        assert caught.value.retry_after_s == 0.0
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 410, 500, 0, -1])
+def test_the_address_appears_nowhere(hook, message, caplog, status):
+    """Not in errors, their context, representations, or log lines at the lowest level."""
+    caplog.set_level(logging.DEBUG)
+    hook.answers = [(status, {"Location": hook.url}, hook.url.encode())]
+    url = hook.url if status >= 0 else f"http://127.0.0.1:99999/{SECRET}"
+    sender = SlackSender(url, timeout_s=0.2)
+
+    told = [repr(sender), str(vars(sender))]
+    try:
+        told.append(sender.send(message(), key="k"))
+    except NotifyError as error:
+        told += [str(error), repr(error), "".join(traceback.format_exception(error))]
+        assert error.__context__ is None and error.__cause__ is None
+        told += [repr(error.args)]
+
+    told += [record.getMessage() for record in caplog.records]
+    assert not [text for text in told if SECRET in text]
+
+
+def test_nothing_heavy_is_imported_before_the_first_message():
+    """The supervisor starts fast; most runs never send a message."""
+    code = """
+import sys
+from supervise import notifiers
+env = {"S": "https://a.b/c", "W": "https://a.b/c"}
+notify = {"console": {}, "slack": {"url_env": "S"}, "webhook": {"url_env": "W"}}
+built, warnings = notifiers.build(notify, env)
+assert [sender.name for sender in built] == ["console", "slack", "webhook"], warnings
+assert not {"httpx", "ssl", "httpcore", "anyio"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_slow_dribble_does_not_hold_the_sender_for_ever(hook, message):
+    """An answer whose body never ends is judged by its status."""
+    hook.before = lambda: time.sleep(0.05)
+    hook.answers = [(503, {"Content-Length": "1000000"}, b"x")]
+
+    assert refused(hook, message, timeout_s=0.3).retry_after_s == 0.0

@@ -1,0 +1,105 @@
+"""A witness over a real process, as `job.control.Control` is one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+
+@dataclass
+class FakeWitness:
+    """The job as evidence sees it. `probe` writes a rank's files, or says why not, or is None."""
+
+    pids: list[int]
+    views: dict[int, dict[str, Any]] = field(default_factory=dict)
+    probe: Callable[[Path, int], str | None] | None = None
+    asked: list[Mapping[str, Any]] = field(default_factory=list)
+    loop: bool = True
+
+    def ask(self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False) -> Any:
+        assert (verb, partly) == ("snapshot", True)
+        self.asked.append(args)
+        answers = {}
+        for rank in self.views if self.probe is not None else ():
+            error = self.probe(Path(args["directory"]), rank)
+            answers[rank] = SimpleNamespace(ok=error is None, error=error, result={})
+        return SimpleNamespace(wait=lambda timeout_s: answers)
+
+    def forget(self, asked: Any) -> None:
+        pass
+
+    def on_loop(self, call: Callable[[], Any], timeout_s: float) -> Any:
+        if not self.loop:
+            from supervise.errors import ActionError
+
+            raise ActionError("the supervisor's main loop is busy")
+        return call()
+
+    def ranks(self) -> Mapping[int, Mapping[str, Any]]:
+        return self.views
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process(pid) for pid in self.pids]
+
+
+@pytest.fixture
+def witness() -> type[FakeWitness]:
+    return FakeWitness
+
+
+@pytest.fixture
+def view() -> Callable[..., dict[str, Any]]:
+    """What `Control.ranks` says of one rank."""
+
+    def make(pid: int, *, silent_s: float = 0.0) -> dict[str, Any]:
+        seen_ns = time.monotonic_ns() - int(silent_s * 1e9)
+        return {"pid": pid, "phase": "step", "seen_ns": seen_ns, "status": {"tier": "T1"}}
+
+    return make
+
+
+HANGS = """
+import faulthandler, signal, sys, threading, time
+if len(sys.argv) > 1:
+    stacks = open(sys.argv[1], "w")
+    faulthandler.register(signal.SIGRTMIN + 5, file=stacks, all_threads=True)
+def stuck_in_here(): threading.Lock().acquire() and time.sleep(600)
+threading.Thread(target=stuck_in_here, name="loader", daemon=True).start()
+threading.Timer(0.1, lambda: print("up", flush=True)).start()
+stuck_in_here()
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a Python job that hangs in two threads; `marks` registers the stack dump there."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(marks: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HANGS]
+        if marks is not None:
+            # The pid is in the name of the file, so the shell becomes the job.
+            command = ["sh", "-c", 'exec "$@" "$0/stacks.$$.txt"', str(marks), *command]
+        popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
+        )
+        started.append(popen)
+        assert popen.stdout is not None
+        assert popen.stdout.readline() == "up\n"
+        return popen
+
+    yield start
+    for popen in started:
+        popen.send_signal(signal.SIGKILL)
+        popen.communicate()

@@ -1,0 +1,82 @@
+"""What a hung job is doing, seen from outside."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import pytest
+
+from supervise.outputs import stacks
+
+
+def test_the_probes_handler_shows_every_thread(hung, tmp_path):
+    """The function that hangs is named, twice, for it hangs in two threads; the job lives on."""
+    job = hung(tmp_path)
+
+    first = stacks.ask(job.pid, tmp_path)
+    again = stacks.ask(job.pid, tmp_path)
+
+    assert first.count("in stuck_in_here") == again.count("in stuck_in_here") == 2
+    assert job.poll() is None
+
+
+def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):
+    """Its default action is death."""
+    job = hung()
+    (tmp_path / f"stacks.{job.pid}.txt").touch()
+
+    with pytest.raises(OSError, match="the probe registered no handler"):
+        stacks.ask(job.pid, tmp_path)
+
+    assert not stacks.catches(job.pid, stacks.STACK_SIGNAL)
+    assert stacks.catches(job.pid, signal.SIGINT)
+    assert job.poll() is None
+
+
+def test_a_handler_that_is_not_the_probes_is_left_alone(hung, tmp_path):
+    """Without the probe's file the signal may mean something else to the job."""
+    job = hung(tmp_path)
+    (tmp_path / f"stacks.{job.pid}.txt").unlink()
+
+    with pytest.raises(OSError, match="the probe registered no handler"):
+        stacks.ask(job.pid, tmp_path)
+
+
+def test_a_stopped_process_does_not_answer(hung, tmp_path):
+    """It cannot; the wait ends."""
+    job = hung(tmp_path)
+    job.send_signal(signal.SIGSTOP)
+
+    with pytest.raises(OSError, match=r"no answer to the signal within 0\.2 s"):
+        stacks.ask(job.pid, tmp_path, timeout_s=0.2)
+
+
+def test_the_kernels_view_is_always_there(hung):
+    """State and wait channel of every thread; a process that is gone says so."""
+    job = hung()
+
+    while (text := stacks.kernel(job.pid)).count("sleeping") != 2:
+        time.sleep(0.01)
+
+    assert text.startswith(f"process {job.pid}\n  thread {job.pid} python")
+    assert stacks.kernel(2**22 + 1) == f"process {2**22 + 1}: gone\n"
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is not None, reason="py-spy is installed here")
+def test_a_missing_tool_is_said(hung):
+    """The bundle's manifest names it."""
+    with pytest.raises(OSError, match="py-spy is not installed"):
+        stacks.py_spy(hung().pid)
+
+
+def test_a_tool_that_hangs_is_cut_off(hung, tmp_path, monkeypatch):
+    """A tracer can hang on a hung process; it costs its time limit, no more."""
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\nexec sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    with pytest.raises(OSError, match=r"took longer than 0\.2 s"):
+        stacks.py_spy(hung().pid, timeout_s=0.2)

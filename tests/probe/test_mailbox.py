@@ -1,0 +1,293 @@
+"""Letters both ways: each order is handed out once, and answered as often as it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from supervise.core.values import Noticed
+from supervise.errors import SegmentError
+from supervise.inputs.segment import Ack, Segment
+from supervise_probe import wire
+from supervise_probe.mailbox import KEPT_KEYS, Mailbox
+from supervise_probe.writer import Writer
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A writer with a small ring."""
+    writer = Writer.create(str(tmp_path), "run-7", 2, 4, slots=8, capacity=4)
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def mailbox(writer):
+    """The probe's end."""
+    return Mailbox(writer)
+
+
+@pytest.fixture
+def segment(writer):
+    """The supervisor's end."""
+    segment = Segment.open(writer.path, lambda: 77)
+    yield segment
+    segment.close()
+
+
+def answers(segment: Segment) -> list[Ack]:
+    segment.poll()
+    return segment.acks()
+
+
+def test_an_order_and_its_answer_arrive_whole(mailbox, segment):
+    """Key, verb and arguments one way; step, outcome and result the other; each of them once."""
+    segment.send("inc-1/lr", "lr_scale", {"value": 0.5, "rewarm_steps": 200})
+    (command,) = mailbox.poll()
+    mailbox.ack(command, 140, True, {"lr_scale": 0.5, "learning_rate_before": 1e-3}, None)
+
+    assert (command.key, command.verb) == ("inc-1/lr", "lr_scale")
+    assert command.args == {"value": 0.5, "rewarm_steps": 200}
+    result = {"lr_scale": 0.5, "learning_rate_before": 1e-3}
+    assert answers(segment) == [Ack("inc-1/lr", "lr_scale", 140, True, result, None)]
+    assert answers(segment) == []
+    assert mailbox.poll() == []
+
+
+def test_a_refusal_carries_its_reason(mailbox, segment):
+    """`ok` is false and the sentence is the probe's own."""
+    segment.send("k", "rollback", {"before_step": 3})
+    mailbox.ack(mailbox.poll()[0], 5, False, {}, "no savepoint before step 3")
+
+    (ack,) = answers(segment)
+    assert (ack.ok, ack.error) == (False, "no savepoint before step 3")
+
+
+def test_a_key_that_was_answered_is_answered_the_same_and_not_carried_out(mailbox, segment):
+    """A supervisor that crashed after the order asks again: same answer, no second rollback."""
+    segment.send("k", "rollback", {"before_step": 100})
+    mailbox.ack(mailbox.poll()[0], 140, True, {"step": 100}, None)
+    first = answers(segment)
+
+    segment.send("k", "rollback", {"before_step": 100})
+    segment.send("k", "rollback", {"before_step": 100})
+
+    assert mailbox.poll() == []
+    assert answers(segment) == first * 2
+
+
+def test_a_key_that_is_being_carried_out_is_not_handed_out_again(mailbox, segment):
+    """Impatience during a long order changes nothing; the answer comes once, when it is done."""
+    segment.send("k", "pause", {"lease_s": 900})
+    (command,) = mailbox.poll()
+    segment.send("k", "pause", {"lease_s": 900})
+
+    assert mailbox.poll() == []
+    assert answers(segment) == []
+    mailbox.ack(command, 7, True, {"paused_step": 7}, None)
+    assert [ack.key for ack in answers(segment)] == ["k"]
+
+
+def test_a_new_supervisor_goes_on_where_the_old_one_died(writer, mailbox, segment):
+    """Also when it died between the letter and the count: nothing is lost, skipped or repeated."""
+    segment.send("a", "pause", {})
+    assert [command.key for command in mailbox.poll()] == ["a"]
+    segment.send("b", "resume", {})
+    fd = os.open(writer.path, os.O_RDWR)
+    os.pwrite(fd, (1).to_bytes(8, "little"), wire.COMMANDS_HEAD_AT)
+    os.close(fd)
+
+    heir = Segment.open(writer.path, lambda: 78)
+    heir.send("c", "savepoint", {})
+
+    assert [command.key for command in mailbox.poll()] == ["b", "c"]
+    assert mailbox.bad == 0
+    heir.close()
+
+
+def test_orders_beyond_the_ring_are_counted(mailbox, segment):
+    """A job that hangs while 100 orders come reads the newest 64 and knows of the other 36."""
+    for number in range(100):
+        segment.send(f"k{number}", "savepoint", {})
+
+    handed_out = [command.key for _ in range(3) for command in mailbox.poll()]
+
+    assert handed_out == [f"k{number}" for number in range(36, 100)]
+    assert mailbox.bad == 36
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"nonsense",
+        b"[1]",
+        b"{}",
+        b"[" * 900,
+        b'{"key":1,"verb":"v","args":{}}',
+        b'{"key":"k","verb":null,"args":{}}',
+        b'{"key":"k","verb":"v","args":[]}',
+    ],
+)
+def test_an_order_that_cannot_be_read_is_skipped_and_counted(writer, mailbox, segment, payload):
+    """It neither raises nor stops the orders behind it."""
+    fd = os.open(writer.path, os.O_RDWR)
+    os.pwrite(fd, wire.pack_letter(0, payload), wire.COMMANDS_AT)
+    os.close(fd)
+    segment.send("good", "savepoint", {})
+
+    assert [command.key for command in mailbox.poll()] == ["good"]
+    assert mailbox.bad == 1
+
+
+def test_a_half_written_order_is_waited_for_then_given_up(writer, mailbox, segment):
+    """It may be in the writing; once others stand behind it, it is counted and passed over."""
+    segment.send("torn", "savepoint", {})
+    segment.send("good", "savepoint", {})
+    fd = os.open(writer.path, os.O_RDWR)
+    os.pwrite(fd, b"\xff", wire.COMMANDS_AT + 20)
+    os.close(fd)
+
+    handed_out = [[command.key for command in mailbox.poll()] for _ in range(wire.PATIENCE)]
+
+    assert handed_out == [[], [], ["good"]]
+    assert mailbox.bad == 1
+
+
+def test_a_damaged_count_of_orders_harms_nothing(writer, mailbox, segment):
+    """Whatever the count says, an order is handed out once and only when it is there."""
+    fd = os.open(writer.path, os.O_RDWR)
+    for count in (1 << 63, 64, 7):
+        os.pwrite(fd, count.to_bytes(8, "little"), wire.COMMANDS_HEAD_AT)
+        assert [mailbox.poll() for _ in range(10)] == [[]] * 10
+    segment.send("k", "savepoint", {})
+    os.pwrite(fd, bytes(8), wire.COMMANDS_HEAD_AT)
+    os.close(fd)
+    segment.send("l", "savepoint", {})
+
+    assert [command.key for command in mailbox.poll()] == ["k", "l"]
+    assert mailbox.bad == 0
+
+
+def test_a_command_that_does_not_fit_is_an_error_here(segment, mailbox):
+    """The supervisor hears of it at once; nothing is sent."""
+    with pytest.raises(SegmentError, match=r"command snapshot takes \d+ bytes"):
+        segment.send("k", "snapshot", {"directory": "x" * 2000})
+
+    assert mailbox.poll() == []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"not_restored": [f"loader.dataset.cache[{i}]" for i in range(500)]},
+        {"files": ["/run/" + "x" * 3000]},
+        {f"key{i}": i for i in range(500)},
+        {(1, 2): "no JSON key"},
+        {"model": {"nested": ["y" * 400] * 40}},
+    ],
+)
+def test_an_answer_always_arrives(mailbox, segment, result):
+    """However long or wrong its detail is: outcome and key are whole, the detail is cut."""
+    key = "inc-20310405-1/" + "k" * 120
+    segment.send(key, "rollback", {})
+
+    mailbox.ack(mailbox.poll()[0], 9, False, result, "because " * 500)
+
+    (ack,) = answers(segment)
+    assert (ack.key, ack.verb, ack.step, ack.ok) == (key, "rollback", 9, False)
+    assert ack.error is not None
+    assert ack.error.startswith("because")
+    assert len(ack.result) == 1
+
+
+def test_values_that_json_lacks_still_arrive(mailbox, segment):
+    """NaN stays NaN; an object of the job becomes its text; a lone surrogate a question mark."""
+    segment.send("k", "savepoint", {})
+    device = threading.Event
+    mailbox.ack(mailbox.poll()[0], 1, True, {"loss": float("nan"), "on": device, "x": "\udcff"})
+
+    (ack,) = answers(segment)
+    assert str(ack.result["loss"]) == "nan"
+    assert ack.result["on"] == str(device)
+    assert ack.result["x"] == "?"
+
+
+def test_a_notice_becomes_an_event(mailbox, segment):
+    """Kind, sentence, step and data; the rank is the segment's."""
+    mailbox.notice("standing-order", "step 3 skipped: grad norm is inf", 3, {"count": 1})
+    mailbox.notice("note", "no data", 4)
+
+    first = Noticed(77, "standing-order", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
+    assert segment.poll() == [first, Noticed(77, "note", "no data", 2, 4, {})]
+
+
+def test_notices_beyond_the_ring_are_counted(mailbox, segment):
+    """One event says how many letters were overwritten; the newest 64 are there."""
+    for number in range(70):
+        mailbox.notice("note", f"message {number}", number)
+
+    seen = [event for _ in range(3) for event in segment.poll()]
+
+    assert [event.step for event in seen if event.step is not None] == list(range(6, 70))
+    assert ["6 letters" in event.message for event in seen if event.step is None] == [True]
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        [],
+        {"notice": "note", "message": "m", "step": 1},
+        {"notice": "note", "message": 5, "step": 1, "data": {}},
+        {"ack": "k", "verb": "v", "step": "7", "ok": True, "result": {}, "error": None},
+        {"ack": "k", "verb": "v", "step": 7, "ok": 1, "result": {}, "error": None},
+        {"ack": "k", "verb": "v", "step": 7, "ok": True, "result": {}, "error": None, "more": 1},
+    ],
+)
+def test_a_letter_of_the_wrong_shape_is_one_note(writer, segment, letter):
+    """Garbage behind a good checksum is counted, not raised and not believed."""
+    writer.post(json.dumps(letter).encode())
+
+    (note,) = segment.poll()
+
+    assert note.kind == "note"
+    assert "1 letters from the probe of rank 2" in note.message
+    assert segment.acks() == []
+
+
+def test_letters_from_several_threads_all_arrive(mailbox, segment):
+    """Hooks of a backward pass may report from other threads than the training loop."""
+
+    def report(first: int) -> None:
+        for number in range(first, first + 15):
+            mailbox.notice("note", "from a thread", number)
+
+    threads = [threading.Thread(target=report, args=(100 * t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    steps = [event.step for event in segment.poll()]
+    assert sorted(steps) == sorted(100 * t + n for t in range(4) for n in range(15))
+
+
+def test_the_memory_of_keys_is_bounded(mailbox, segment):
+    """After more orders than the ring holds many times over, the newest are still remembered."""
+    total = KEPT_KEYS + 70
+    for number in range(total):
+        segment.send(f"k{number}", "savepoint", {})
+        for command in mailbox.poll():
+            mailbox.ack(command, number, True, {}, None)
+        segment.poll()
+    segment.acks()
+
+    for number in range(total - wire.LETTER_SLOTS, total):
+        segment.send(f"k{number}", "savepoint", {})
+    assert mailbox.poll() == []
+    assert len(answers(segment)) == wire.LETTER_SLOTS
+    segment.send("k0", "savepoint", {})
+    assert [command.key for command in mailbox.poll()] == ["k0"]

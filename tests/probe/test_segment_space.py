@@ -1,0 +1,122 @@
+"""A full /dev/shm harms nobody, and the hot path asks nothing of the kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def tiny_shm(tmp_path):
+    """A function that mounts a tmpfs of a given size; skips where mounting is not permitted."""
+    mounted = []
+
+    def mount(size: str) -> Path:
+        where = tmp_path / f"shm{len(mounted)}"
+        where.mkdir()
+        options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
+        try:
+            done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no mount command here")
+        if done.returncode:
+            pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.strip()}")
+        mounted.append(where)
+        return where
+
+    yield mount
+    for where in mounted:
+        subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def run(source: str, *argv: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(source), *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_full_shm_is_an_error_and_not_the_end_of_the_job(tiny_shm):
+    """On a tmpfs of 64 KB: OSError with ENOSPC, no file left, and the process lives on."""
+    shm = tiny_shm("64k")
+
+    done = run(
+        """
+        import errno, sys
+        from supervise_probe.writer import Writer
+        try:
+            Writer.create(sys.argv[1], "run", 0, 1)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        print("training goes on")
+        """,
+        shm,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "ENOSPC\ntraining goes on\n"), done.stderr
+    assert list(shm.iterdir()) == []
+
+
+def test_an_allocated_segment_outlives_a_shm_that_fills_up(tiny_shm):
+    """Its space is its own: the job fills /dev/shm to the last page, and every slot can be written.
+
+    With a sparse file the first store into a new page would be SIGBUS.
+    """
+    shm = tiny_shm("8m")
+
+    done = run(
+        """
+        import sys
+        from supervise_probe.writer import Writer
+        writer = Writer.create(sys.argv[1], "run", 0, 1, slots=8192, capacity=64)
+        try:
+            with open(sys.argv[1] + "/dataset", "wb", buffering=0) as hog:
+                while True:
+                    hog.write(bytes(4096))
+        except OSError as error:
+            print(error.strerror)
+        writer.announce(["loss"] * 0 + [f"m{i}" for i in range(64)])
+        for step in range(20_000):
+            writer.publish(step, 0, [1.0] * 64, step)
+        writer.status({"tier": "T1"})
+        print("trained")
+        """,
+        shm,
+    )
+
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout == "No space left on device\ntrained\n"
+
+
+def test_publishing_and_listening_need_no_system_call(tmp_path):
+    """Under strict seccomp, where any call but read and write kills the process, both go on."""
+    done = run(
+        """
+        import ctypes, os, sys
+        from supervise_probe.mailbox import Mailbox
+        from supervise_probe.writer import Writer
+        writer = Writer.create(sys.argv[1], "run", 0, 1, slots=64, capacity=64)
+        mailbox = Mailbox(writer)
+        writer.announce([f"m{i}" for i in range(64)])
+        dense = [0.5] * 64
+        sparse = [0.5] * 63 + [None]
+        writer.publish(0, 0, sparse, 1)
+        if ctypes.CDLL(None, use_errno=True).prctl(22, 1, 0, 0, 0):
+            print("no seccomp")
+            sys.exit(3)
+        for step in range(1, 5000):
+            writer.publish(step, 0, dense if step % 10 else sparse, step)
+            writer.beat(step, 1)
+            mailbox.poll()
+            writer.lease_until_ns()
+        os.write(1, b"still here")
+        os._exit(0)  # not permitted either: it ends with SIGKILL
+        """,
+        tmp_path,
+    )
+
+    if done.returncode == 3:
+        pytest.skip("this kernel has no strict seccomp")
+    assert done.stdout == "still here", (done.returncode, done.stderr)

@@ -1,0 +1,251 @@
+"""The writer: cheap, safe on a full /dev/shm, inert after a fork, precise about what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from supervise.inputs.segment import Segment
+from supervise_probe import wire
+from supervise_probe.writer import Writer
+
+NAMES = ["loss", "norm", "lr"]
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A writer with a ring of eight slots of four values."""
+    writer = Writer.create(str(tmp_path), "run-7", 0, 1, slots=8, capacity=4)
+    yield writer
+    writer.close()
+
+
+def read(writer: Writer) -> list[object]:
+    segment = Segment.open(writer.path, lambda: 5)
+    try:
+        return segment.poll()
+    finally:
+        segment.close()
+
+
+def frames(writer: Writer) -> list[tuple[float | None, ...]]:
+    return [event.values for event in read(writer) if type(event).__name__ == "Frame"]
+
+
+def test_the_file_is_private_complete_and_alone(tmp_path):
+    """Mode 0600 under any umask, fully allocated, named by rank and pid, nothing else beside it."""
+    before = os.umask(0o277)
+    try:
+        writer = Writer.create(str(tmp_path), "run-7", 3, 8, slots=16, capacity=4)
+    finally:
+        os.umask(before)
+
+    info = Path(writer.path).stat()
+    assert [entry.name for entry in tmp_path.iterdir()] == [f"rank-3.{os.getpid()}.seg"]
+    assert stat.S_IMODE(info.st_mode) == 0o600
+    assert info.st_size == wire.layout(16, 4)[-1]
+    assert info.st_blocks * 512 >= info.st_size
+    writer.close()
+
+
+def test_a_second_writer_does_not_take_the_first_ones_file(tmp_path, writer):
+    """The name is taken once; the segment that is there stays whole, and no trace is left."""
+    writer.announce(NAMES)
+    writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
+
+    with pytest.raises(FileExistsError):
+        Writer.create(str(tmp_path), "run-7", 0, 1, slots=8, capacity=4)
+
+    assert len(list(tmp_path.iterdir())) == 1
+    assert frames(writer) == [(1.0, 2.0, 3.0)]
+
+
+def test_a_missing_directory_is_an_os_error(tmp_path):
+    """The supervisor is gone, with its directory: the caller gets the errno."""
+    with pytest.raises(OSError, match="No such file") as caught:
+        Writer.create(str(tmp_path / "gone"), "run-7", 0, 1)
+
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize(
+    "bad", [{"slots": 1}, {"capacity": 129}, {"run": "x" * 65}, {"rank": -1}, {"rank": 1 << 32}]
+)
+def test_impossible_sizes_leave_nothing_behind(tmp_path, bad):
+    """What no segment can have is refused before a file is made."""
+    wanted = {"directory": str(tmp_path), "run": "r", "rank": 0, "world_size": 1, **bad}
+
+    with pytest.raises(wire.WireError):
+        Writer.create(**wanted)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_late_names_go_to_the_end(writer):
+    """Frames before them lack them, frames after them hold them; the reader sees one long table."""
+    writer.announce(["loss"])
+    writer.publish(0, 0, [1.0], 10)
+    writer.announce(["loss", "norm"])
+    writer.publish(1, 0, [2.0, 3.0], 20)
+
+    announced, *rest = read(writer)
+
+    assert announced.names == ("loss", "norm")
+    assert [frame.values for frame in rest] == [(1.0, None), (2.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b", "c", "d", "e"], "room for 4"),
+        (["a", "a"], "each of them once"),
+        (["x", "loss"], "behind those announced before"),
+        ([], "behind those announced before"),
+        (["loss", "x" * 20_000], "room for"),
+    ],
+)
+def test_names_that_cannot_be_are_refused_and_change_nothing(writer, names, message):
+    """Too many, twice, moved, forgotten, or too long: the earlier table stays in force."""
+    writer.announce(["loss"])
+
+    with pytest.raises(wire.WireError, match=message):
+        writer.announce(names)
+
+    writer.publish(0, 0, [1.0], 10)
+    assert frames(writer) == [(1.0,)]
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0], [1.0, 2.0, 3.0, 4.0], [1.0, "2", 3.0], [1.0, None, 10**400], [None, "2", 1.0]]
+)
+def test_values_that_cannot_be_published_publish_nothing(writer, values):
+    """Not one number or None per name: an error, and the ring is as before."""
+    writer.announce(NAMES)
+
+    with pytest.raises(wire.WireError):
+        writer.publish(0, 0, values, 10)
+
+    assert frames(writer) == []
+    writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
+    assert frames(writer) == [(1.0, 2.0, 3.0)]
+
+
+@pytest.mark.parametrize("values", [[], [1.0]])
+def test_names_come_before_values(writer, values):
+    """A frame that nobody could read is not published."""
+    with pytest.raises(wire.WireError, match="0 announced"):
+        writer.publish(0, 0, values, 10)
+
+
+def test_absent_values_may_change_from_frame_to_frame(writer):
+    """Every pattern of absent values, after every other."""
+    writer.announce(NAMES)
+    patterns = [
+        tuple(None if bits >> i & 1 else float(i) for i in range(3))
+        for pair in range(64)
+        for bits in (pair % 8, pair // 8)
+    ]
+
+    for first in range(0, len(patterns), 8):
+        for step, values in enumerate(patterns[first : first + 8]):
+            writer.publish(step, 0, values, 10)
+        seen = frames(writer)
+        assert seen == patterns[first : first + 8]
+
+
+def test_a_published_list_is_not_touched(writer):
+    """The probe may fill the same list again for the next step."""
+    writer.announce(NAMES)
+    values = [1.0, None, 2.0]
+
+    writer.publish(0, 0, values, 10)
+    writer.publish(1, 0, values, 20)
+
+    assert values == [1.0, None, 2.0]
+
+
+def test_a_forked_child_is_inert(tmp_path, writer):
+    """Data workers inherit the writer: theirs writes nothing, closes safely, and never raises."""
+    writer.announce(NAMES)
+    writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
+    before = Path(writer.path).read_bytes()
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            writer.publish(1, 0, [7.0, 7.0, 7.0], 20)
+            writer.announce([*NAMES, "late"])
+            writer.beat(99, 1)
+            writer.status({"tier": "child"})
+            writer.post(b"{}")
+            writer.last_words(1, "child")
+            code = int((writer.commands_head(), writer.lease_until_ns()) != (0, 0))
+            writer.close()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert Path(writer.path).read_bytes() == before
+    writer.publish(1, 0, [4.0, 5.0, 6.0], 20)
+    assert frames(writer) == [(1.0, 2.0, 3.0), (4.0, 5.0, 6.0)]
+
+
+def test_after_close_every_call_is_a_no_op(writer):
+    """Hooks may still run while the interpreter ends."""
+    writer.announce(NAMES)
+    writer.close()
+    writer.close()
+
+    writer.announce([*NAMES, "late"])
+    writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
+    writer.beat(1, 1)
+    writer.status({})
+    writer.post(b"{}")
+    writer.last_words(0, "")
+    assert (writer.commands_head(), writer.supervisor_ns(), writer.lease_until_ns()) == (0, 0, 0)
+    assert frames(writer) == []
+
+
+def test_a_long_status_is_clipped_and_a_wrong_one_refused(writer):
+    """It must fit; a clipped list says how much is missing. One that is no JSON changes nothing."""
+    segment = Segment.open(writer.path, lambda: 5)
+    writer.status({"tier": "T1", "savepoints": list(range(5000)), "why": "x" * 9000})
+    seen = segment.status()
+
+    assert seen["tier"] == "T1"
+    assert seen["savepoints"][-1] == "… 4984 more"
+    assert seen["why"].endswith("…")
+    with pytest.raises(wire.WireError, match="JSON"):
+        writer.status({(1, 2): 3})
+    with pytest.raises(wire.WireError, match="room for"):
+        writer.status({f"key{i}": i for i in range(1000)})
+    assert segment.status() == seen
+    segment.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "seen"),
+    [
+        (0, "", (0, "")),
+        (None, "killed", (None, "killed")),
+        (-9, "ValueError: \udcff \0 ünï", (-9, "ValueError: ? \0 ünï")),
+        (1, "é" * 4000, (1, "é" * 512)),
+        (3, "\0" * 4000, (3, "\0" * 512)),
+    ],
+)
+def test_last_words_always_fit(writer, code, text, seen):
+    """Whatever an exception says, its first 512 characters are kept."""
+    segment = Segment.open(writer.path, lambda: 5)
+    assert segment.end() is None
+
+    writer.last_words(None, "first")
+    writer.last_words(code, text)
+
+    assert segment.end() == seen
+    segment.close()

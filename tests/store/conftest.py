@@ -1,0 +1,48 @@
+"""Small runs and logs for the tests of the store."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.rule import Policy
+from supervise.store.audit import Audit
+from supervise.store.rundir import RunDir
+
+WALL = "2026-01-05T10:11:12.345Z"
+
+
+@pytest.fixture
+def policy():
+    """A policy without rules."""
+    return Policy("quiet", "sha256:0", "observe", {}, (), resolved="policy: quiet\n")
+
+
+@pytest.fixture
+def run(tmp_path, policy):
+    """A new run directory."""
+    return RunDir.create(tmp_path / "run", argv=["python", "train.py"], policy=policy, wall=WALL)
+
+
+@pytest.fixture
+def put():
+    """A function that appends a record with a given reason."""
+
+    def append(audit: Audit, reason: object = "", *, kind: str = "note", sync: bool = False) -> int:
+        body = {"reason": reason, "data": {}}
+        return audit.append(kind, actor="app", at_ns=5, wall=WALL, step=3, body=body, sync=sync)
+
+    return append
+
+
+@pytest.fixture
+def opened():
+    """A function that opens an audit log; all are closed at the end."""
+    logs = []
+
+    def open_(path, run_id="run-1"):
+        logs.append(Audit.open(path, run_id, at_ns=1, wall=WALL))
+        return logs[-1]
+
+    yield open_
+    for log in logs:
+        log.close()

@@ -1,0 +1,340 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from supervise.errors import StoreError, TamperError
+from supervise.store.audit import Audit, locked, read, verify
+
+
+def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
+    """Who, when (two clocks, boot), where in the run, why; and the fields of the caller."""
+    log = opened(tmp_path / "audit.log")
+    body = {
+        "attempt": 0,
+        "event": 7,
+        "reason": "why",
+        "incident": None,
+        "data": {"z": float("inf")},
+    }
+
+    seq = log.append("rule", actor="engine", at_ns=9, wall="now", step=4, body=body, sync=False)
+
+    (stored,) = read(tmp_path / "audit.log")
+    assert seq == 0
+    assert len(stored.pop("prev")) == 64
+    assert stored.pop("boot")
+    assert stored == {
+        "v": 1, "seq": 0, "run": "run-1", "epoch": 1, "mono_ns": 9, "wall": "now", "step": 4,
+        "kind": "rule", "actor": "engine", "attempt": 0, "event": 7, "reason": "why",
+        "incident": None, "data": {"z": "+Inf"},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="seq"):
+        log.append("rule", actor="x", at_ns=0, wall="", step=0, body={"seq": 1}, sync=False)
+
+
+def test_the_head_is_what_verify_finds(tmp_path, opened, put):
+    """ "size root" in a message can be compared with the file later."""
+    log = opened(tmp_path / "audit.log")
+    for number in range(5):
+        put(log, number, sync=number % 2 == 0)
+
+    report = verify(tmp_path / "audit.log", "run-1")
+
+    assert log.head == (5, report.root)
+    assert report.records == 5
+
+
+def test_each_writer_is_an_epoch_and_the_chain_goes_on(tmp_path, opened, put):
+    """A new supervisor continues the log of the one before."""
+    path = tmp_path / "audit.log"
+    for _ in range(3):
+        log = opened(path)
+        put(log)
+        put(log)
+        log.close()
+
+    assert [(r["seq"], r["epoch"]) for r in read(path)] == [
+        (0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3),
+    ]  # fmt: skip
+    assert verify(path).exit_code == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["audit.log"]
+
+
+def test_two_threads_may_write(tmp_path, opened, put):
+    """The outbox tells its results from threads of its own."""
+    log = opened(tmp_path / "audit.log")
+    threads = [
+        threading.Thread(target=lambda: [put(log, sync=i % 20 == 0) for i in range(100)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert verify(tmp_path / "audit.log").records == 400
+
+
+def test_a_torn_tail_is_kept_aside_and_told(tmp_path, opened, put):
+    """Whatever prefix of the last record reached the disk, the log goes on from the one before."""
+    first = tmp_path / "first.log"
+    log = opened(first)
+    for number in range(3):
+        put(log, number)
+    log.close()
+    whole = first.read_bytes()
+    start = whole.rstrip(b"\n").rindex(b"\n") + 1
+
+    for cut in range(start, len(whole)):
+        path = tmp_path / f"{cut}.log"
+        path.write_bytes(whole[:cut])
+        opened(path).close()
+
+        records = list(read(path))
+        assert verify(path).exit_code == 0
+        if cut == start:
+            assert len(records) == 2
+            continue
+        assert [r["kind"] for r in records] == ["note", "note", "recovered"]
+        assert records[2]["data"]["bytes"] == cut - start
+        assert records[2]["epoch"] == 2
+        torn = tmp_path / records[2]["data"]["file"]
+        assert torn.read_bytes() == whole[start:cut]
+
+
+def test_a_crash_in_the_middle_of_a_repair_is_repaired(tmp_path, opened, put):
+    """Between the copy, the cut and the `recovered` record nothing gets lost or told twice."""
+    path = tmp_path / "audit.log"
+    log = opened(path)
+    put(log)
+    log.close()
+    size = path.stat().st_size
+    torn = tmp_path / f"audit.log.torn-{size}"
+    torn.write_bytes(b"half a rec")
+    path.write_bytes(path.read_bytes() + b"half a rec")  # copied, not yet cut
+    opened(path).close()
+
+    assert torn.read_bytes() == b"half a rec"
+    assert [r["kind"] for r in read(path)] == ["note", "recovered"]
+
+    path.write_bytes(path.read_bytes()[:size])  # cut, not yet told
+    opened(path).close()
+    opened(path).close()
+    assert [r["kind"] for r in read(path)] == ["note", "recovered"]
+
+
+def test_a_changed_record_is_never_repaired(tmp_path, opened, put):
+    """Tampering is told, and the file is left as it was found."""
+    path = tmp_path / "audit.log"
+    log = opened(path)
+    for number in range(3):
+        put(log, number)
+    log.close()
+    changed = path.read_bytes().replace(b'"reason":1', b'"reason":8') + b"torn as well"
+    path.write_bytes(changed)
+
+    with pytest.raises(TamperError, match="record 1 ") as caught:
+        opened(path)
+
+    assert caught.value.seq == 1
+    assert path.read_bytes() == changed
+    assert not locked(path)
+
+
+def test_the_log_of_another_run_is_not_continued(tmp_path, opened, put):
+    """A mixed-up directory is told before anything is written."""
+    log = opened(tmp_path / "audit.log", "run-1")
+    put(log)
+    log.close()
+
+    with pytest.raises(TamperError, match="belongs to the run"):
+        opened(tmp_path / "audit.log", "run-2")
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from supervise.store.audit import Audit
+log = Audit.open(Path(sys.argv[1]), "run-1", at_ns=1, wall="w")
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_second_supervisor_is_refused_until_the_first_is_gone(tmp_path, opened, put):
+    """One run, one supervisor; a killed one leaves no stale lock."""
+    path = tmp_path / "audit.log"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"open\n"
+        assert locked(path)
+        with pytest.raises(StoreError, match="another supervisor"):
+            opened(path)
+    finally:
+        holder.kill()
+        holder.communicate()
+
+    assert not locked(path)
+    put(opened(path))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from supervise.store.audit import Audit
+log = Audit.open(Path(sys.argv[1]), "run-1", at_ns=1, wall="w")
+for n in range(10**9):
+    log.append("note", actor="app", at_ns=n, wall="w", step=n, body={"reason": "x" * (n % 999)},
+               sync=n % 50 == 0)
+    print(n, flush=True)
+"""
+
+
+def test_kill_9_loses_no_record_whose_append_returned(tmp_path, opened, put):
+    """Records reach the kernel one by one: a killed supervisor's last word is in the log."""
+    path = tmp_path / "audit.log"
+    for stop_after in (1, 77, 400):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        before = verify(path).records if path.exists() else 0
+        said = [int(writer.stdout.readline()) for _ in range(stop_after)]
+        writer.kill()
+        said += [int(line) for line in writer.stdout.read().split(b"\n")[:-1]]
+        writer.communicate()
+
+        report = verify(path)
+        assert report.records - before - len(said) in (0, 1)
+        log = opened(path)
+        put(log)
+        log.close()
+        assert verify(path).exit_code == 0
+
+
+def descriptor(path) -> int:
+    """The file descriptor by which this process has `path` open for writing."""
+    found = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(path)]
+    assert len(found) == 1
+    return int(found[0].name)
+
+
+def test_an_fsync_error_is_final(tmp_path, opened, put):
+    """The intent is refused, so is everything after it, and the reason can be asked for."""
+    path = tmp_path / "audit.log"
+    log = opened(path)
+    put(log, sync=True)
+    ours, theirs = os.pipe()  # a file on which fdatasync fails
+    os.dup2(theirs, descriptor(path))
+
+    for sync in (True, False):
+        with pytest.raises(StoreError, match="cannot be made durable"):
+            put(log, kind="intent", sync=sync)
+    assert log.trouble is not None and "cannot be made durable" in log.trouble
+    os.close(ours)
+    os.close(theirs)
+    log.close()
+
+
+def test_an_unsynced_record_that_cannot_be_kept_is_found_out(tmp_path, opened, put):
+    """The group commit runs by itself: its failure stops the log as well."""
+    path = tmp_path / "audit.log"
+    log = opened(path)
+    ours, theirs = os.pipe()
+    os.dup2(theirs, descriptor(path))
+    put(log)
+
+    while log.trouble is None:
+        time.sleep(0.01)
+
+    with pytest.raises(StoreError, match="cannot be made durable"):
+        put(log)
+    os.close(ours)
+    os.close(theirs)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from supervise.errors import StoreError
+from supervise.store.audit import Audit, verify
+path = Path(sys.argv[1])
+log = Audit.open(path, "run-1", at_ns=1, wall="w")
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    while True:
+        log.append("note", actor="app", at_ns=1, wall="w", step=1, body={}, sync=True)
+except StoreError as error:
+    print(error)
+print(verify(path).status, log.head[0] == verify(path).records, log.trouble)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+log.close()
+"""
+
+
+def test_a_short_write_leaves_no_half_record(tmp_path):
+    """Where only a part of a record fits, the part is taken back and the caller is told."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path / "audit.log"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    error, state = done.stdout.splitlines()
+    assert "cannot be written" in error
+    assert state.startswith("good True ")
+    assert verify(tmp_path / "audit.log").exit_code == 0
+
+
+FULL_DISK = """
+import json, sys
+from pathlib import Path
+from supervise.errors import StoreError
+from supervise.store.audit import Audit, read, verify
+path = Path(sys.argv[1]) / "audit.log"
+log = Audit.open(path, "run-1", at_ns=1, wall="w")
+hog = open(path.with_name("hog"), "wb", buffering=0)
+for size in (65536, 4096):
+    try:
+        while hog.write(bytes(size)) == size:
+            pass
+    except OSError:
+        pass
+before = log.trouble
+while log.trouble is None:
+    last = log.append("note", actor="app", at_ns=1, wall="w", step=1, body={}, sync=False)
+kinds = [r["kind"] for r in read(path)]
+try:
+    while True:
+        log.append("note", actor="app", at_ns=1, wall="w", step=1, body={"x": "y" * 9999},
+                   sync=False)
+except StoreError as error:
+    told = str(error)
+log.close()
+print(json.dumps([before, kinds[-2:], last == len(kinds) - 2, told, verify(path).status]))
+"""
+
+
+def test_a_full_disk_is_told_from_the_reserve(tmp_path):
+    """The record that met the full disk is kept, `disk_full` after it, and then no more lies."""
+    mount = 'mount -t tmpfs -o size=3m none "$1" && exec "$2" -c "$3" "$1"'
+    place = ["unshare", "-rm", "sh", "-c", mount, "sh", str(tmp_path), sys.executable]
+    if subprocess.run([*place, "pass"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a tmpfs")
+
+    done = subprocess.run([*place, FULL_DISK], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    before, kinds, kept, told, status = json.loads(done.stdout)
+    assert (before, kinds, kept) == (None, ["note", "disk_full"], True)
+    assert "No space left" in told
+    assert status == "good"
+
+
+def test_a_log_that_cannot_be_opened_says_why(tmp_path):
+    """One sentence, of our own tree."""
+    with pytest.raises(StoreError, match=r"cannot open .*: No such file"):
+        Audit.open(tmp_path / "none" / "audit.log", "run-1", at_ns=1, wall="w")

@@ -1,0 +1,205 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervise.core.replay import record
+from supervise.core.values import Decision
+from supervise.errors import StoreError, TamperError
+from supervise.store.chain import Chain, decode, encode, genesis, read, verify
+
+RUN = "run-1"
+
+
+def log(count: int = 4) -> list[bytes]:
+    """The lines of a small log."""
+    chain, lines = Chain(RUN), []
+    for seq in range(count):
+        fields = {"seq": seq, "prev": chain.prev, "run": RUN, "epoch": 1, "reason": f"loss {seq}"}
+        lines.append(chain.line(fields))
+        chain.take(lines[-1])
+    return lines
+
+
+def check(tmp_path, data: bytes, **more):
+    path = tmp_path / "audit.log"
+    path.write_bytes(data)
+    return verify(path, RUN, **more)
+
+
+def test_a_log_as_written_is_good(tmp_path):
+    """Status good, exit code 0, and the first record hangs on the run's name."""
+    lines = log()
+
+    report = check(tmp_path, b"".join(lines))
+
+    assert (report.status, report.exit_code, report.records) == ("good", 0, 4)
+    assert (report.bad_seq, report.offset) == (None, sum(map(len, lines)))
+    assert json.loads(lines[0][65:])["prev"] == genesis(RUN)
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x20, 0x80])
+def test_flipping_any_byte_names_the_record(tmp_path, mask):
+    """Digest, space, json or line end: whichever byte changes, its record is named."""
+    lines = log()
+    whole = b"".join(lines)
+    owner = [seq for seq, line in enumerate(lines) for _ in line]
+
+    for at in range(len(whole)):
+        report = check(tmp_path, whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+
+        last = at == len(whole) - 1  # without its line end the log is torn, not tampered
+        assert (report.status, report.bad_seq) == ("torn" if last else "tampered", owner[at]), at
+        assert f"record {owner[at]}" in report.message
+
+
+@pytest.mark.parametrize("byte", [b"\n", b"\0", b" "])
+def test_overwriting_any_byte_names_the_record(tmp_path, byte):
+    """Also with a line end, with zero, and with the other case of a hex digit."""
+    lines = log()
+    whole = b"".join(lines)
+    owner = [seq for seq, line in enumerate(lines) for _ in line]
+
+    for at in range(len(whole)):
+        if whole[at : at + 1] != byte:
+            report = check(tmp_path, whole[:at] + byte + whole[at + 1 :])
+            assert report.bad_seq == owner[at], at
+
+
+def test_a_digest_in_capitals_is_another_digest(tmp_path):
+    """Digests are text: the same number written otherwise is a change."""
+    lines = log()
+    lines[2] = lines[2][:64].upper() + lines[2][64:]
+
+    assert check(tmp_path, b"".join(lines)).bad_seq == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(picks=st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_dropping_reordering_or_duplicating_records_shows(tmp_path_factory, picks):
+    """Whatever is made of whole records: it is good only as an unbroken beginning of the log."""
+    lines = log()
+
+    report = check(tmp_path_factory.mktemp("log"), b"".join(lines[pick] for pick in picks))
+
+    good = 0
+    while good < len(picks) and picks[good] == good:
+        good += 1
+    assert report.records == good
+    assert (report.status, report.bad_seq) == (
+        ("good", None) if good == len(picks) else ("tampered", good)
+    )
+
+
+def test_cutting_at_every_byte_is_torn_or_a_shorter_log(tmp_path):
+    """A cut inside a record is exit code 2 and names it; a cut between records cannot show."""
+    lines = log()
+    whole = b"".join(lines)
+    ends = [sum(map(len, lines[: n + 1])) for n in range(len(lines))]
+
+    for cut in range(len(whole)):
+        report = check(tmp_path, whole[:cut])
+
+        good = sum(end <= cut for end in ends)
+        status = "good" if cut in ends else "torn"
+        assert (report.status, report.records) == (status, good), cut
+        assert report.exit_code == (0 if status == "good" else 2)
+        assert report.bad_seq == (None if status == "good" else good)
+
+
+def test_a_zero_filled_tail_is_torn(tmp_path):
+    """A power cut may leave zeros where the last record would be."""
+    whole = b"".join(log())
+
+    assert check(tmp_path, whole + bytes(300)).exit_code == 2
+    assert check(tmp_path, whole[:-20] + bytes(300)).exit_code == 2
+    assert check(tmp_path, whole[:-300] + bytes(100) + whole[-200:]).exit_code == 1
+
+
+def test_a_root_seen_elsewhere_shows_a_cut_and_a_rewritten_log(tmp_path):
+    """What the chain cannot show, a receiver of any message can."""
+    whole = b"".join(log())
+    root = check(tmp_path, whole).root
+    half = b"".join(log()[:2])
+
+    assert check(tmp_path, whole, witness=(4, root)).exit_code == 0
+    assert check(tmp_path, whole, witness=(2, check(tmp_path, half).root)).exit_code == 0
+    cut = check(tmp_path, half, witness=(4, root))
+    assert (cut.exit_code, cut.bad_seq) == (1, 2)
+    assert check(tmp_path, whole, witness=(4, "0" * 64)).exit_code == 1
+
+
+def test_a_log_of_another_run_is_refused(tmp_path):
+    """A good log in the wrong directory is no evidence."""
+    path = tmp_path / "audit.log"
+    path.write_bytes(b"".join(log()))
+
+    report = verify(path, "run-2")
+
+    assert (report.exit_code, report.bad_seq) == (1, 0)
+    assert "belongs to the run 'run-1'" in report.message
+
+
+@pytest.mark.parametrize("change", [{"seq": 2}, {"prev": "0" * 64}, {"epoch": 0}, {"epoch": 3}])
+def test_a_record_with_a_good_digest_must_still_follow(tmp_path, change):
+    """Number, predecessor and epoch are checked, not only the digest."""
+    lines = log(1)
+    chain = Chain(RUN)
+    chain.take(lines[0])
+    fields = {"seq": 1, "prev": chain.prev, "run": RUN, "epoch": 1, **change}
+
+    report = check(tmp_path, lines[0] + chain.line(fields))
+
+    assert (report.exit_code, report.bad_seq) == (1, 1)
+
+
+def test_reading_stops_at_the_first_bad_record(tmp_path):
+    """`read` yields good records only, and says which one is bad; a torn tail just ends it."""
+    path = tmp_path / "audit.log"
+    lines = log()
+    path.write_bytes(b"".join(lines)[:-5])
+    assert [r["seq"] for r in read(path)] == [0, 1, 2]
+
+    path.write_bytes(b"".join(lines[:2] + lines[3:]))
+    seen = []
+    with pytest.raises(TamperError) as caught:
+        seen.extend(r["seq"] for r in read(path))
+    assert (seen, caught.value.seq) == ([0, 1], 2)
+
+    with pytest.raises(StoreError, match="No such file"):
+        list(read(tmp_path / "none"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(data=st.dictionaries(st.text(), JSON, max_size=4), reason=st.text())
+def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
+    """Non-finite numbers, lone surrogates, line ends: the bytes are one line of strict JSON."""
+    decision = Decision("rule", 5, reason, data=data)
+    chain = Chain(RUN)
+    fields = {"seq": 0, "prev": chain.prev, "run": RUN, "epoch": 1}
+    fields |= {"kind": "rule", "step": 5, "reason": reason, "data": data}
+
+    line = chain.line(fields)
+    stored = chain.take(line)
+
+    assert line.count(b"\n") == 1
+    assert {key: stored[key] for key in ("reason", "data")} == {
+        key: record(decision)[key] for key in ("reason", "data")
+    }
+
+
+def test_non_finite_numbers_come_back():
+    """JSON has no NaN: the log says "NaN", "+Inf", "-Inf", and `decode` takes them back."""
+    coded = encode({"a": [float("nan"), float("inf")], "b": (float("-inf"), 1.5)})
+
+    assert coded == {"a": ["NaN", "+Inf"], "b": ["-Inf", 1.5]}
+    back = decode(coded)
+    assert back["a"][0] != back["a"][0]
+    assert back["b"] == [float("-inf"), 1.5]

@@ -1,0 +1,251 @@
+import math
+import resource
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervise.core.values import (
+    EVENT_TYPES,
+    Announced,
+    Beat,
+    Exited,
+    Finished,
+    Frame,
+    Gap,
+    Launched,
+    Noticed,
+    Tick,
+    Told,
+)
+from supervise.errors import StoreError
+from supervise.store import pack
+from supervise.store.journal import Journal, read
+
+STEPS = [Frame(100 + i, 0, 0, i, (1.5 * i, None, 0.0)) for i in range(8)]
+
+
+def write(path, events, **more):
+    journal = Journal.open(path, **more)
+    numbers = [journal.append(event) for event in events]
+    journal.close()
+    return numbers
+
+
+NUMBER = st.integers(-(2**63), 2**63 - 1)
+SMALL = st.integers(0, 2**32 - 1)
+TEXT = st.text(max_size=20)
+JSON = st.dictionaries(TEXT, st.none() | st.floats(allow_nan=False) | TEXT | NUMBER, max_size=4)
+VALUES = st.lists(st.none() | st.floats(allow_nan=False), max_size=70).map(tuple)
+EVENTS = st.one_of(
+    st.builds(Frame, NUMBER, SMALL, SMALL, NUMBER, VALUES),
+    st.builds(Launched, NUMBER, NUMBER, NUMBER),
+    st.builds(Announced, NUMBER, NUMBER, NUMBER, NUMBER, st.lists(TEXT).map(tuple)),
+    st.builds(Gap, NUMBER, NUMBER, NUMBER, NUMBER),
+    st.builds(Tick, NUMBER, st.lists(st.builds(Beat, NUMBER, NUMBER, TEXT), max_size=3).map(tuple)),
+    st.builds(Noticed, NUMBER, TEXT, TEXT, st.none() | NUMBER, st.none() | NUMBER, JSON),
+    st.builds(Finished, NUMBER, TEXT, st.booleans(), JSON, st.none() | TEXT),
+    st.builds(Told, NUMBER, TEXT, TEXT, JSON),
+    st.builds(Exited, NUMBER, NUMBER),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(EVENTS, max_size=10), segment_bytes=st.sampled_from([1, 300, 1 << 20]))
+def test_every_event_comes_back_as_it_was(tmp_path_factory, events, segment_bytes):
+    """Same events, same order, numbered from 0, however many segments they take."""
+    path = tmp_path_factory.mktemp("run") / "journal"
+
+    numbers = write(path, events, segment_bytes=segment_bytes)
+
+    assert numbers == list(range(len(events)))
+    assert list(read(path)) == list(enumerate(events))
+
+
+def test_every_kind_of_event_has_a_number_on_disk():
+    """A new event type must not be forgotten here."""
+    assert set(pack.KINDS) == set(EVENT_TYPES)
+
+
+@given(bits=st.integers(0, 2**64 - 1))
+def test_a_float_comes_back_bit_by_bit(bits):
+    """All 64 bits: subnormal, minus zero, infinite; a NaN stays a NaN, apart from absent."""
+    (value,) = struct.unpack("<d", struct.pack("<Q", bits))
+
+    frame = pack.unpack(*pack.pack(Frame(1, 2, 3, 4, (None, value))))
+
+    assert isinstance(frame, Frame)
+    absent, back = frame.values
+    assert absent is None and back is not None
+    assert struct.pack("<d", back) == struct.pack("<d", value) or math.isnan(value)
+    assert math.isnan(back) == math.isnan(value)
+
+
+def test_other_events_keep_numbers_that_are_not_finite():
+    """An ack may report a NaN; replay must see it again."""
+    event = Finished(1, "a", True, {"loss": float("inf"), "low": float("-inf")})
+
+    assert pack.unpack(*pack.pack(event)) == event
+    back = pack.unpack(*pack.pack(Finished(1, "a", True, {"x": float("nan")})))
+    assert isinstance(back, Finished) and math.isnan(back.result["x"])
+
+
+def test_only_the_events_asked_for_are_unpacked(tmp_path):
+    """Numbers still count all events."""
+    write(tmp_path / "j", [Launched(1, 2, 0), *STEPS, Exited(9, 0)])
+
+    assert list(read(tmp_path / "j", only=(Exited, Launched))) == [
+        (0, Launched(1, 2, 0)), (9, Exited(9, 0)),
+    ]  # fmt: skip
+
+
+def test_a_new_writer_goes_on_where_the_last_one_stopped(tmp_path):
+    """Numbers never repeat, also over segments."""
+    for start in (0, 3, 5):
+        write(tmp_path / "j", STEPS[start : {0: 3, 3: 5, 5: 8}[start]], segment_bytes=100)
+
+    assert list(read(tmp_path / "j")) == list(enumerate(STEPS))
+    assert len(list((tmp_path / "j").iterdir())) > 2
+
+
+def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
+    """A torn tail is no error, and the next writer goes on from there."""
+    write(tmp_path / "j", STEPS)
+    segment = tmp_path / "j" / "00000.jrn"
+    whole = segment.read_bytes()
+    size = (len(whole) - 16) // len(STEPS)
+
+    for cut in range(16, len(whole)):
+        for tail in (b"", bytes(50)):
+            segment.write_bytes(whole[:cut] + tail)
+            good = (cut - 16) // size
+            events = list(read(tmp_path / "j"))
+            # the zeros may just complete the record: its last value is 0.0
+            assert events[:good] == list(enumerate(STEPS[:good])), cut
+            assert len(events) - good in (0, 1 if tail else 0)
+
+        assert write(tmp_path / "j", [Exited(1, 0)]) == [len(events)]
+        assert [event for _, event in read(tmp_path / "j")][len(events) :] == [Exited(1, 0)]
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path, mask):
+    """Only the last event may be taken for a torn tail; nothing wrong is ever returned."""
+    write(tmp_path / "j", STEPS)
+    segment = tmp_path / "j" / "00000.jrn"
+    whole = segment.read_bytes()
+    size = (len(whole) - 16) // len(STEPS)
+
+    for at in range(16, len(whole)):
+        segment.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+        bad = (at - 16) // size
+        seen = []
+        if bad == len(STEPS) - 1:
+            seen.extend(read(tmp_path / "j"))
+        else:
+            with pytest.raises(StoreError, match=f"event {bad} in .* is damaged"):
+                seen.extend(read(tmp_path / "j"))
+            with pytest.raises(StoreError, match=f"event {bad} in .* is damaged"):
+                Journal.open(tmp_path / "j")
+        assert seen == list(enumerate(STEPS[:bad]))
+
+
+def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
+    """Each event carries its number, each segment that of its first one."""
+    write(tmp_path / "j", STEPS)
+    segment = tmp_path / "j" / "00000.jrn"
+    whole = segment.read_bytes()
+    size = (len(whole) - 16) // len(STEPS)
+    segment.write_bytes(whole[: 16 + size] + whole[16 + 2 * size :])
+    with pytest.raises(StoreError, match="event 1 in"):
+        list(read(tmp_path / "j"))
+
+    write(tmp_path / "k", STEPS, segment_bytes=100)
+    (tmp_path / "k" / "00001.jrn").unlink()
+    with pytest.raises(StoreError, match=r"00002.jrn begins with event \d, but event \d"):
+        list(read(tmp_path / "k"))
+
+
+def test_a_torn_event_in_an_older_segment_is_damage(tmp_path):
+    """Only the newest segment can have been cut by a crash."""
+    write(tmp_path / "j", STEPS, segment_bytes=100)
+    first = tmp_path / "j" / "00000.jrn"
+    first.write_bytes(first.read_bytes()[:-3])
+
+    with pytest.raises(StoreError, match="is damaged"):
+        list(read(tmp_path / "j"))
+
+
+def test_what_is_no_journal_is_said_to_be_none(tmp_path):
+    """Nothing there, or something else there: one sentence."""
+    with pytest.raises(StoreError, match="holds no journal"):
+        list(read(tmp_path))
+    (tmp_path / "00000.jrn").write_bytes(b"something else entirely")
+    for act in (lambda: list(read(tmp_path)), lambda: Journal.open(tmp_path)):
+        with pytest.raises(StoreError, match="is not a journal segment"):
+            act()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from supervise.core.values import Frame
+from supervise.store.journal import Journal
+journal = Journal.open(Path(sys.argv[1]), segment_bytes=20000)
+while True:
+    n = len(journal)
+    journal.append(Frame(n, 0, 0, n, (float(n), None) * (n % 20)))
+    print(n, flush=True)
+"""
+
+
+def test_kill_9_loses_no_event_whose_append_returned(tmp_path):
+    """No buffer in between: what a killed supervisor has judged can be replayed."""
+    path, expected = tmp_path / "j", 0
+    for stop_after in (1, 300, 2000):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        said = [int(writer.stdout.readline()) for _ in range(stop_after)]
+        writer.kill()
+        said += [int(line) for line in writer.stdout.read().split(b"\n")[:-1]]
+        writer.communicate()
+
+        assert said[0] == expected
+        events = list(read(path))
+        assert [n for n, _ in events] == list(range(len(events)))
+        assert events[said[-1]][1] == Frame(
+            said[-1], 0, 0, said[-1], (float(said[-1]), None) * (said[-1] % 20)
+        )
+        assert len(events) - said[-1] in (1, 2)
+        expected = len(events)
+
+
+def test_a_full_disk_takes_back_the_part_that_fitted(tmp_path):
+    """The event is refused, and once there is room the journal goes on without a hole."""
+    journal = Journal.open(tmp_path / "j")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 + 100, hard))
+    try:
+        journal.append(STEPS[0])
+        with pytest.raises(StoreError, match="cannot write"):
+            journal.append(STEPS[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert list(read(tmp_path / "j")) == [(0, STEPS[0])]
+    assert journal.append(STEPS[2]) == 1
+    journal.sync()
+    journal.close()
+    assert [event for _, event in read(tmp_path / "j")] == [STEPS[0], STEPS[2]]
+
+
+def test_a_live_journal_can_be_read(tmp_path):
+    """`status` and `export` need not wait for the end of a run."""
+    journal = Journal.open(tmp_path / "j")
+    journal.append(STEPS[0])
+
+    assert list(read(tmp_path / "j")) == [(0, STEPS[0])]
+    journal.close()

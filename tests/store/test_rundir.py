@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from supervise.errors import StoreError
+from supervise.store.rundir import RunDir
+
+WALL = "2026-01-05T10:11:12.345Z"
+
+
+def test_a_run_has_a_place_of_its_own(tmp_path, policy, monkeypatch):
+    """Without a path it is ./runs/<utc>-<id>, and the id is the directory's name."""
+    monkeypatch.chdir(tmp_path)
+
+    run = RunDir.create(None, argv=["python", "a b.py"], policy=policy, wall=WALL)
+
+    assert run.path == tmp_path / "runs" / run.id
+    assert run.id.startswith("20260105-101112-")
+    described = run.read_json("run.json")
+    assert described["run"] == run.id
+    assert described["argv"] == ["python", "a b.py"]
+    assert described["policy_digest"] == "sha256:0"
+    assert (run.path / "policy.yaml").read_text() == policy.resolved
+    again = RunDir.open(run.path)
+    assert (again.id, again.path) == (run.id, run.path)
+
+
+def test_a_path_that_is_given_is_taken(tmp_path, policy):
+    """New or empty, and its parents are made."""
+    run = RunDir.create(tmp_path / "a" / "b", argv=[], policy=policy, wall=WALL, info={"git": "x"})
+
+    assert run.path == tmp_path / "a" / "b"
+    assert run.read_json("run.json")["git"] == "x"
+    for place in (run.journal_path, run.marks_path, run.incidents_path):
+        assert place.is_dir()
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path, policy):
+    """Two runs never share a directory; what is there stays as it is."""
+    (tmp_path / "notes.txt").write_text("mine")
+
+    with pytest.raises(StoreError, match="is not empty") as caught:
+        RunDir.create(tmp_path, argv=[], policy=policy, wall=WALL)
+
+    assert caught.value.hint is not None and "--run-dir" in caught.value.hint
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, policy):
+    """A file in the way, or a file system that takes nothing: cause and way out, exit code 64."""
+    (tmp_path / "file").write_text("")
+
+    for place in (tmp_path / "file" / "run", tmp_path / "file", "/proc/run"):
+        with pytest.raises(StoreError, match="cannot make the run directory") as caught:
+            RunDir.create(type(tmp_path)(place), argv=[], policy=policy, wall=WALL)
+        assert caught.value.exit_code == 64
+        assert caught.value.hint == "name a writable place with --run-dir"
+
+
+def test_a_directory_that_is_no_run_is_refused_with_a_way_out(tmp_path, run):
+    """Whoever names the directory above meant the newest run in it."""
+    with pytest.raises(StoreError, match=r"holds no run") as caught:
+        RunDir.open(tmp_path)
+    assert caught.value.hint == f"did you mean {run.path}?"
+
+    with pytest.raises(StoreError, match="is not a directory"):
+        RunDir.open(tmp_path / "nowhere")
+    (run.path / "run.json").write_text("[]")
+    with pytest.raises(StoreError, match="does not describe a run"):
+        RunDir.open(run.path)
+
+
+def test_json_is_replaced_whole(run):
+    """A reader at any moment sees the old status or the new one; non-finite numbers are legal."""
+    run.write_json("state.json", {"loss": float("nan")})
+    run.write_json("state.json", {"loss": float("-inf"), "names": ("a", "b")}, durable=True)
+
+    assert run.read_json("state.json") == {"loss": "-Inf", "names": ["a", "b"]}
+    assert not list(run.path.glob(".*"))
+    with pytest.raises(StoreError, match="cannot read"):
+        run.read_json("none.json")
+    with pytest.raises(StoreError, match="cannot write"):
+        run.write_json("none/x.json", {})
+    (run.path / "bad.json").write_text("{")
+    with pytest.raises(StoreError, match="is not JSON"):
+        run.read_json("bad.json")
+    json.loads((run.path / "run.json").read_text())
