@@ -63,7 +63,10 @@ def is_library(filename: str) -> bool:
 
 
 def job_frames(torch: ModuleType) -> List[FrameType]:
-    """The running frames without torch's step and the probe, outermost (the module) first."""
+    """The running frames without torch's step and the probe, outermost (the module) first.
+
+    Raises CannotRestore when there are none.
+    """
     home = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_PROBE, home)):
@@ -74,6 +77,8 @@ def job_frames(torch: ModuleType) -> List[FrameType]:
             frames.append(frame)
         frame = frame.f_back
     frames.reverse()
+    if not frames:
+        raise CannotRestore("no code of the job is running")
     return frames
 
 
@@ -93,7 +98,7 @@ def itinerary(frames: List[FrameType]) -> List[Step]:
 def driver(before: List[Step], now: List[Step]) -> int:
     """Index of the frame that went on between two itineraries: the innermost that is in both.
 
-    0, the module, when the frames cannot be told apart: then every frame has to prove itself.
+    -1 when frames cannot be told apart (Python 3.9, a debugger): then each has to prove itself.
     """
     same = 0
     for old, new in zip(before, now):
@@ -101,19 +106,20 @@ def driver(before: List[Step], now: List[Step]) -> int:
         if mark is None or new.mark is None or mark is not new.mark():
             break
         same += 1
-    return max(same - 1, 0)
+    return same - 1
 
 
 def require_same_place(before: List[Step], now: List[Step], frames: List[FrameType]) -> None:
     """Raise CannotRestore unless the job stands again where `before` was recorded."""
-    start = driver(before, now)
+    found = driver(before, now)
+    start = max(found, 0)
     there = [(step.code, step.offset) for step in before[start:]]
     here = [(step.code, step.offset) for step in now[start:]]
     if there != here or any(a.code is not b.code for a, b in zip(before[start:], now[start:])):
         raise CannotRestore(
             f"the savepoint was taken at another place of the program than {_where(frames[-1])}"
         )
-    reason = why_stuck(frames, start, known=True)
+    reason = why_stuck(frames, start, known=found >= 0)
     if reason is not None:
         raise CannotRestore(reason)
 
@@ -152,7 +158,7 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
                 f"{_where(frame)} makes the step in the middle of an expression, whose first "
                 f"half cannot be computed again"
             )
-        if i >= start and not is_readable(frame):
+        if not is_readable(frame):
             return (
                 f"{_where(frame)} calls locals(), so its variables cannot be read without "
                 f"changing what it sees"
@@ -171,6 +177,11 @@ def is_readable(frame: FrameType) -> bool:
         or not code.co_flags & _OPTIMIZED
         or not {"locals", "vars"} & set(code.co_names)
     )
+
+
+def is_module_level(frame: FrameType) -> bool:
+    """Whether the frame's variables are the globals of its module."""
+    return not frame.f_code.co_flags & _OPTIMIZED and frame.f_locals is frame.f_globals
 
 
 def read_variables(frame: FrameType) -> Mapping[str, Any]:

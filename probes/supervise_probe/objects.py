@@ -7,6 +7,8 @@ import weakref
 from types import FunctionType
 from typing import Any, Dict, List
 
+_EMPTY: Dict[str, Any] = {}  # stands for an attribute that is not there
+
 
 def weak(value: Any) -> Any:
     """A weak reference, or None for the types that take none."""
@@ -28,12 +30,21 @@ def find(reference: Any, number: int, live: Any) -> Any:
 
 def attributes(thing: Any) -> Dict[str, Any]:
     """The attributes that the object itself holds, in its dict and in its slots."""
-    own = dict(getattr(thing, "__dict__", {}))
-    if not isinstance(thing, type):
-        for name in slots(type(thing)):
-            if hasattr(thing, name):  # a slot may be empty
-                own[name] = object.__getattribute__(thing, name)
+    if isinstance(thing, type):
+        return dict(vars(thing))
+    own = dict(_held(thing, "__dict__"))
+    for name in slots(type(thing)):
+        value = _held(thing, name)
+        if value is not _EMPTY:
+            own[name] = value
     return own
+
+
+def _held(thing: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(thing, name)
+    except AttributeError:
+        return _EMPTY
 
 
 def slots(kind: type) -> List[str]:
@@ -49,10 +60,11 @@ def slots(kind: type) -> List[str]:
 
 def set_attribute(thing: Any, name: str, value: Any) -> None:
     """Set what `attributes` reads; works on frozen dataclasses, slots and classes as well."""
-    own = getattr(thing, "__dict__", None)
     if isinstance(thing, type):
         type.__setattr__(thing, name, value)
-    elif own is not None and name not in slots(type(thing)):
+        return
+    own = _held(thing, "__dict__")
+    if own is not _EMPTY and name not in slots(type(thing)):
         own[name] = value
     else:
         object.__setattr__(thing, name, value)

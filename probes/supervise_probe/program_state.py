@@ -6,12 +6,12 @@ generators. A library's variables are not looked at.
 """
 
 import sys
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, Dict, List, Optional, Tuple
 
 from .frames import (
     is_library,
-    is_module_frame,
+    is_module_level,
     is_readable,
     itinerary,
     read_variables,
@@ -58,7 +58,7 @@ class ProgramState:
             if is_library(frame.f_code.co_filename):
                 continue
             self._add_globals(frame.f_globals, walk)
-            if not is_module_frame(frame) and is_readable(frame):
+            if not is_module_level(frame) and is_readable(frame):
                 self._functions[i] = walk.fields(_named(read_variables(frame)))
         for _, namespace in modules.namespaces():
             self._add_globals(namespace, walk)

@@ -11,9 +11,10 @@ This file orders the parts: `training_state.py` (tensors), `program_state.py` (v
 place), `rng.py`. It knows no shared memory and no command.
 """
 
+import functools
 import weakref
 from types import ModuleType
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import rng as chance
 from .copies import Copies, Pool
@@ -60,6 +61,8 @@ class Savepoints:
         self._saved: List[_Savepoint] = []  # oldest first
         self._last_seen: List[Step] = []
         self._too_large: Optional[str] = None
+        self._busy = False
+        self._optimizer_died = functools.partial(_forget, weakref.ref(self))
 
     @property
     def steps(self) -> List[int]:
@@ -77,10 +80,9 @@ class Savepoints:
             return self._too_large
         frames = job_frames(self._torch)
         now = itinerary(frames)
-        known = bool(self._last_seen)
-        start = driver(self._last_seen, now) if known else len(frames) - 1
-        self._last_seen = now
-        return why_stuck(frames, start, known)
+        start = driver(self._last_seen, now)
+        first, self._last_seen = not self._last_seen, now
+        return why_stuck(frames, len(frames) - 1 if first else max(start, 0), start >= 0)
 
     def take(self, step: int, attempt: int, extra: Any) -> Dict[str, int]:
         """Remember the job as it is now.
@@ -103,16 +105,26 @@ class Savepoints:
             raise CannotRestore(reason)
         self._drop_dead()
         self._saved = [saved for saved in self._saved if saved.step < step]
+        self._busy = True
+        try:
+            new = self._new(step, attempt, extra)
+        finally:
+            self._busy = False
+        self._saved.append(new)
+        return {"step": step, "bytes": new.copies.nbytes}
+
+    def _new(self, step: int, attempt: int, extra: Any) -> _Savepoint:
         copies = Copies(self._torch, self._saved[-1].copies if self._saved else None)
         new = _Savepoint(step, attempt, extra, copies)
         walk = Walk(self._torch, self._kinds, copies, self._registry.saw)
-        new.training = TrainingState(self._torch, self._registry, walk, copies)
+        new.training = TrainingState(
+            self._torch, self._registry, walk, copies, self._optimizer_died
+        )
         new.program = ProgramState(job_frames(self._torch), self._modules, walk)
         new.training.add_new(self._registry, walk)
         new.rng = chance.global_states(self._torch)
         copies.copy(self._make_room(copies.nbytes))
-        self._saved.append(new)
-        return {"step": step, "bytes": copies.nbytes}
+        return new
 
     def restore(self, before_step: int, rng: str) -> Tuple[Dict[str, Any], Any]:
         """Go back to the newest savepoint of a step before `before_step`; later ones are dropped.
@@ -134,19 +146,17 @@ class Savepoints:
         frames = job_frames(self._torch)
         saved.program.verify(frames)
         saved.training.verify()
-        copies, kinds = saved.copies, self._kinds
-        training = Back(copies, False, kinds.is_constant, kinds.is_code)
-        program = Back(copies, rng == "keep", kinds.is_constant, kinds.is_code)
+        back = Back(saved.copies, rng == "keep", self._kinds.is_constant, self._kinds.is_code)
         with self._torch.no_grad():
-            saved.training.restore(training)
-            saved.program.restore(frames, self._modules, program)
+            saved.training.restore(back)
+            saved.program.restore(frames, self._modules, back)
         self._torch.clear_autocast_cache()  # holds casts of the weights
         if rng == "restore":
             chance.restore(saved.rng)
         self._saved = [other for other in self._saved if other.step <= saved.step]
         result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
-        result["bytes"] = copies.nbytes
-        result["not_restored"] = list(dict.fromkeys(program.missed + training.missed))
+        result["bytes"] = saved.copies.nbytes
+        result["not_restored"] = back.missed
         return result, saved.extra
 
     def _newest(self, before_step: int) -> _Savepoint:
@@ -183,6 +193,12 @@ class Savepoints:
 
     def _drop_dead(self) -> None:
         self._saved = [saved for saved in self._saved if saved.training.is_alive()]
+
+
+def _forget(owner: "weakref.ref[Savepoints]", optimizer: Any) -> None:
+    savepoints = owner()
+    if savepoints is not None and not savepoints._busy:  # else the next call does it
+        savepoints._drop_dead()
 
 
 def _megabytes(nbytes: int) -> str:

@@ -11,7 +11,7 @@ savepoint.
 
 import weakref
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .copies import Copies
 from .frames import CannotRestore
@@ -28,9 +28,21 @@ _LOST = -1  # a gradient that cannot be copied: a sparse one
 class TrainingState:
     """What the registry knew when the savepoint was taken."""
 
-    def __init__(self, torch: ModuleType, registry: Registry, walk: Walk, copies: Copies) -> None:
-        """Plan the copies; raises CannotRestore when a parameter is not plain memory."""
+    def __init__(
+        self,
+        torch: ModuleType,
+        registry: Registry,
+        walk: Walk,
+        copies: Copies,
+        died: Callable[[Any], None],
+    ) -> None:
+        """Plan the copies; `died` is called when an optimizer goes away.
+
+        Raises:
+            CannotRestore: a parameter is not plain memory.
+        """
         self._torch = torch
+        self._died = died
         self._copies = copies
         self._modules: List[_Module] = []
         self._parameters: List[_Parameter] = []
@@ -46,7 +58,7 @@ class TrainingState:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, type(optimizer).__name__)
-            self._optimizers.append(_Optimizer(optimizer, walk))
+            self._optimizers.append(_Optimizer(optimizer, walk, self._died))
         for module in self._unknown(registry.modules):
             numbers = {
                 name: self._add_parameter(parameter, f"{type(module).__name__}.{name}")
@@ -87,7 +99,7 @@ class TrainingState:
             module.verify(self._copies)
 
     def restore(self, back: Back) -> None:
-        """Write everything back. `back` never keeps anything here."""
+        """Write everything back."""
         self._copies.write_bulk()
         for parameter in self._parameters:
             parameter.restore(self._copies, back)
@@ -138,7 +150,9 @@ class _Module:
         self.reference = weakref.ref(module)
         self.numbers = numbers
         self.buffers = walk.fields(module._buffers.items(), depth=1)
+        walk.bulk = False  # a plain attribute may be a view of a read-only file
         self.attributes = walk.fields(_own(module), depth=1)
+        walk.bulk = True
 
     def verify(self, copies: Copies) -> None:
         module = self.reference()
@@ -166,8 +180,8 @@ class _Optimizer:
 
     __slots__ = ("attributes", "groups", "members", "reference", "state")
 
-    def __init__(self, optimizer: Any, walk: Walk) -> None:
-        self.reference = weakref.ref(optimizer)
+    def __init__(self, optimizer: Any, walk: Walk, died: Callable[[Any], None]) -> None:
+        self.reference = weakref.ref(optimizer, died)
         self.members = [_ids(group) for group in optimizer.param_groups]
         self.groups = [walk.fields(_options(group), depth=1) for group in optimizer.param_groups]
         self.state: List[Tuple[Any, Any, Optional[Value]]] = []

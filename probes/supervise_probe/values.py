@@ -8,7 +8,7 @@ Rule 3: what cannot be brought back is left as it is and named in `Back.missed`.
 now (`GONE` if nothing) and returns what belongs there (`GONE` when that cannot be had again).
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from types import MethodType
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
@@ -126,20 +126,23 @@ class Tensor(Value):
 class Table(Value):
     """A dict: the same one with its old items, or a new one."""
 
-    __slots__ = ("fields", "id", "type")
+    __slots__ = ("factory", "fields", "id", "type")
 
     def __init__(self, value: Dict[Any, Any]) -> None:
         self.id = id(value)
         self.type = type(value)
         self.fields = Fields()
+        factory = getattr(value, "default_factory", None)
+        held = isinstance(factory, type) or getattr(factory, "__closure__", self) is None
+        self.factory = (factory,) if held else None  # one that holds nothing of the job's
 
     def restore(self, live: Any, back: Back, path: str) -> Any:
         if id(self) in back.done:
             return back.done[id(self)]
         same = id(live) == self.id and type(live) is self.type
-        target = live if same else self.type()
-        if not same and hasattr(target, "default_factory"):
-            return GONE  # what makes its missing items is not known any more
+        target = live if same else self._new()
+        if target is GONE:
+            return GONE
         back.done[id(self)] = target
         now = live if isinstance(live, dict) else {}
         content = self.fields.content(now, back, lambda key: f"{path}[{key!r}]")
@@ -149,6 +152,11 @@ class Table(Value):
             if target.get(key, GONE) is not value:
                 target[key] = value
         return target
+
+    def _new(self) -> Any:
+        if not issubclass(self.type, defaultdict):
+            return self.type()
+        return GONE if self.factory is None else defaultdict(*self.factory)
 
 
 class Listing(Value):
@@ -160,7 +168,7 @@ class Listing(Value):
         self.id = id(value)
         self.type = type(value)
         self.length_max: Optional[int] = getattr(value, "maxlen", None)
-        self.content: List[Any] = []  # constants, None where `special` has the element
+        self.content: List[Any] = []  # None where `special` has the element
         self.special: Dict[int, Value] = {}
 
     def restore(self, live: Any, back: Back, path: str) -> Any:

@@ -74,7 +74,7 @@ class Kinds:
         if issubclass(kind, type):
             return "class"
         if issubclass(kind, tuple):
-            return "listing"
+            return "listing" if kind is tuple or hasattr(kind, "_fields") else "other"
         if issubclass(kind, torch.Tensor):
             return "tensor" if kind in (torch.Tensor, torch.nn.Parameter) else "other"
         if issubclass(kind, _loaded((("numpy", "ndarray"),))):
@@ -128,7 +128,7 @@ class Walk:
             kind = kinds.of(type(value))
             if kind == "constant":
                 constants[key] = value
-            elif kind != "code":
+            else:
                 fields.special[key] = self._value(value, kind, depth)
 
     def value(self, value: Any) -> Optional[Value]:

@@ -33,7 +33,7 @@ from .core.values import (
     Noticed,
     Tick,
 )
-from .errors import StoreError
+from .errors import SegmentError, StoreError
 from .inputs import clock
 from .inputs.segment import Segments
 from .job.control import Control
@@ -141,9 +141,14 @@ class App:
         """Once a second: time, heartbeat, status, and the question where the probe is."""
         now_ns = clock.monotonic_ns()
         self._tick_ns = now_ns + TICK_NS
+        beats = []
         for segment in segments.ranks.values():
-            segment.stamp(now_ns)
-        self.take(Tick(now_ns, tuple(s.beat() for s in segments.ranks.values())))
+            try:
+                segment.stamp(now_ns)
+                beats.append(segment.beat())
+            except SegmentError:
+                continue  # the next poll tells it, once
+        self.take(Tick(now_ns, tuple(beats)))
         waited = now_ns - self._launched_ns > PROBE_DEADLINE_S * 1e9
         known = self.settings.tier == "T0" and now_ns - self._launched_ns > TICK_NS
         if not self._probe_told and not self._names and (waited or known):
@@ -251,10 +256,14 @@ class App:
         self.take(Noticed(now_ns, "no-probe", message))
 
     def _status(self, control: Control, now_ns: int) -> None:
+        try:
+            ranks = control.ranks()
+        except SegmentError:
+            ranks = {}
         found = live.snapshot(
             self.policy,
             self.state,
-            control.ranks(),
+            ranks,
             wall=clock.wall(),
             now_ns=now_ns,
             tier="T1" if self._names else self.tier,

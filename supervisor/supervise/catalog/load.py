@@ -80,6 +80,9 @@ def parse(source: Source, problems: Problems, parser: Any = PARSER) -> Mapping |
     except yaml.MarkedYAMLError as error:
         _syntax(error, source, problems)
         return None
+    except (yaml.YAMLError, ValueError) as error:  # the parser in Python: an escape beyond Unicode
+        problems.add(Spot(source, 1, 1), f"not YAML: {error}")
+        return None
     except _UnreadableError:
         return None
     if root is None:

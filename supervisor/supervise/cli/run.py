@@ -159,7 +159,7 @@ def probe_config(
         "package": str(environment.inject_dir().parent),
         "shm": str(directory),
         "marks": str(run.marks_path),
-        "slots": SLOTS,
+        "slots": shm.slots(directory, SLOTS),
         "capacity": CAPACITY,
         "savepoints": dict(policy.savepoints) if may_act and policy.savepoints else None,
         "standing_orders": dict(policy.standing_orders) if may_act else {},

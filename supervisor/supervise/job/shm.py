@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 
 DEFAULT = Path("/dev/shm")
+LEAST_SLOTS = 256
+SLOT_BYTES = 600  # a frame of 64 metrics, and its share of the rest
 OWNER = "owner"  # file with the supervisor's pid and start time
 _SEGMENT = re.compile(r"rank-\d+\.(\d+)\.seg")
 
@@ -34,6 +36,19 @@ def make(root: Path, run_id: str) -> Path:
     except OSError:
         pass  # a full /dev/shm: without the mark the directory is swept once its jobs are gone
     return path
+
+
+def slots(path: Path, wanted: int) -> int:
+    """Return how many frames a rank's segment may hold: `wanted`, fewer where memory is scarce.
+
+    A container's /dev/shm of 64 MB belongs to the data workers first: a segment takes at most a
+    32nd of what is free, and holds at least 256 frames.
+    """
+    try:
+        free = os.statvfs(path)
+    except OSError:
+        return wanted
+    return max(LEAST_SLOTS, min(wanted, free.f_bavail * free.f_frsize // 32 // SLOT_BYTES))
 
 
 def remove(path: Path) -> None:

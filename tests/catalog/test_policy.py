@@ -1,0 +1,375 @@
+"""Policies: found, put together from packs, resolved to one text that stands alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervise.catalog import load_policy, locate, shipped
+from supervise.catalog.problems import PolicyErrors, Problem
+from supervise.core.rule import Policy
+from supervise.core.values import BREACH, OK, UNKNOWN
+from supervise.errors import InputError, UsageError
+
+Loader = Callable[..., Policy]
+
+PACK = """\
+version: supervise/v1
+pack: {name}
+summary: a pack
+status: experimental
+source: [here]
+false_alarms: [none]
+detectors:
+  z: {{kind: robust_z, metric: train_loss_raw, gt: 6.0}}
+  up: {{kind: threshold, metric: update_norm, gt: 2.0, clear: 1.5}}
+  chain: {{kind: sequence, steps: [up, z], within: 5}}
+rules:
+  - {{id: spike, when: chain and not z, sev: SEV1}}
+  - {{id: notice, when: z, sev: SEV2, keep: 10}}
+inhibit: [{{by_rule: spike, mute: [notice]}}]
+"""
+HEAD = "version: supervise/v1\nmode: enforce\n"
+
+
+@pytest.mark.parametrize("name", shipped.names("policies"))
+def test_a_shipped_policy_loads_without_a_warning(name: str) -> None:
+    """What we ship is right, and every metric it reads is measured by a collector."""
+    warnings: list[Problem] = []
+
+    policy = load_policy(name, warnings=warnings)
+
+    assert policy.name == name
+    assert [str(warning) for warning in warnings] == []
+
+
+@pytest.mark.parametrize("name", shipped.names("policies"))
+def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -> None:
+    """The run directory's policy.yaml needs no other file, and its sha256 is the digest."""
+    policy = load_policy(name)
+    path = tmp_path / "policy.yaml"
+    path.write_text(policy.resolved, "utf-8")
+
+    again = load_policy(path)
+
+    assert again.resolved == policy.resolved
+    assert again.digest == policy.digest == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    assert again.detectors == policy.detectors
+    assert list(again.detectors) == list(policy.detectors)
+    assert again.runbooks == policy.runbooks
+    assert (again.budgets, again.ladder, again.inhibit) == (
+        policy.budgets, policy.ladder, policy.inhibit,
+    )  # fmt: skip
+    for one, other in zip(again.rules, policy.rules, strict=True):
+        assert (one.id, one.text, one.uses, one.severity) == (
+            other.id, other.text, other.uses, other.severity,
+        )  # fmt: skip
+
+
+def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
+    """`nano`, `nano.yaml`, and `policies/nano.yaml` where there is no such folder."""
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        digests = {load_policy(n).digest for n in ("nano", "nano.yaml", "policies/nano.yaml")}
+    finally:
+        os.chdir(here)
+
+    assert digests == {load_policy(shipped.folder("policies") / "nano.yaml").digest}
+
+
+def test_a_file_wins_over_a_shipped_name(tmp_path: Path) -> None:
+    """A path is a path first."""
+    (tmp_path / "nano.yaml").write_text(HEAD)
+
+    assert locate(tmp_path / "nano.yaml") == tmp_path / "nano.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("nanno", "did you mean 'nano'?"), ("elsewhere/x.yaml", "known: 'nano', 'observe'")],
+)
+def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
+    """Exit status 65, one message, a way out."""
+    with pytest.raises(InputError, match="no policy") as raised:
+        load_policy(name)
+
+    assert raised.value.hint == hint
+    assert raised.value.exit_code == 65
+
+
+def test_a_folder_is_no_policy(tmp_path: Path) -> None:
+    """The message is about the folder, not about YAML."""
+    with pytest.raises(InputError, match="is a directory"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["approve", "enforced", ""])
+def test_a_mode_that_cannot_be_is_refused(mode: str) -> None:
+    """`approve` is known and not there yet; anything else is misspelt."""
+    with pytest.raises(UsageError) as raised:
+        load_policy("nano", mode=mode)
+
+    assert raised.value.hint
+
+
+def test_a_policy_without_a_mode_starts_in_shadow(load: Loader) -> None:
+    """Nothing acts before somebody said so."""
+    assert load("version: supervise/v1\n").mode == "shadow"
+
+
+def test_only_enforce_arms_reflexes_and_keeps_savepoints() -> None:
+    """Weaker modes change nothing in the job, and cost it nothing."""
+    acting, looking = load_policy("nano"), load_policy("nano", mode="shadow")
+
+    assert (acting.mode, looking.mode) == ("enforce", "shadow")
+    assert acting.savepoints == {"every": 25, "keep": 4}
+    assert acting.standing_orders == {"skip_nonfinite": {"max": 3, "per": 128}}
+    assert (looking.savepoints, looking.standing_orders) == ({}, {})
+    assert acting.digest != looking.digest
+
+
+def test_observing_needs_no_budget_but_enforcing_the_same_file_does() -> None:
+    """A budget is needed by what can be run, and the command line can ask for more."""
+    assert load_policy("observe").budgets == {}
+    with pytest.raises(PolicyErrors, match="no budget 'all'"):
+        load_policy("observe", mode="enforce")
+
+
+def test_a_pack_is_known_by_its_name_from_outside(load: Loader) -> None:
+    """Detectors, rules, couplings and inhibitions of a pack have its name in front."""
+    policy = load(HEAD + "use: [mine]\n", {"packs/mine.yaml": PACK.format(name="mine")})
+
+    assert set(policy.detectors) == {"mine.z", "mine.up", "mine.chain"}
+    assert policy.detectors["mine.chain"].detectors == ("mine.up", "mine.z")
+    assert [rule.id for rule in policy.rules] == ["mine.spike", "mine.notice"]
+    assert policy.rules[0].text == "mine.chain and not mine.z"
+    assert policy.inhibit[0].by_rule == "mine.spike"
+    assert policy.inhibit[0].mute == ("mine.notice",)
+
+
+def test_a_pack_beside_the_policy_wins_over_a_shipped_one(load: Loader) -> None:
+    """Own packs need no installation."""
+    policy = load(HEAD + "use: [hang]\n", {"packs/hang.yaml": PACK.format(name="hang")})
+
+    assert "hang.chain" in policy.detectors
+
+
+def test_two_packs_may_use_the_same_short_names(load: Loader) -> None:
+    """Short names mean the pack's own."""
+    files = {f"packs/{name}.yaml": PACK.format(name=name) for name in ("one", "two")}
+    policy = load(HEAD + "use: [one, two]\n", files)
+
+    assert policy.detectors["two.chain"].detectors == ("two.up", "two.z")
+    assert policy.rules[2].uses == ("two.chain", "two.z")
+
+
+def test_a_policy_can_build_on_what_packs_define(load: Loader) -> None:
+    """Its own couplings and rules use the long names."""
+    text = HEAD + (
+        "use: [mine]\n"
+        "detectors: {both: {kind: join, all: [mine.up, mine.chain], within: 3}}\n"
+        "rules: [{id: r, when: both or mine.z, sev: SEV2}]\n"
+        "inhibit: [{by_rule: mine.spike, mute: [r]}]\n"
+    )
+    policy = load(text, {"packs/mine.yaml": PACK.format(name="mine")})
+
+    assert policy.detectors["both"].detectors == ("mine.up", "mine.chain")
+    assert policy.rules[-1].uses == ("both", "mine.z")
+
+
+def test_overrides_change_keys_and_keep_the_rest(load: Loader) -> None:
+    """Of detectors and of rules; mappings are merged."""
+    text = HEAD + (
+        "use: [mine, hang]\n"
+        "override:\n"
+        "  mine.z: {gt: 9, m_of_n: [2, 3]}\n"
+        "  mine.notice: {sev: SEV1, when: z and not mine.up}\n"
+        "  hang.stalled: {after: {min: 60s}}\n"
+        "  hang.stuck: {run: null}\n"
+    )
+    policy = load(text, {"packs/mine.yaml": PACK.format(name="mine")})
+    z, stalled = policy.detectors["mine.z"], policy.detectors["hang.stalled"]
+    notice, stuck = policy.rules[1], policy.rules[2]
+
+    assert (z.gt, z.m_of_n, z.metric) == (9.0, (2, 3), "train_loss_raw")
+    assert stalled.after == {"min": 60.0, "p99_multiple": 8.0}
+    assert (notice.severity, notice.keep_steps) == ("SEV1", 10)
+    assert notice.text == "mine.z and not mine.up"
+    assert stuck.runbook is None
+    assert policy.runbooks == {}
+
+
+def test_the_baseline_goes_to_detectors_that_do_not_say_more(load: Loader) -> None:
+    """128 and 64 unless the policy or the detector says otherwise."""
+    text = (
+        "baseline: {window: 200, min: 100}\n"
+        "detectors:\n"
+        "  a: {kind: robust_z, metric: update_norm}\n"
+        "  b: {kind: robust_z, metric: update_norm, window: 150}\n"
+        "  c: {kind: trend, metric: train_loss_raw, slope_per_1k_gt: 0.1}\n"
+    )
+    policy = load(HEAD + text)
+    plain = load(HEAD + "detectors: {a: {kind: robust_z, metric: update_norm}}\n")
+
+    a, b, c = (policy.detectors[name] for name in "abc")
+    assert (a.window, a.min_, b.window, b.min_, c.window) == (200, 100, 150, 100, 400)
+    assert (plain.detectors["a"].window, plain.detectors["a"].min_) == (128, 64)
+
+
+def test_inputs_come_before_the_detectors_that_read_them(load: Loader) -> None:
+    """The engine feeds them in this order, whatever order they were written in."""
+    text = HEAD + (
+        "detectors:\n"
+        "  last: {kind: join, any: [mid, first], within: 3}\n"
+        "  mid: {kind: sequence, steps: [first, other]}\n"
+        "  first: {kind: threshold, metric: train_loss_raw, gt: 1}\n"
+        "  other: {kind: threshold, metric: update_norm, gt: 1}\n"
+        "rules: [{id: r, when: last and not first, sev: SEV2}]\n"
+    )
+    policy = load(text)
+    order = list(policy.detectors)
+
+    assert order.index("first") < order.index("mid") < order.index("last")
+    codes = [OK] * 4
+    codes[order.index("last")] = BREACH
+    assert policy.rules[0].when(codes) == BREACH
+    codes[order.index("first")] = UNKNOWN
+    assert policy.rules[0].when(codes) == UNKNOWN
+
+
+def test_everything_a_policy_can_say_arrives(load: Loader) -> None:
+    """Steps are counts, times are seconds, names are names."""
+    text = """\
+version: supervise/v1
+policy: whole
+mode: enforce
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 12, for: 2}}
+rules:
+  - id: r
+    when: high
+    sev: SEV1
+    run: calm
+    for: 3
+    keep: 4
+    cooldown: 5
+    unknown: breach
+    mode: shadow
+inhibit: [{by_state: [acting, probation], mute: [r]}]
+budgets:
+  all: {max: 6}
+  lr_scale: {max: 2, per: 1800s, then: halted}
+escalate: {ladder: [calm, hold], reset_after: 10}
+runbooks:
+  calm:
+    meaning: what it means
+    impact: what it costs
+    steps: [snapshot, {lr_scale: {set: 0.5, rewarm: 20}}]
+    verify: {within: 50, clear_for: 10}
+    if_it_fails: hold
+    diagnose: [why]
+savepoints: {every: 10, keep: 2, max_bytes: 1000}
+notify: {console: {min_sev: SEV1}, webhook: {url_env: HOOK, secret_env: SECRET}}
+warmup: 7
+probation: 8
+blind_after: {steps: 9, time: 500ms}
+hold_max: 2h
+"""
+    policy = load(text)
+    rule = policy.rules[0]
+    calm = policy.runbooks["calm"]
+
+    assert policy.name == "whole"
+    assert (rule.for_steps, rule.keep_steps, rule.cooldown_steps) == (3, 4, 5)
+    assert (rule.unknown, rule.mode, rule.runbook) == ("breach", "shadow", "calm")
+    assert rule.where.endswith("p.yaml:6:5")
+    assert policy.inhibit[0].by_state == ("acting", "probation")
+    assert (policy.budgets["all"].per_steps, policy.budgets["all"].per_s) == (None, None)
+    assert policy.budgets["lr_scale"].per_s == 1800.0
+    assert policy.budgets["lr_scale"].then == "halted"
+    assert (policy.ladder.rungs, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
+    assert calm.verbs == ("snapshot", "lr_scale", "verify")
+    assert (calm.steps[1].rewarm, calm.steps[2].within, calm.steps[2].clear_for) == (20, 50, 10)
+    assert (calm.meaning, calm.impact, calm.diagnose) == ("what it means", "what it costs", ("why",))
+    assert policy.savepoints == {"every": 10, "keep": 2, "max_bytes": 1000}
+    assert policy.notify["webhook"]["secret_env"] == "SECRET"
+    assert policy.notify["console"] == {"min_sev": "SEV1"}
+    assert (policy.warmup_steps, policy.probation_steps) == (7, 8)
+    assert (policy.blind_after_steps, policy.blind_after_s, policy.hold_max_s) == (9, 0.5, 7200.0)
+    assert policy.machine is None
+
+
+def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(load: Loader) -> None:
+    """Spacing, comments, order of keys and spelling of numbers are not part of the digest."""
+    one = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 1e-3}}\nhold_max: 1h\n")
+    other = load(
+        "# a comment\nhold_max: 60m\nversion: 'supervise/v1'\n"
+        "detectors:\n  a:\n    gt: 0.001\n    metric: m\n    kind: threshold\nmode: enforce\n"
+    )
+    different = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 2e-3}}\nhold_max: 1h\n")
+
+    assert one.digest == other.digest
+    assert one.digest != different.digest
+
+
+def test_text_that_yaml_could_misread_survives(load: Loader) -> None:
+    """Whatever stands in a summary comes back as it was."""
+    odd = "on: '#' \\\"x\\\" {a: [b]} - \\u2028 \\u00e9 \\U0001F600 ~"
+    policy = load(HEAD + f'policy: "1e3"\nsummary: "{odd}"\n')
+
+    again = load(policy.resolved)
+
+    assert again.name == "1e3"
+    assert again.digest == policy.digest
+
+
+def test_a_metric_that_nobody_measures_is_a_warning(load: Loader) -> None:
+    """A job may report its own; a misspelt one gets a hint."""
+    warnings: list[Problem] = []
+    load(
+        HEAD + "detectors:\n"
+        "  a: {kind: threshold, metric: my_score, gt: 1}\n"
+        "  b: {kind: nonfinite, metrics: [update_norm, grad_globl_norm]}\n"
+        "  c: {kind: threshold, metric: learning_rate.1, gt: 1}\n"
+        "rules: [{id: r, when: a or b or c, sev: SEV2}]\n",
+        warnings=warnings,
+    )
+
+    assert [(w.line, w.col, w.hint) for w in warnings] == [
+        (4, 32, "the job must report it itself"),
+        (5, 45, "did you mean 'grad_global_norm'?"),
+    ]
+
+
+def test_a_policy_that_sees_nothing_and_a_runbook_for_nothing_are_warnings(load: Loader) -> None:
+    """Allowed, and said."""
+    warnings: list[Problem] = []
+    load(HEAD + "runbooks: {spare: [notify]}\n", warnings=warnings)
+
+    assert [w.message for w in warnings] == [
+        "this policy has no rules",
+        "runbook 'spare' is never used",
+    ]
+
+
+def test_the_same_text_comes_out_under_any_hash_seed() -> None:
+    """Nothing depends on the order of a set: replay on another machine needs the same digest."""
+    code = "from supervise.catalog import load_policy; print(load_policy('nano').digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+
+    assert len(digests) == 1
