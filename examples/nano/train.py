@@ -267,6 +267,7 @@ def main() -> None:
     if rank == 0:
         print(f"val_loss {validate(gpt, held_out, shape.context, device):.4f}")
     if world > 1:
+        dist.barrier()  # gloo may abort a process that leaves while others are still at work
         dist.destroy_process_group()
 
 

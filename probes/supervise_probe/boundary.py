@@ -118,9 +118,10 @@ class Boundary:
         probe = self._probe
         self.entries += 1
         update = Update(optimizer, closure)
-        if not update.all_params or update.all_params[0].is_meta or self._phantom(update):
+        params = update.all_params
+        if not params or params[0].is_meta or hasattr(params[0], "fake_mode"):
             return None
-        if not probe.open():
+        if self._phantom(update) or not probe.open():
             return None
         key = id(optimizer)
         if key in self._members:
@@ -184,6 +185,20 @@ class Boundary:
         if self._members and self._members[-1] == self._last_of_round:
             self.close(on_time=True)
 
+    def overflowed(self, optimizer: Any) -> None:
+        """The GradScaler found no finite gradients and never called `optimizer.step`."""
+        try:
+            update = self.before_step(optimizer, closure=False, overflow=True)
+        finally:
+            self._probe.rate.restore()
+        if update is not None:
+            self.after_step(update)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a closure is being evaluated once more in the same step."""
+        return self.current is not None and self.current.measured
+
     def abandon(self, update: Update) -> None:
         """The optimizer's step raised: the job may catch that and try again."""
         self.current = None
@@ -196,8 +211,8 @@ class Boundary:
         if self.current is None and self._members:
             self.close(on_time=False)
         self._backward = True
-        if loss is None or (self.current is not None and self.current.measured):
-            return  # a closure that is evaluated once more: the first evaluation was the step
+        if loss is None or self.repeats:
+            return
         for part, call in probe.calls["after_backward"]:
             probe.guard.run(part, call, loss)
 

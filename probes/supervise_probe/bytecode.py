@@ -159,7 +159,8 @@ def _level(code: CodeType, offset: int, state: _State) -> int:
     """Depth of the stack between two statements here: what `with` and `try` keep on it."""
     if sys.version_info < (3, 11):
         return state.blocks[-1] if state.blocks else 0
-    for entry in dis.Bytecode(code).exception_entries:
+    bytecode: Any = dis.Bytecode(code)  # type stubs do not know the exception table
+    for entry in bytecode.exception_entries:
         if entry.start <= offset < entry.end:
             return int(entry.depth)
     return 0

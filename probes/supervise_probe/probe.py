@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
 from collections import deque
 from threading import get_ident
@@ -18,15 +17,16 @@ from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from . import collectors as catalog
 from . import config as settings
-from . import forward, hooks
+from . import forward, hooks, status
 from .boundary import Boundary
 from .collectors.timing import Times
-from .commands import Commands, Refused
+from .commands import Commands
 from .drills import Drills
 from .guard import Guard, Part, describe
 from .learning_rate import LearningRate
 from .publisher import Publisher
 from .registry import Registry
+from .rollbacks import Rollbacks
 from .scalars import Number, Scalars
 from .scaling import Scaling
 from .standing_orders import SkipNonfinite
@@ -44,6 +44,8 @@ class Probe:
         inside: an optimizer's step is running. in_backward, in_forward: likewise.
         calls: for each call of a collector, the (part, method) pairs that have something to do.
         fingerprints: the newest batches, oldest first.
+        adapted: whether the job reports values of its own.
+        finite: whether the newest frame held finite values only.
     """
 
     def __init__(self, torch: Any, config: settings.Config) -> None:
@@ -54,9 +56,13 @@ class Probe:
         self.rank, self.world_size = 0, 1
         self.guard = Guard(self._part_off)
         self.core = self.guard.part("core", vital=True)
+        self.reporting = self.guard.part("report", share=1.0)
         self.registry = Registry()
         self.writer: Any = None
         self._has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))
+        self._transforming = getattr(torch._C, "_are_functorch_transforms_active", bool)
+        self._tracing = torch._C._get_tracing_state
+        self._modules = catalog.modules()
         self._start_clean()
 
     def _start_clean(self) -> None:
@@ -73,7 +79,7 @@ class Probe:
             self.order = SkipNonfinite(order)
         self.collectors: Dict[str, Any] = {}
         self.calls: Dict[str, List[Tuple[Part, Any]]] = {name: [] for name in CALLS}
-        for name, module in catalog.modules():
+        for name, module in self._modules:
             collector = self.collectors[name] = module.Collector(self)
             part = self.guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
             part.relax = collector.relax
@@ -84,15 +90,13 @@ class Probe:
         self.publisher: Any = None
         self.commands: Any = None
         self._mailbox: Any = None
-        self._savepoints: Any = None
-        self._why_no_rollback = ""
-        self._next_savepoint = 0
-        self._unfinished: Dict[int, Dict[str, float]] = {}
+        self.rollbacks: Any = None
+        self.finite = True
         self._phases: Dict[str, int] = {}
         self._thread: Optional[int] = None
         self._status_due = True
         self._status_age = 0
-        self._adapted = False
+        self.adapted = False
 
     def install(self) -> None:
         """Patch torch, and be told of forks and of the exit. To be called once."""
@@ -104,8 +108,14 @@ class Probe:
     # ── when to keep still ────────────────────────────────────────────────────────────────────
 
     def off_duty(self) -> bool:
-        """Whether a hook must do nothing: off, in another thread, or under a graph capture."""
+        """Whether a hook must do nothing.
+
+        Off; in another thread than the one that trains; or while functorch, a tracer or a graph
+        capture would take what we compute for the job's own.
+        """
         if not self.on or (self._thread is not None and get_ident() != self._thread):
+            return True
+        if self._transforming() or self._tracing() is not None:
             return True
         if self._has_cuda and self.torch.cuda.is_initialized():
             return bool(self.torch.cuda.is_current_stream_capturing())
@@ -133,7 +143,7 @@ class Probe:
         self._mailbox = Mailbox(self.writer)
         self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
         self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
-        self._savepoints = self._start_savepoints()
+        self.rollbacks = Rollbacks(self)
         self.drills = Drills(self, config.drills)
         self.drills.begin(0)
         self._write_status()
@@ -174,28 +184,8 @@ class Probe:
 
     def _write_status(self) -> None:
         self._status_due, self._status_age = False, 0
-        if self.writer is None:
-            return
-        steps = [] if self._savepoints is None else list(self._savepoints.steps)
-        ready = "ready" if steps else "none yet"
-        status: Dict[str, Any] = {
-            "tier": "T2" if self._adapted else "T1",
-            "torch": str(self.torch.__version__),
-            "python": platform.python_version(),
-            "collectors": {
-                name: "on" if self.guard.part(name).on else f"off: {self.guard.part(name).reason}"
-                for name in self.collectors
-            },
-            "update_to_weight": self.collectors["updates"].mode,
-            "savepoints": steps,
-            "rollback": f"unavailable: {self._why_no_rollback}" if self._why_no_rollback else ready,
-            "paused": self.commands is not None and self.commands.paused,
-            "drills": self.drills.names(),
-            "self_us": self.boundary.spent_ns / 1e3,
-        }
-        if self.order is not None:
-            status["standing_orders"] = {"skip_nonfinite": self.order.state}
-        self.writer.status(status)
+        if self.writer is not None:
+            self.writer.status(status.describe(self))
 
     def _part_off(self, part: Part, reason: str) -> None:
         if part.vital:
@@ -216,7 +206,7 @@ class Probe:
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Let `values` join the next frame; what is no number is left out."""
-        self._adapted = True
+        self.adapted = True
         pending = self.boundary.reported
         for name, value in values.items():
             if len(pending) >= self.config.capacity and name not in pending:
@@ -234,16 +224,30 @@ class Probe:
         for root in self.registry.roots():
             forward.attach(self, root, hooks.before_forward(self))
 
-    def after_boundary(self) -> None:
-        """The job stands right behind its step: keep a savepoint, tell how things are."""
-        boundary = self.boundary
-        if self._savepoints is not None and boundary.number - 1 >= self._next_savepoint:
-            every = max(1, int((self.config.savepoints or {}).get("every", 25)))
-            self._next_savepoint = ((boundary.number - 1) // every + 1) * every
-            self.guard.run(self.guard.part("savepoints", share=1.0), self._regular_savepoint)
+    def at_boundary(self) -> None:
+        """If a step has just ended on time: keep a savepoint, obey commands.
+
+        Raises:
+            KeyboardInterrupt: the supervisor wants the job to stop.
+        """
+        if not self.boundary.on_time or not self.on:
+            return
+        self.boundary.on_time = False
+        self.guard.run(self.guard.part("savepoints", share=1.0), self.rollbacks.regular)
+        self.guard.run(self.core, self._regular_status)
+        self.commands.run()
+
+    def _regular_status(self) -> None:
         self._status_age += 1
         if self._status_due or self._status_age >= STATUS_EVERY:
             self._write_status()
+
+    def state(self) -> Dict[str, float]:
+        """Return the counters that go back with a rollback."""
+        state: Dict[str, float] = {}
+        for collector in self.collectors.values():
+            state.update(collector.state())
+        return state
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
         for part, call in self.calls["finish"]:
@@ -252,83 +256,8 @@ class Probe:
             self.fingerprints.append(
                 {"step": step, "attempt": attempt, "fingerprint": values["batch_fingerprint"]}
             )
-        late = self._unfinished.pop(step, None)
-        if late is not None:
-            late.update(self._state())
-
-    # ── savepoints ────────────────────────────────────────────────────────────────────────────
-
-    def _start_savepoints(self) -> Any:
-        wanted = self.config.savepoints
-        if not wanted:
-            self._why_no_rollback = "the policy keeps no savepoints"
-            return None
-        if self.world_size > 1:
-            self._why_no_rollback = f"{self.world_size} ranks need step-fenced commands"
-            return None
-        from .savepoints import Savepoints
-
-        return Savepoints(self.torch, self.registry, int(wanted["keep"]), int(wanted["max_bytes"]))
-
-    def _regular_savepoint(self) -> None:
-        began = monotonic_ns()
-        try:
-            self.take_savepoint()
-        except Refused as problem:
-            self.notice("rollback-unavailable", f"no rollback is possible: {problem}")
-        self.boundary.hold(monotonic_ns() - began)
-
-    def take_savepoint(self) -> Dict[str, Any]:
-        """Keep the state behind the last step.
-
-        Raises:
-            Refused: a rollback can never work in this job; none is tried again.
-        """
-        if self._savepoints is None:
-            raise Refused(self._why_no_rollback)
-        from .savepoints import CannotRestore
-
-        step = self.boundary.number - 1
-        state = self._state()
-        try:
-            taken: Dict[str, Any] = self._savepoints.take(step, self.boundary.attempt, state)
-        except CannotRestore as problem:
-            self._savepoints, self._why_no_rollback = None, str(problem)
-            raise Refused(str(problem)) from problem
-        if self.publisher.waiting:
-            self._unfinished = {k: v for k, v in self._unfinished.items() if k > step - 64}
-            self._unfinished[step] = state
-        self._status_due = True
-        return taken
-
-    def roll_back(self, before_step: int, rng: str) -> Dict[str, Any]:
-        """Go back to the newest savepoint before `before_step`.
-
-        Raises:
-            Refused: there is none, or it cannot be restored here.
-        """
-        if self._savepoints is None:
-            raise Refused(self._why_no_rollback)
-        from .savepoints import CannotRestore
-
-        try:
-            restored, state = self._savepoints.restore(before_step, rng)
-        except CannotRestore as problem:
-            raise Refused(str(problem)) from problem
-        self.publisher.flush()
-        for collector in self.collectors.values():
-            collector.rewind(state)
-        self.boundary.rewind(int(restored["step"]))
-        self.drills.end_all()
-        self._next_savepoint = self.boundary.number
-        self._status_due = True
-        return dict(restored)
-
-    def _state(self) -> Dict[str, float]:
-        state: Dict[str, float] = {}
-        for collector in self.collectors.values():
-            state.update(collector.state())
-        return state
+        self.finite = not values.get("nan_inf_events")
+        self.rollbacks.finished(step)
 
     # ── the ends of a process ─────────────────────────────────────────────────────────────────
 
@@ -337,7 +266,10 @@ class Probe:
         self.inside = self.in_backward = self.in_forward = False
         self.guard.reset()
         if self.on:
-            self._start_clean()
+            try:
+                self._start_clean()
+            except Exception:  # the child must run
+                self.on = False
 
     def _exit(self) -> None:
         if self.writer is None or not self.on:

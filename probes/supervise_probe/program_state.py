@@ -78,11 +78,11 @@ class ProgramState:
         for number, fields in self._globals.items():
             if number in spaces:
                 fields.restore(spaces[number], back)
-        for frame, fields in zip(frames, self._functions):
-            if fields is not None:
+        for frame, variables in zip(frames, self._functions):
+            if variables is not None:
                 live = read_variables(frame)
-                content = fields.content(live, back, str)
-                for name in fields.appeared(live, back):
+                content = variables.content(live, back, str)
+                for name in variables.appeared(live, back):
                     back.miss(name)
                 write_variables(frame, {k: v for k, v in content.items() if live.get(k) is not v})
 

@@ -143,6 +143,7 @@ class Savepoints:
         if rng not in ("restore", "keep"):
             raise CannotRestore(f"rng must be 'restore' or 'keep', not {rng!r}")
         saved = self._newest(before_step)
+        held = list(self._registry.optimizers)  # none may die before all is written
         frames = job_frames(self._torch)
         saved.program.verify(frames)
         saved.training.verify()
@@ -153,6 +154,7 @@ class Savepoints:
         self._torch.clear_autocast_cache()  # holds casts of the weights
         if rng == "restore":
             chance.restore(saved.rng)
+        del held
         self._saved = [other for other in self._saved if other.step <= saved.step]
         result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
         result["bytes"] = saved.copies.nbytes

@@ -181,7 +181,7 @@ class _Optimizer:
     __slots__ = ("attributes", "groups", "members", "reference", "state")
 
     def __init__(self, optimizer: Any, walk: Walk, died: Callable[[Any], None]) -> None:
-        self.reference = weakref.ref(optimizer, died)
+        self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
         self.members = [_ids(group) for group in optimizer.param_groups]
         self.groups = [walk.fields(_options(group), depth=1) for group in optimizer.param_groups]
         self.state: List[Tuple[Any, Any, Optional[Value]]] = []

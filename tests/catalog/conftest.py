@@ -64,7 +64,7 @@ def load(tmp_path: Path) -> Loader:
 
 @pytest.fixture
 def mistakes(load: Loader) -> Callable[..., list[str]]:
-    """Return a function that loads a wrong policy and returns `line:col: message (hint)` of each."""
+    """Return a function that loads a wrong policy and lists `line:col: message (hint)`."""
 
     def mistakes(text: str, files: Mapping[str, str] | None = None) -> list[str]:
         with pytest.raises(PolicyErrors) as raised:
@@ -88,8 +88,8 @@ def series(text: str) -> list[float | None]:
         match = _PIECE.fullmatch(piece)
         assert match is not None, piece
         start, slope, count = match.groups()
-        for i in range(int(count or 1)):
-            samples.append(None if start == "_" else float(start) + i * float(slope or 0))
+        times = range(int(count or 1))
+        samples += [None if start == "_" else float(start) + i * float(slope or 0) for i in times]
     return samples
 
 
@@ -124,7 +124,9 @@ def _events(scenario: Mapping[str, Any]) -> Iterable[tuple[int, Event]]:
     for step in range(lengths.pop()):
         at = (step + 1) * STEP_NS
         values = tuple(
-            None if (value := columns[name][step]) is None else chance.gauss(value, noise.get(name, 0))
+            None
+            if (value := columns[name][step]) is None
+            else chance.gauss(value, noise.get(name, 0))
             for name in names
         )
         if any(value is not None for value in values):

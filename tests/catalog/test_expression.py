@@ -110,5 +110,5 @@ def test_any_text_gives_a_function_or_an_error(text: str) -> None:
     except ExpressionError as error:
         assert 0 <= error.at <= len(text)
     else:
-        when = expression.compile({name: 0 for name in expression.names})
+        when = expression.compile(dict.fromkeys(expression.names, 0))
         assert when((OK,)) in CODES

@@ -140,7 +140,9 @@ def test_a_surprise_is_refused_where_it_stands(
 def test_a_bomb_of_aliases_does_not_go_off(refuse) -> None:
     """Five levels of nine aliases would be 60 000 values; the first anchor ends it."""
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"{k}: &{k} [{', '.join([f'*{j}'] * 9)}]" for j, k in zip("abcde", "bcdef", strict=True)]
+    lines += [
+        f"{k}: &{k} [{', '.join([f'*{j}'] * 9)}]" for j, k in zip("abcde", "bcdef", strict=True)
+    ]
 
     assert refuse("\n".join(lines))[2].startswith("the anchor &a")
 
@@ -194,9 +196,7 @@ def test_mistakes_come_sorted_with_their_lines() -> None:
         problems.stop()
 
     error = raised.value
-    assert str(error) == (
-        "x.yaml:3:1: the key 'b' stands here twice; first in line 1 (and 1 more)"
-    )
+    assert str(error) == ("x.yaml:3:1: the key 'b' stands here twice; first in line 1 (and 1 more)")
     assert error.render().splitlines()[-3:] == [
         "x.yaml:4:1: the key 'a' stands here twice; first in line 2",
         "    a: 2",

@@ -48,7 +48,7 @@ def test_a_scenario_comes_out_as_it_says(
 
 @pytest.mark.parametrize("name", PACKS)
 def test_a_pack_shows_both_trouble_and_quiet(name: str) -> None:
-    """A pack has a scenario in which a rule fires; every threshold line has a word on its source."""
+    """A pack has a scenario in which a rule fires, and says where its numbers come from."""
     expectations = [e for scenario in PACKS[name]["scenarios"] for e in scenario["expect"]]
 
     assert any("rule" in expected for expected in expectations)

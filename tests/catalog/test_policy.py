@@ -59,7 +59,9 @@ def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -
     again = load_policy(path)
 
     assert again.resolved == policy.resolved
-    assert again.digest == policy.digest == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (
+        again.digest == policy.digest == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    )
     assert again.detectors == policy.detectors
     assert list(again.detectors) == list(policy.detectors)
     assert again.runbooks == policy.runbooks
@@ -296,7 +298,11 @@ hold_max: 2h
     assert (policy.ladder.rungs, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
     assert calm.verbs == ("snapshot", "lr_scale", "verify")
     assert (calm.steps[1].rewarm, calm.steps[2].within, calm.steps[2].clear_for) == (20, 50, 10)
-    assert (calm.meaning, calm.impact, calm.diagnose) == ("what it means", "what it costs", ("why",))
+    assert (calm.meaning, calm.impact, calm.diagnose) == (
+        "what it means",
+        "what it costs",
+        ("why",),
+    )
     assert policy.savepoints == {"every": 10, "keep": 2, "max_bytes": 1000}
     assert policy.notify["webhook"]["secret_env"] == "SECRET"
     assert policy.notify["console"] == {"min_sev": "SEV1"}
@@ -312,7 +318,9 @@ def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(loa
         "# a comment\nhold_max: 60m\nversion: 'supervise/v1'\n"
         "detectors:\n  a:\n    gt: 0.001\n    metric: m\n    kind: threshold\nmode: enforce\n"
     )
-    different = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 2e-3}}\nhold_max: 1h\n")
+    different = load(
+        HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 2e-3}}\nhold_max: 1h\n"
+    )
 
     assert one.digest == other.digest
     assert one.digest != different.digest
@@ -343,7 +351,7 @@ def test_a_metric_that_nobody_measures_is_a_warning(load: Loader) -> None:
 
     assert [(w.line, w.col, w.hint) for w in warnings] == [
         (4, 32, "the job must report it itself"),
-        (5, 45, "did you mean 'grad_global_norm'?"),
+        (5, 47, "did you mean 'grad_global_norm'?"),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from supervise.core import ladder, machine
@@ -91,3 +93,11 @@ def test_the_first_breach_is_the_earliest_of_its_stages():
     }
 
     assert first_breach(numbers, 151) == 148
+
+
+def test_the_drawing_in_the_readme_is_the_table():
+    """The diagram in supervisor/README.md is the one that the table draws."""
+    readme = Path(__file__).parents[2] / "supervisor" / "README.md"
+    drawn = readme.read_text().partition("<!-- machine -->\n")[2].partition("<!-- /machine -->")[0]
+
+    assert drawn == f"```mermaid\n{machine.diagram()}```\n"

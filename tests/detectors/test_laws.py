@@ -1,9 +1,8 @@
-"""What holds for every detector, whatever comes: copies, rewinds, resets, numbers, catalog pages."""
+"""What holds for every detector, whatever comes: copies, rewinds, resets, numbers, its page."""
 
 from __future__ import annotations
 
 import json
-import math
 import pkgutil
 import typing
 from dataclasses import fields
@@ -62,13 +61,17 @@ def _sample(detector: Detector) -> st.SearchStrategy:
     return SAMPLES[detector.reads]
 
 
-def _steps(draw, detector, least, most):
-    """Draw events (step, sample): gaps, repeated steps and steps that go back among them."""
-    events, step = [], 0
-    for _ in range(draw(st.integers(least, most))):
-        step = max(0, step + draw(jumps))
-        events.append((step, draw(_sample(detector))))
-    return events
+def _events(detector, least, most):
+    """Lists of (step, sample): gaps, repeated steps and steps that go back among them."""
+
+    def stepped(pairs):
+        events, step = [], 0
+        for jump, sample in pairs:
+            step = max(0, step + jump)
+            events.append((step, sample))
+        return events
+
+    return st.lists(st.tuples(jumps, _sample(detector)), min_size=least, max_size=most).map(stepped)
 
 
 def _feed(watch, events):
@@ -80,7 +83,7 @@ def _feed(watch, events):
 
 
 each = pytest.mark.parametrize("name", ALL)
-often = settings(max_examples=60, deadline=None)
+often = settings(max_examples=40, deadline=None)
 
 
 @each
@@ -89,7 +92,7 @@ often = settings(max_examples=60, deadline=None)
 def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, data):
     """Cut anywhere: both continue alike, and what one is fed the other never sees."""
     detector = ALL[name]
-    events = _steps(data.draw, detector, 10, 80)
+    events = data.draw(_events(detector, 10, 80))
     cut = data.draw(st.integers(0, len(events)))
     whole = _feed(detector.start(), events)
 
@@ -111,22 +114,20 @@ def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, data):
 def test_rewind_is_never_having_seen_the_later_samples(name, data):
     """Against a watch that was fed up to the step only, and rewound to where it stands."""
     detector = ALL[name]
-    before = [e for e in _steps(data.draw, detector, 5, 60)]
-    step = max([s for s, _ in before])
-    later = [
-        (step + 1 + i, data.draw(_sample(detector)))
-        for i in range(data.draw(st.integers(0, DEPTH)))
-    ]
-    after = [(step + 1 + i, data.draw(_sample(detector))) for i in range(30)]
+    before = data.draw(_events(detector, 5, 60))
+    step = max(step for step, _ in before)
+    later = data.draw(st.lists(_sample(detector), max_size=DEPTH))
+    after = data.draw(st.lists(_sample(detector), min_size=30, max_size=30))
 
     undone, fresh = detector.start(), detector.start()
-    _feed(undone, before + later)
+    _feed(undone, before + list(enumerate(later, step + 1)))
     _feed(fresh, before)
     undone.rewind(step)
     fresh.rewind(step)
 
     assert undone.raw == fresh.raw
-    assert _feed(undone, after) == _feed(fresh, after)
+    onwards = list(enumerate(after, step + 1))
+    assert _feed(undone, onwards) == _feed(fresh, onwards)
     assert str(undone.numbers()) == str(fresh.numbers())
 
 
@@ -137,21 +138,21 @@ def test_reset_is_a_new_start(name, data):
     """Nothing is left over."""
     detector = ALL[name]
     watch = detector.start()
-    _feed(watch, _steps(data.draw, detector, 5, 60))
+    _feed(watch, data.draw(_events(detector, 5, 60)))
     watch.reset()
-    events = _steps(data.draw, detector, 5, 60)
+    events = data.draw(_events(detector, 5, 60))
 
     assert _feed(watch, events) == _feed(detector.start(), events)
 
 
 @each
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
     """Any float, any order of steps: a code, a raw code, and numbers that JSON can hold."""
     detector = ALL[name]
     watch = detector.start()
-    for step, sample in _steps(data.draw, detector, 5, 90):
+    for step, sample in data.draw(_events(detector, 5, 90)):
         code = watch.feed(sample, step)
 
         assert code & ~NOTE in (OK, UNKNOWN, BREACH)
@@ -175,15 +176,14 @@ def test_the_numbers_of_a_fresh_watch_can_be_asked_for(name):
 def test_huge_numbers_do_not_overflow():
     """The largest floats up and down: no exception, and the watch is as good as before."""
     for name, detector in ALL.items():
-        if detector.reads != "metric":
+        if detector.reads != "metric" or name == "rate":  # to which all of these are events
             continue
         watch = detector.start()
         wild = [1e308, -1e308, 5e-324, 1.7e308, 0.0] * 20
         _feed(watch, list(enumerate(wild)))
         watch.numbers()
-        codes = [
-            code for code, _, _ in _feed(watch, [(100 + i, 1.0 + i % 2 * 0.1) for i in range(99)])
-        ]
+        usual = [(100 + i, 1.0 + 0.01 * (i * 7 % 5)) for i in range(99)]
+        codes = [code for code, _, _ in _feed(watch, usual)]
 
         assert codes[-1] & ~NOTE == OK, name
 
@@ -254,5 +254,5 @@ def test_an_absence_copy_is_independent():
         twin.beat(step * 3 * 10**9, step)
 
     assert watch.p99_ns() == 10**9
-    assert watch.tick(300 * 10**9, None, "step") == OK
-    assert math.isclose(watch.numbers()["value"], 101.0)
+    assert watch.tick(209 * 10**9, None, "step") == OK
+    assert watch.numbers()["value"] == 10.0

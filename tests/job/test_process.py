@@ -79,16 +79,17 @@ def test_a_worker_that_lost_its_parent_still_belongs_to_the_tree(start, eventual
 
 
 def test_orphans_that_ended_are_collected(start, eventually):
-    """A daemonised helper of the job leaves no zombie with us."""
-    code = "import subprocess, time; subprocess.Popen(['sleep', '0.1'], start_new_session=True)"
+    """A daemonised helper of the job that ends leaves no zombie with us."""
+    code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     process = start("sh", "-c", f'{PYTHON} -c "{code}"; sleep 60')
-    orphan = eventually(
-        lambda: [
-            p
-            for p in process.tree.members()
-            if p.ppid() == psutil.Process().pid and p.pid != process.pid
-        ]
-    )[0]
+    ours = psutil.Process().pid
+
+    def orphans():
+        members = process.tree.members()
+        return [p for p in members if p.ppid() == ours and p.pid != process.pid]
+
+    orphan = eventually(orphans)[0]
+    orphan.kill()
 
     eventually(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
 

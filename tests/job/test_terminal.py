@@ -79,12 +79,12 @@ def test_ctrl_c_ends_a_job_that_does_not_handle_it(shell, run):
 
 
 def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
-    """The shell says Stopped and is usable; after fg typed lines arrive again."""
+    """The shell says Stopped and is usable; after fg typed lines arrive again, time and again."""
     run(COUNTER)
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("tty True")
 
-    for round_ in "12":
+    for round_ in "12345":
         shell.type("\x1a")
         shell.expect("Stopped")
         shell.expect("ready> ")
@@ -96,6 +96,23 @@ def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
         shell.expect(f"line {round_} hits 0")
 
     assert shell.foreground() == pid
+    shell.type("\x04")
+    shell.expect(r"suspended for \d{7,} ns")
+
+
+def test_killing_us_leaves_the_job_running_and_the_shell_usable(shell, run):
+    """kill -9 in mid-run: the shell takes its terminal back, and the job still writes to it."""
+    run("import time\nfor n in range(10**6): print('beat', n, flush=True); time.sleep(0.1)")
+    job = psutil.Process(int(shell.expect(r"pid (\d+)")[1]))
+    shell.expect("beat 1")
+
+    job.parent().kill()
+
+    shell.expect("Killed")
+    last = int(shell.expect(r"beat (\d+)\s")[1])
+    shell.expect(f"beat {last + 3}")
+    assert shell.foreground() == shell.bash.pid
+    job.kill()
 
 
 def test_bg_lets_it_run_without_the_terminal(shell, run):

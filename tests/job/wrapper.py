@@ -1,8 +1,10 @@
 """A supervisor reduced to its job package: start a command, pass signals on, exit as it did.
 
-Run as `python wrapper.py [--forget] COMMAND...`. Prints `pid <n>` on stderr once the job runs.
+Run as `python wrapper.py COMMAND...`. Prints `pid <n>` on stderr once the job runs, and in the end
+how long it was stopped together with the job, if it was.
 """
 
+import os
 import sys
 import time
 
@@ -13,8 +15,6 @@ from supervise.job.terminal import Terminal
 
 
 def main() -> int:
-    import os
-
     forwarder = Forwarder()
     forwarder.install()
     try:
@@ -26,6 +26,8 @@ def main() -> int:
     print(f"pid {process.pid}", file=sys.stderr, flush=True)
     while process.poll() is None:
         time.sleep(0.005)
+    if process.suspended_ns:
+        print(f"suspended for {process.suspended_ns} ns", file=sys.stderr)
     return exit_code(process.returncode)
 
 

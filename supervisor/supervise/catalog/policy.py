@@ -31,11 +31,11 @@ def locate(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
     name = path.name.removesuffix(".yaml")
     if path.parent in (Path(), Path("policies")) and (found := shipped.find("policies", name)):
-        return found
+        return found  # also beside a directory of that name
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
     names = shipped.names("policies")
     raise InputError(f"no policy {str(name_or_path)!r}", hint=did_you_mean(name, names))
 

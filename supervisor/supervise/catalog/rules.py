@@ -70,7 +70,7 @@ def _check_inputs(name: str, detector: Detector, parts: Parts, problems: Problem
     for wanted in detector.detectors:
         if wanted not in parts.detectors:
             place = first_text(entry.node, wanted)
-            near = did_you_mean(wanted, [*entry.scope, *parts.detectors])
+            near = did_you_mean(wanted, _usable(entry.scope, parts.detectors))
             problems.add(place, f"{name} reads an unknown detector {wanted!r}", near)
 
 
@@ -154,13 +154,18 @@ def _expression(text: str, entry: Entry, known: set[str], problems: Problems) ->
         for name, at in expression.places:
             if entry.scope.get(name, name) not in known:
                 unknown = True
-                short = {**entry.scope, **dict.fromkeys(known)}
-                hint = did_you_mean(name, short)
+                hint = did_you_mean(name, _usable(entry.scope, known))
                 problems.add(inside(node, at), f"unknown detector {name!r}", hint)
         return None if unknown else expression.renamed(entry.scope)
     except ExpressionError as error:
         problems.add(inside(node, error.at), f"rule {entry.name}: {error}")
         return None
+
+
+def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]:
+    """Return the names of detectors that a file with this scope may write."""
+    short = {long: name for name, long in scope.items()}
+    return [short.get(name, name) for name in known]
 
 
 def inside(node: Scalar, at: int) -> Spot:

@@ -62,6 +62,8 @@ class Library:
         self.beside = beside
         self.problems = problems
         self.opened: dict[str, Opened | None] = {}  # None: it exists, and its problems are noted
+        if HOLD in inline:
+            problems.add(inline[HOLD], "'hold' is reserved: it means to wait for a person")
 
     def names(self) -> list[str]:
         """Return every name that `open` would find, and `hold`."""
@@ -97,9 +99,6 @@ class Library:
         return shipped.find(RUNBOOKS, name)
 
     def _inline(self, name: str, node: Node) -> Opened | None:
-        if name == HOLD:
-            self.problems.add(node, "'hold' is reserved: it means to wait for a person")
-            return None
         if isinstance(node, Sequence):  # the short form: nothing but steps
             key = Scalar(node.source, node.line, node.col, "steps", True)
             node = Mapping(node.source, node.line, node.col, {"steps": (key, node)})

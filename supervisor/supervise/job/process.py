@@ -49,6 +49,7 @@ class Process:
         self.stopped = False
         self.suspended_ns = 0
         self._terminal = terminal
+        self._continues = 0
         self._lock = threading.RLock()
 
     @classmethod
@@ -111,6 +112,7 @@ class Process:
 
     def continued(self) -> None:
         """We were continued (`fg` or `bg`): hand the terminal on and continue the job."""
+        self._continues += 1
         if self._terminal is not None and self.returncode is None:
             self._terminal.lend(self.pid)
         self.signal(signal.SIGCONT, group=True)
@@ -149,7 +151,9 @@ class Process:
         asked_for_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
         if not (asked_for_it and terminal.lend(self.pid)):  # else it was only too quick for us
             terminal.take_back(self.pid)
-            since = time.monotonic_ns()
+            since, continues = time.monotonic_ns(), self._continues
             stop_ourselves(signum)
             self.suspended_ns += time.monotonic_ns() - since
+            if self._continues != continues:
+                return  # the handler of SIGCONT did it; once more could undo the next Ctrl-Z
         self.continued()

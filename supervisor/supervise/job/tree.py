@@ -67,6 +67,7 @@ class Tree:
                 return members
             self.reap(every_s=0.0)
             time.sleep(_PAUSE_S)
+        self.reap(every_s=0.0)
         return []
 
     def reap(self, every_s: float = 1.0) -> int:

@@ -1,0 +1,266 @@
+"""Where the probe touches torch: every function that is replaced, and with what.
+
+Each replacement calls the original with the job's own arguments, whatever happens to the probe.
+Code that torch.compile may meet is either hidden from it (`_hidden`), or a plain pass-through while
+it compiles, so that no graph breaks and nothing recompiles; see the measurements in probes/README.
+
+Nothing is ever un-patched: that would fail the guards of compiled code. The switch is
+`probe.off_duty()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+
+from . import forward
+from .step_hook import patch_optimizer
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+LOSSES = ("cross_entropy", "nll_loss")
+IGNORE_INDEX = 2  # its place behind (input, target) in both
+
+
+def install(torch: Any, probe: Probe) -> None:
+    """Patch torch. What this torch lacks is left out, but for the step itself.
+
+    Raises:
+        AttributeError: this torch has no place where a step can be seen.
+    """
+    hidden = functools.partial(_hidden, torch)
+    patch_optimizer(torch, probe, hidden)
+    _patch_backward(torch, probe, hidden)
+    _patch_scaler(torch, probe)
+    _patch_clips(torch, probe)
+    _patch_loader(torch, probe, hidden)
+    _patch_losses(torch, probe)
+    _patch_save(torch, probe)
+    forward.patch_replicas(torch)
+
+
+def _hidden(torch: Any, function: Callable[..., Any], recursive: bool = True) -> Any:
+    """Keep torch.compile out of `function`, and if `recursive` out of what it calls."""
+    disable = getattr(torch, "_disable_dynamo", None)
+    return function if disable is None else disable(function, recursive=recursive)
+
+
+def _patch_backward(torch: Any, probe: Probe, hidden: Any) -> None:
+    original = torch.autograd.backward
+
+    @hidden
+    def before(tensors: Any) -> None:
+        probe.guard.run(probe.core, _saw_backward, probe, tensors)
+
+    @hidden
+    def after() -> None:
+        probe.guard.run(probe.core, probe.drills.after_backward)
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if probe.in_backward or probe.off_duty():
+            return original(tensors, *args, **kwargs)
+        if isinstance(tensors, types.GeneratorType):
+            tensors = tuple(tensors)
+        before(tensors)
+        probe.in_backward = True  # a checkpointed block runs a backward inside the backward
+        began = monotonic_ns()
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            probe.in_backward = False
+            probe.times.add("backward", monotonic_ns() - began)
+            after()
+
+    torch.autograd.backward = functools.wraps(original)(hidden(backward, recursive=False))
+
+
+def _saw_backward(probe: Probe, tensors: Any) -> None:
+    torch = probe.torch
+    several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    roots = [t for t in several if isinstance(t, torch.Tensor)]
+    if any(t.is_meta for t in roots) or not probe.open():
+        return
+    loss: Any = None
+    for tensor in roots:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
+            value = probe.scaling.loss(tensor)
+            loss = value if loss is None else loss + value
+    probe.beat("step")
+    probe.boundary.saw_backward(loss)
+
+
+def _patch_scaler(torch: Any, probe: Probe) -> None:
+    scaler = torch.amp.GradScaler
+    scale, unscale, step = scaler.scale, scaler.unscale_, scaler.step
+
+    @functools.wraps(scale)
+    def scale_(self: Any, outputs: Any) -> Any:
+        result = scale(self, outputs)
+        if not probe.off_duty():
+            probe.guard.run(probe.core, probe.scaling.saw_scale, self, outputs, result)
+        return result
+
+    @functools.wraps(unscale)
+    def unscale_(self: Any, optimizer: Any) -> Any:
+        result = unscale(self, optimizer)
+        if not probe.off_duty() and self._enabled:
+            probe.guard.run(probe.core, probe.scaling.saw_unscale, optimizer)
+        return result
+
+    @functools.wraps(step)
+    def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if probe.inside or probe.off_duty() or not self._enabled:
+            return step(self, optimizer, *args, **kwargs)
+        probe.scaling.scaler = self
+        entries = probe.boundary.entries
+        try:
+            result = step(self, optimizer, *args, **kwargs)
+            if probe.boundary.entries == entries:  # the scaler never called optimizer.step
+                probe.guard.run(probe.core, probe.boundary.overflowed, optimizer)
+        finally:
+            probe.scaling.scaler = None
+        probe.at_boundary()
+        return result
+
+    scaler.scale, scaler.unscale_, scaler.step = scale_, unscale_, step_
+
+
+def _patch_clips(torch: Any, probe: Probe) -> None:
+    module = torch.nn.utils.clip_grad
+    compiling = torch.compiler.is_compiling
+
+    def saw(params: List[Any], norm: Any) -> None:
+        part = probe.guard.part("gradient")
+        probe.guard.run(part, probe.collectors["gradient"].saw_clip, params, norm)
+
+    def wrap(name: str, tells_norm: bool) -> None:
+        original = getattr(module, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if compiling() or probe.off_duty():
+                return original(parameters, *args, **kwargs)
+            one = isinstance(parameters, torch.Tensor)
+            params = [parameters] if one else list(parameters)
+            if not one and isinstance(parameters, types.GeneratorType):
+                parameters = (p for p in params)  # spent by now; and torch tells it from a list
+            elif not one:
+                parameters = params
+            norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+            sharded = bool(params) and hasattr(params[0], "_local_tensor")
+            if tells_norm and not sharded and float(norm_type) == 2.0:
+                norm = original(parameters, *args, **kwargs)
+                saw(params, norm)
+                return norm
+            saw(params, None)
+            return original(parameters, *args, **kwargs)
+
+        for home in (module, torch.nn.utils):
+            if getattr(home, name, None) is original:
+                setattr(home, name, clip)
+
+    wrap("clip_grad_norm_", tells_norm=True)
+    wrap("clip_grad_value_", tells_norm=False)
+    wrap("clip_grads_with_norm_", tells_norm=False)
+
+
+def _patch_loader(torch: Any, probe: Probe, hidden: Any) -> None:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+
+    @hidden
+    def saw(batch: Any) -> None:
+        probe.guard.run(probe.guard.part("batch"), _saw_batch, probe, batch)
+
+    def __next__(self: Any) -> Any:
+        if probe.off_duty():
+            return original(self)
+        began = monotonic_ns()
+        batch = original(self)
+        probe.times.add("input", monotonic_ns() - began)
+        probe.beat("step" if torch.is_grad_enabled() else "eval")
+        # The outermost module tells its input better, once it is known and if it is called.
+        if not probe.times.seen["forward"] and torch.is_grad_enabled():
+            saw(batch)
+        return batch
+
+    iterator.__next__ = functools.wraps(original)(hidden(__next__, recursive=False))
+
+
+def _saw_batch(probe: Probe, batch: Any) -> None:
+    values = batch.values() if isinstance(batch, dict) else batch
+    several = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
+    probe.collectors["batch"].saw(several)
+
+
+def _patch_losses(torch: Any, probe: Probe) -> None:
+    functional = torch.nn.functional
+
+    def wrap(name: str) -> None:
+        original = getattr(functional, name)
+
+        @functools.wraps(original)
+        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(input, target, *args, **kwargs)
+            if (
+                type(input) is torch.Tensor
+                and type(target) is torch.Tensor
+                and result.requires_grad
+                and not probe.off_duty()
+                and not probe.boundary.repeats
+            ):
+                ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
+                ignored = kwargs.get("ignore_index", ignored)
+                part = probe.guard.part("tokens")
+                probe.guard.run(part, probe.collectors["tokens"].saw_targets, target, ignored)
+            return result
+
+        # torch's own marks of a function that stands for another one: TorchScript and
+        # torch.compile then take the original and never look into ours.
+        vars(loss)["__script_if_tracing_wrapper"] = True
+        vars(loss)["__original_fn"] = original
+        setattr(functional, name, loss)
+
+    for name in LOSSES:
+        wrap(name)
+
+
+def _patch_save(torch: Any, probe: Probe) -> None:
+    original = torch.save
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        if probe.off_duty():
+            return original(*args, **kwargs)
+        probe.beat("checkpoint")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            probe.beat("step")
+
+    torch.save = save
+
+
+def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[str, Any]]]:
+    """Return what runs in front of each call of an outermost module."""
+    def look(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        hashed = probe.collectors["batch"].saw([*args, *kwargs.values()])
+        if hashed is not None and not hashed.is_floating_point():
+            probe.collectors["tokens"].saw_inputs(hashed.numel())
+
+    def before(
+        root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        probe.beat("step")
+        args, kwargs = probe.drills.forward(root, args, kwargs)
+        if not probe.boundary.repeats:
+            probe.guard.run(probe.guard.part("batch"), look, args, kwargs)
+        return args, kwargs
+
+    return _hidden(probe.torch, before)  # type: ignore[no-any-return]

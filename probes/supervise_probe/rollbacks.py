@@ -1,0 +1,121 @@
+"""When a savepoint is taken, and how the probe itself goes back with the job.
+
+The probe's own counters (tokens, applied steps) travel inside the savepoint. `Savepoints` does the
+work; here is only what belongs to the probe.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Dict, List
+
+from .commands import Refused
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+
+class Rollbacks:
+    """The savepoints of one rank.
+
+    Attributes:
+        why_not: why no rollback is possible in this job, "" while it is.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._savepoints: Any = None
+        self._next = 0
+        self._unfinished: Dict[int, Dict[str, float]] = {}
+        self.why_not = ""
+        wanted = probe.config.savepoints
+        if not wanted:
+            self.why_not = "no savepoints are kept"
+            return
+        if probe.world_size > 1:
+            self.why_not = f"{probe.world_size} ranks need step-fenced commands"
+            return
+        from .savepoints import Savepoints
+
+        self._every = max(1, int(wanted["every"]))
+        self._savepoints = Savepoints(
+            probe.torch, probe.registry, int(wanted["keep"]), int(wanted["max_bytes"])
+        )
+
+    @property
+    def steps(self) -> List[int]:
+        """The steps that can be gone back to."""
+        return [] if self._savepoints is None else list(self._savepoints.steps)
+
+    def regular(self) -> None:
+        """Take a savepoint if one is due. A step that was not finite is no state to go back to."""
+        probe = self._probe
+        step = probe.boundary.number - 1
+        if self._savepoints is None or step < self._next or not probe.finite:
+            return
+        began = monotonic_ns()
+        try:
+            self.take()
+        except Refused as problem:
+            probe.notice("rollback-unavailable", f"no rollback is possible: {problem}")
+        self._next = self._multiple_behind(step)
+        probe.boundary.hold(monotonic_ns() - began)
+
+    def take(self) -> Dict[str, Any]:
+        """Keep the state behind the last step.
+
+        Raises:
+            Refused: a rollback can never work in this job; none is tried again.
+        """
+        if self._savepoints is None:
+            raise Refused(self.why_not)
+        from .savepoints import CannotRestore
+
+        probe = self._probe
+        step = probe.boundary.number - 1
+        state = probe.state()
+        try:
+            taken: Dict[str, Any] = self._savepoints.take(step, probe.boundary.attempt, state)
+        except CannotRestore as problem:
+            self._savepoints, self.why_not = None, str(problem)
+            raise Refused(str(problem)) from problem
+        if probe.publisher.waiting:  # this step's own counts are still on a device
+            kept = set(self.steps)
+            self._unfinished = {k: v for k, v in self._unfinished.items() if k in kept}
+            self._unfinished[step] = state
+        probe.status_changed()
+        return taken
+
+    def finished(self, step: int) -> None:
+        """The frame of `step` is complete: so are the counts that its savepoint holds."""
+        state = self._unfinished.pop(step, None)
+        if state is not None:
+            state.update(self._probe.state())
+
+    def back(self, before_step: int, rng: str) -> Dict[str, Any]:
+        """Go back to the newest savepoint before `before_step`.
+
+        Raises:
+            Refused: there is none, or it cannot be restored here.
+        """
+        if self._savepoints is None:
+            raise Refused(self.why_not)
+        from .savepoints import CannotRestore
+
+        probe = self._probe
+        try:
+            restored, state = self._savepoints.restore(before_step, rng)
+        except CannotRestore as problem:
+            raise Refused(str(problem)) from problem
+        probe.publisher.flush()
+        for collector in probe.collectors.values():
+            collector.rewind(state)
+        step = int(restored["step"])
+        probe.boundary.rewind(step)
+        probe.drills.end_all()
+        self._next = self._multiple_behind(step)
+        probe.status_changed()
+        return dict(restored)
+
+    def _multiple_behind(self, step: int) -> int:
+        return (step // self._every + 1) * self._every

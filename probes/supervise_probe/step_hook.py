@@ -1,0 +1,117 @@
+"""The optimizer's step: the one place where the probe stands around a call of the job.
+
+`Optimizer.profile_hook_step` is what torch wraps around the `step` of every optimizer class. The
+public step hooks would not do: they cannot skip, do not run when a step raises, and run twice where
+one class calls the step of another.
+"""
+
+from __future__ import annotations
+
+import functools
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from .boundary import SkipUpdate, Update
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+
+def patch_optimizer(torch: Any, probe: Probe, hidden: Any) -> None:
+    """See every `optimizer.step()` of every class that is used for the first time from now on."""
+    original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
+    run = hidden(_make_run(torch, probe, hidden), recursive=False)
+
+    def profile_hook_step(function: Callable[..., Any]) -> Any:
+        inner = original(function)
+
+        @functools.wraps(inner)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if probe.inside or probe.off_duty():
+                return inner(*args, **kwargs)
+            return run(inner, args, kwargs)
+
+        return hidden(step, recursive=False)
+
+    torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+
+
+def _make_run(torch: Any, probe: Probe, hidden: Any) -> Callable[..., Any]:
+    guard, core = probe.guard, probe.core
+
+    @hidden
+    def before(optimizer: Any, closure: bool) -> Any:
+        return guard.run(core, probe.boundary.before_step, optimizer, closure)
+
+    @hidden
+    def measure(update: Update) -> None:
+        guard.run(core, probe.boundary.measure, update)
+
+    @hidden
+    def restore() -> None:
+        guard.run(core, probe.rate.restore)
+
+    @hidden
+    def after(update: Update) -> None:
+        guard.run(core, probe.boundary.after_step, update)
+
+    def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            if not update.measured:
+                measure(update)
+                if update.skip:
+                    update.result = result
+                    raise SkipUpdate
+            return result
+
+        return evaluate
+
+    def skip(update: Update, closure: Optional[Callable[..., Any]]) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():  # the batch is used up and the caller gets its loss
+            result = closure()
+        if not update.measured:
+            measure(update)
+        return result
+
+    def run(inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        optimizer = args[0]
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = closure if callable(closure) else None
+        probe.inside = True
+        update: Optional[Update] = None
+        try:
+            update = before(optimizer, closure is not None)
+            if update is None:
+                return inner(*args, **kwargs)
+            probe.drills.block()
+            began, apart = monotonic_ns(), probe.times.inside()
+            if update.skip:
+                result = skip(update, closure)
+            else:
+                if closure is not None:
+                    first = first_evaluation(update, closure)
+                    if "closure" in kwargs:
+                        kwargs = {**kwargs, "closure": first}
+                    else:
+                        args = (optimizer, first, *args[2:])
+                try:
+                    result = inner(*args, **kwargs)
+                except SkipUpdate:
+                    result = update.result
+            elapsed = monotonic_ns() - began - (probe.times.inside() - apart)
+            probe.times.add("optimizer", elapsed)
+        except BaseException:
+            if update is not None:
+                probe.boundary.abandon(update)
+            raise
+        finally:
+            restore()
+            probe.inside = False
+        after(update)
+        probe.at_boundary()
+        return result
+
+    return run

@@ -1,0 +1,5 @@
+"""`python -m supervise`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,333 @@
+"""Every mistake that a policy can hold is named at its own line and column, all in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from supervise.catalog import PolicyErrors, load_policy, shipped
+
+HEAD = "version: supervise/v1\nmode: enforce\n"
+ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
+Mistakes = Callable[..., list[str]]
+
+NEWLINE = "\n"
+MARK = "¦"  # where the message should point; else its line and column are written out
+
+# What is put in the place of what, in the good policy, and what is said about it.
+CHANGES = [
+    ("mode: enforce", "¦moed: enforce", "the file has no key 'moed' (did you mean 'mode'?)"),
+    ("version: supervise/v1\n", "¦", "the file needs the key 'version'"),
+    ("supervise/v1", "¦supervise/v2", "supervise/v2 is newer than this program, which knows"),
+    ("supervise/v1", "¦supervise/v0", "version should be 'supervise/v1', not the text"),
+    ("supervise/v1", "¦1", "version should be 'supervise/v1', not the number 1"),
+    ("mode: enforce", "mode: ¦approve", "mode: approve is not available in this version"),
+    ("mode: enforce", "mode: ¦enforced", "mode should be one of 'observe', 'shadow', 'enforce'"),
+    ("mode: enforce", "mode: ¦on", "mode should be one of"),
+    ("mode: enforce", "mode: ¦[enforce]", "mode should be one of 'observe', 'shadow', 'enforce'"),
+    ("mode: enforce", "¦approvals: {}", "approvals are not available in this version"),
+    ("mode: enforce", "use: ¦loss_spike", "use should be a list, each item a name"),
+    ("mode: enforce", "use: [¦loss_spik]", "no pack 'loss_spik' (did you mean 'loss_spike'?)"),
+    ("mode: enforce", "use: [¦../hang]", "use[0] should be a name of letters, digits and _"),
+    ("mode: enforce", "use: [hang, ¦hang]", "the pack 'hang' is used twice"),
+    ("mode: enforce", "policy: ¦7", "policy should be text, not the number 7 (put quotes"),
+    ("mode: enforce", "summary: ¦{a: b}", "summary should be text, not a mapping"),
+    ("gt: 12.0", "gt: ¦12s", "high.gt should be a number, not the text '12s' (it has no unit)"),
+    ("gt: 12.0", "gt: ¦1_000", "high.gt should be a number, not the text '1_000' (write the"),
+    ("gt: 12.0", "gt: ¦'12'", "high.gt should be a number, not the text '12'"),
+    ("gt: 12.0", "gt: ¦.nan", "high.gt should be a finite number, not nan"),
+    ("gt: 12.0", "gt: ¦1e999", "high.gt should be a finite number, not inf"),
+    ("gt: 12.0", "gt: ¦true", "high.gt should be a number, not the boolean true"),
+    ("for: 3", "for: ¦3s", "rule dead.for should be a number of steps, not the text '3s' (a bare"),
+    ("for: 3", "for: ¦0", "rule dead.for should be at least 1, not 0"),
+    ("for: 3", "for: ¦1.5", "rule dead.for should be a number of steps, not the number 1.5"),
+    ("for: 3", "for: ¦1e30", "rule dead.for is too large"),
+    ("mode: enforce", "hold_max: ¦30", "hold_max is a time and needs a unit (write 30s, 30m)"),
+    ("mode: enforce", "hold_max: ¦30min", "hold_max should be a time such as 30s, not the text"),
+    ("mode: enforce", "hold_max: ¦-3s", "hold_max should be a time such as 30s, not the text"),
+    ("per: 5000", "per: ¦5 m", "budgets.lr_scale.per should be a number of steps or a time"),
+    ("mode: enforce", "baseline: ¦{window: 10}", "baseline.min: is larger than the window of 10"),
+    ("kind: threshold", "kind: ¦treshold", "high has an unknown kind, the text 'treshold' (did"),
+    ("kind: threshold, metric: t", "metric: t", "4:9: high needs the key 'kind' (one of absence,"),
+    ("gt: 12.0", "gte: ¦1, gt: 12.0", "high.gte: give exactly one of"),
+    ("gt: 12.0", "gt: 12.0, ¦claer: 1", "high has no key 'claer' (did you mean 'clear'?)"),
+    ("gt: 12.0", "gt: 12.0, clear: ¦13", "high.clear: "),
+    ("gt: 12.0", "gt: 12.0, m_of_n: ¦[3]", "high.m_of_n should hold 2 items, not 1"),
+    ("gt: 12.0", "gt: 12.0, m_of_n: ¦[5, 3]", "high.m_of_n: "),
+    ("gt: 12.0", "gt: 12.0, ¦metric: x", "the key 'metric' stands here twice"),
+    ("high:", "¦hi-gh:", "a name in detectors should be a name of letters, digits and _"),
+    ("wild:", "not:", "5:8: 'not' is a word of the language, not a name"),
+    ("  high:", "  x: ¦3\n  high:", "x should be a mapping with 'kind' and the keys of that"),
+    ("when: high and wild", "when: high and ¦wid", "unknown detector 'wid' (did you mean 'wild'?)"),
+    ("when: high and wild", "when: high and¦", "rule spike: a detector name is missing here"),
+    ("when: high and wild", "when: high ¦> 3", "rule spike: '>' has no meaning here"),
+    ("when: high and wild", "when: ¦(high", "rule spike: this parenthesis is never closed"),
+    ("id: dead", "id: ¦spike", "there is a rule 'spike' already (first in"),
+    ("id: dead", "id: ¦de-ad", "rule de-ad.id should be a name of letters, digits and _"),
+    ("id: dead, ", "", "8:5: rule needs the key 'id'"),
+    ("sev: SEV0", "sev: ¦sev0", "rule dead.sev should be one of 'SEV0', 'SEV1', 'SEV2', not the"),
+    ("sev: SEV0", "¦severity: SEV0", "rule dead has no key 'severity' (did you mean 'sev'?)"),
+    ("run: calm", "run: ¦clam", "rule spike: no runbook 'clam' (did you mean 'calm'?)"),
+    ("for: 3", "mode: ¦approve", "rule dead.mode: approve is not available in this version"),
+    ("for: 3", "unknown: ¦maybe", "rule dead.unknown should be one of 'hold', 'breach', 'ok'"),
+    ("[snapshot, {lr", "[¦{rollback: {at_least: 1}}, {lr", "runbook calm: rollback without"),
+    ("[snapshot, {lr", "[¦pause, snapshot, {lr", "runbook calm: pause without resume (put"),
+    ("[snapshot, {lr", "[¦resume, {lr", "runbook calm: resume without pause"),
+    (", verify]", "]", "10:20: runbook calm: touches the job and does not verify (end with verify"),
+    ("[snapshot, {lr", "[¦verify, {lr", "runbook calm: verify is the last step of a runbook"),
+    ("[snapshot, {lr", "[snapshot, stop, ¦{lr", "runbook calm: nothing can be done after stop"),
+    ("calm: [snapshot, {lr_scale: {set: 0.5}}, verify]", "calm: ¦[]", "runbook calm: has no"),
+    ("snapshot, {lr", "¦snapshto, {lr", "runbook calm.steps[0]: no action 'snapshto' (did you"),
+    ("set: 0.5", "set: 0.5, rewarm: ¦5s", "runbook calm.steps[1].lr_scale.rewarm should be"),
+    ("set: 0.5", "set: ¦2", "runbook calm.steps[1].lr_scale.set: must be above 0"),
+    ("{set: 0.5}", "¦{}", "runbook calm.steps[1].lr_scale needs the key 'set'"),
+    ("{lr_scale: {set: 0.5}}", "¦lr_scale", "runbook calm.steps[1].lr_scale needs the key"),
+    ("{lr_scale: {set: 0.5}}", "{lr_scale: ¦0.5}", "runbook calm.steps[1].lr_scale should"),
+    ("{lr_scale: {set: 0.5}}", "¦{pause: , resume: }", "runbook calm.steps[1] should be an"),
+    ("  calm:", "  ¦Calm: [notify]\n  calm:", "a name in runbooks should be a runbook's name"),
+    ("lr_scale: {max", "¦lr_scal: {max", "no class of actions 'lr_scal' (did you mean 'lr_"),
+    (", lr_scale: {max: 2, per: 5000}", "", "11:10: no budget 'lr_scale', which lr_scale in calm"),
+    ("all: {max: 6}, ", "", "11:10: no budget 'all', which lr_scale in calm needs (add all: {max"),
+    ("{max: 6}", "{max: ¦-1}", "budgets.all.max should be at least 0, not -1"),
+    ("{max: 6}", "{max: 6, then: ¦hold}", "budgets.all.then should be one of 'holding',"),
+    ("{max: 6}", "¦{}", "budgets.all needs the key 'max'"),
+    ("mode: enforce", "escalate: {ladder: [calm, ¦nix]}", "ladder: no runbook 'nix' (known:"),
+    ("mode: enforce", "escalate: {ladder: [¦hold, calm]}", "nothing comes after hold (make it"),
+    ("mode: enforce", "escalate: {ladder: [calm, ¦calm]}", "the rung 'calm' stands in the"),
+    ("mode: enforce", "inhibit: [{by_rule: dead, mute: [¦dead]}]", "dead would mute itself"),
+    ("mode: enforce", "inhibit: [{by_rule: spike, mute: [¦dead]}]", "dead is SEV0, which cannot"),
+    ("mode: enforce", "inhibit: [{by_rule: ¦nix, mute: [spike]}]", "inhibit: unknown rule 'nix'"),
+    ("mode: enforce", "inhibit: [{by_rule: dead, mute: [¦spik]}]", "inhibit: unknown rule 'spik'"),
+    ("mode: enforce", "inhibit: [¦{mute: [spike]}]", "inhibit needs one of 'by_rule' and"),
+    ("mode: enforce", "inhibit: [¦{by_rule: dead, mute: []}]", "inhibit mutes nothing"),
+    ("mode: enforce", "inhibit: [{by_state: [¦actng], mute: [spike]}]", "inhibit.by_state[0] sh"),
+    ("mode: enforce", "notify: {¦slak: {}}", "notify: no notifier 'slak' (did you mean 'slack'"),
+    ("mode: enforce", "notify: {slack: ¦{}}", "notify.slack needs the key 'url_env'"),
+    ("mode: enforce", "notify: {slack: {¦url: x}}", "notify.slack has no key 'url' (did you"),
+    ("mode: enforce", "standing_orders: {¦skip: {}}", "standing_orders has no key 'skip'"),
+    ("mode: enforce", "savepoints: ¦{keep: 4}", "savepoints needs the key 'every'"),
+    ("mode: enforce", "job: {rollback: ¦relaunch}", "job.rollback should be 'in_process', not"),
+    ("mode: enforce", "override: {high: ¦{gt: 1}}", "override of 'high': no pack in use has it"),
+    ("mode: enforce", "machine: {warming: {¦ready: nominl}}", "machine: unknown target 'nominl'"),
+    ("mode: enforce", "machine: {¦waiting: {}}", "machine: unknown state 'waiting'"),
+    ("mode: enforce", "machine: {warming: {¦redy: nominal}}", "machine: unknown event 'redy'"),
+    ("mode: enforce", "machine: ¦{any: {exited: halted}}", "machine: 'acting' can never be reac"),
+    ("gt: 12.0", "gt: ¦~", "high.gt: give exactly one of"),
+    ("  calm:", "  hold: ¦[notify]\n  calm:", "'hold' is reserved: it means to wait for a person"),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"), CHANGES, ids=[f"{n} {new}" for n, (_, new, _) in enumerate(CHANGES)]
+)
+def test_one_mistake_is_named_where_it_stands(
+    good: str, mistakes: Mistakes, old: str, new: str, said: str
+) -> None:
+    """One message is about what was changed, at the very place where it was changed."""
+    assert old in good
+    text = good.replace(old, new, 1)
+    if MARK in text:
+        before = text[: text.index(MARK)]
+        said = f"{before.count(NEWLINE) + 1}:{len(before) - before.rfind(NEWLINE)}: {said}"
+
+    found = mistakes(text.replace(MARK, ""))
+
+    assert any(line.startswith(said) for line in found), found
+
+
+def test_the_good_policy_is_good(good: str, load: Callable[..., object]) -> None:
+    """Else the test above would prove nothing."""
+    load(good)
+
+
+def test_all_mistakes_are_found_in_one_go_and_sorted(mistakes: Mistakes) -> None:
+    """A person fixes a file once, from top to bottom."""
+    found = mistakes(
+        "rules:\n  - {id: r, when: a or c, sev: SEV9}\n"
+        "  - {id: s, when: a or b, sev: SEV2, run: x}\n"
+        "version: supervise/v1\nmode: enforce\nuse: [hang]\nhold_max: 3\n"
+        "detectors: {a: {kind: threshold, metric: m, gt: x}, b: {kind: nonfinite, z: 1}}\n"
+    )
+
+    assert [line.split(" ")[0] for line in found] == ["2:32:", "7:11:", "8:49:", "8:74:"]
+
+
+def test_a_broken_detector_is_blamed_once(mistakes: Mistakes) -> None:
+    """The rules that use it are not: they are right."""
+    found = mistakes(
+        HEAD + "detectors: {a: {kind: threshold, metric: m, gt: x}, b: {kind: join, all: [a, a]}}\n"
+        "rules: [{id: r, when: a, sev: SEV2}]\n"
+    )
+
+    assert len(found) == 1
+    assert "a.gt should be a number" in found[0]
+
+
+def test_detectors_that_read_each_other_are_a_circle(mistakes: Mistakes) -> None:
+    """Named in the order in which they read."""
+    found = mistakes(
+        HEAD + "detectors:\n"
+        "  a: {kind: join, any: [b], within: 1}\n"
+        "  b: {kind: join, any: [c], within: 1}\n"
+        "  c: {kind: sequence, steps: [a, d]}\n"
+        "  d: {kind: nonfinite}\n"
+    )
+
+    assert found == ["4:6: detectors read each other: a -> b -> c -> a"]
+
+
+def test_a_detector_that_reads_an_unknown_one_is_told_where(mistakes: Mistakes) -> None:
+    """The place is the name in the list, the hint knows short and long names."""
+    found = mistakes(
+        HEAD + "use: [hang]\ndetectors: {a: {kind: sequence, steps: [hang.stalled, hang.stald]}}\n"
+    )
+
+    assert found == [
+        "4:55: a reads an unknown detector 'hang.stald' (did you mean 'hang.stalled'?)"
+    ]
+
+
+def test_rules_that_mute_each_other_are_a_circle(mistakes: Mistakes) -> None:
+    """Else which one acts would depend on their order."""
+    rules = "".join(f"  - {{id: {name}, when: a, sev: SEV2}}\n" for name in "rst")
+    found = mistakes(
+        HEAD + ONE + "rules:\n" + rules + "inhibit:\n"
+        "  - {by_rule: r, mute: [s]}\n  - {by_rule: s, mute: [t]}\n  - {by_rule: t, mute: [r]}\n"
+    )
+
+    assert len(found) == 1
+    assert "rules mute each other: " in found[0]
+
+
+@pytest.mark.parametrize(
+    ("when", "place"),
+    [
+        ('"a or (b"', "5:12"),
+        ('"a or b"', "5:17"),
+        ("a or\n      b", "6:7"),
+        (">\n      a or\n\n      b", "8:7"),
+        ("|\n      a\n      or b", "7:10"),
+        ("'a\n      or b'", "6:10"),
+    ],
+)
+def test_a_place_inside_folded_text_is_found(mistakes: Mistakes, when: str, place: str) -> None:
+    """However YAML lets one write the text."""
+    text = HEAD + ONE + f"rules:\n  - when: {when}\n    id: r\n    sev: SEV2\n"
+
+    found = mistakes(text.replace("  - when", "  - when"))
+
+    assert found[0].startswith(place if "(" not in when else "5:17"), found[0]
+
+
+def test_a_rollback_without_savepoints_is_refused(mistakes: Mistakes) -> None:
+    """There would be nothing to go back to."""
+    found = mistakes(
+        HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: rollback-and-rewarm}]\n"
+        "budgets: {all: {max: 1}, rollback: {max: 1}}\n"
+    )
+
+    assert found == [
+        "1:1: rollback-and-rewarm rolls back, but no savepoints are kept "
+        "(add savepoints: {every: 25, keep: 4})"
+    ]
+
+
+def test_a_mistake_of_an_override_is_reported_in_the_override(mistakes: Mistakes) -> None:
+    """The pack is right; the line to change is the policy's."""
+    found = mistakes(
+        HEAD + "use: [loss_spike, hang]\noverride:\n"
+        "  loss_spike.loss_z: {gt: 2.5}\n"
+        "  loss_spike.grad_z: {gtt: 9}\n"
+        "  loss_spike.coupled: {when: spike or spke, run: nix}\n"
+        "  loss_spike.los_z: {gt: 1}\n"
+        "  hang.stalled: {kind: nonfinite}\n"
+        "  hang.stuck: 3\n"
+        "savepoints: {every: 9}\nbudgets: {all: {max: 1}, rollback: {max: 1}}\n"
+    )
+
+    assert [line.partition(" (")[0] for line in found] == [
+        "5:27: loss_spike.loss_z.clear: must be above 0 and below `gt`",
+        "6:23: loss_spike.grad_z has no key 'gtt'",
+        "7:39: unknown detector 'spke'",
+        "8:21: override of 'loss_spike.los_z': no pack in use has it",
+        "9:18: 'kind' cannot be overridden",
+        "10:15: override of 'hang.stuck' should be a mapping, not the number 3",
+    ]
+
+
+PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("pack: hang", "pack: hung", "pack 'hung' stands in a file named hang.yaml"),
+        ("status: experimental", "status: proven", "status should be one of 'experimental'"),
+        ("summary:", "sumary:", "the file has no key 'sumary'"),
+        ("when: stalled", "when: stopped", "unknown detector 'stopped' (known: 'stalled')"),
+        ("id: stuck", "id: stalled", "a detector is named 'stalled' too; overrides need one name"),
+        ("min: 120s", "min: 120", "hang.stalled.after.min is a time and needs a unit"),
+        (
+            "p99_multiple: 8",
+            "p99_multiple: 8s",
+            "hang.stalled.after.p99_multiple should be a number",
+        ),
+        ("p99_multiple: 8", "p99_multipel: 8", "hang.stalled.after has no key 'p99_multipel'"),
+        ("run: stop-and-page", "run: stop-and-pag", "no runbook 'stop-and-pag' (did you mean"),
+        ("supervise/v1", "supervise/v7", "version should be 'supervise/v1'"),
+    ],
+)
+def test_a_mistake_in_a_pack_is_reported_in_the_pack(
+    mistakes: Mistakes, old: str, new: str, said: str
+) -> None:
+    """With its own file's line, whichever policy uses it."""
+    assert old in PACK
+
+    found = mistakes(HEAD + "use: [hang]\n", {"packs/hang.yaml": PACK.replace(old, new, 1)})
+
+    assert said in found[0]
+
+
+RUNBOOK = (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "runbook: soften",
+            "runbook: softer",
+            "runbook 'softer' stands in a file named",
+        ),
+        ("  - snapshot\n", "  - snapshto\n", "steps[0]: no action 'snapshto' (did you mean"),
+        ("verify: {", "verfy: {", "the file has no key 'verfy' (did you mean 'verify'?)"),
+        ("within: 100", "within: 5", "verify.within: must be at least clear_for (20 steps)"),
+        ("  - snapshot\n", "  - snapshot\n  - verify\n", "runbook soften verifies twice"),
+        ("if_it_fails: r", "if_it_fails: x", "if_it_fails: no runbook 'xollback-and-rewarm'"),
+        ("impact: ", "impct: ", "the file has no key 'impct' (did you mean 'impact'?)"),
+        ("meaning: Tr", "meaning: oops: Tr", "put quotes around text that holds ': '"),
+    ],
+)
+def test_a_mistake_in_a_runbook_is_reported_in_the_runbook(
+    mistakes: Mistakes, old: str, new: str, said: str
+) -> None:
+    """With its own file's line, whichever rule runs it."""
+    assert old in RUNBOOK
+    text = HEAD + ONE + (
+        "rules: [{id: r, when: a, sev: SEV1, run: soften}]\nsavepoints: {every: 9}\n"
+        "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\n"
+    )  # fmt: skip
+
+    found = mistakes(text, {"runbooks/soften.yaml": RUNBOOK.replace(old, new, 1)})
+
+    assert any(said in line for line in found), found
+
+
+@pytest.mark.parametrize("kind", ["packs/hang", "../runbooks/soften"])
+def test_a_pack_or_a_runbook_is_no_policy(kind: str) -> None:
+    """The message says what it is and how it is used."""
+    path = shipped.folder("policies") / f"{kind}.yaml"
+
+    with pytest.raises(PolicyErrors, match=r"this is a (pack|runbook), not a policy"):
+        load_policy(path)

@@ -1,0 +1,169 @@
+"""The JSON Schemas: current, valid, and of one mind with the loader about form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from supervise.catalog import PolicyErrors, docs, load_policy, schema, shipped
+from supervise.catalog import load as loading
+from supervise.catalog.forms import PackFile, PolicyFile, RunbookFile
+from supervise.catalog.nodes import Mapping, plain
+from supervise.catalog.problems import Problems, Source
+
+SORTS = {
+    "policies": (PolicyFile, "policies/policy.schema.json"),
+    "policies/packs": (PackFile, "policies/pack.schema.json"),
+    "runbooks": (RunbookFile, "runbooks/runbook.schema.json"),
+}
+FILES = [(kind, name) for kind in SORTS for name in shipped.names(kind)]
+
+
+def validator(kind: str) -> jsonschema.Draft7Validator:
+    return jsonschema.Draft7Validator(json.loads(schema.text(SORTS[kind][1])))
+
+
+def parse(text: str) -> Mapping:
+    problems = Problems()
+    root = loading.parse(Source("x.yaml", text), problems)
+    problems.stop()
+    assert root is not None
+    return root
+
+
+@pytest.mark.parametrize("file", schema.FILES)
+def test_the_committed_schema_is_current(file: str) -> None:
+    """`python -m supervise.catalog.docs` was run after the last change."""
+    assert docs.path_of(file).read_text("utf-8") == schema.text(file)
+
+
+@pytest.mark.parametrize("kind", SORTS)
+def test_a_schema_is_a_schema(kind: str) -> None:
+    """Draft-07, which is what the YAML language server speaks."""
+    jsonschema.Draft7Validator.check_schema(json.loads(schema.text(SORTS[kind][1])))
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
+    """Every shipped file, under the schema that its first line names."""
+    path = shipped.folder(kind) / f"{name}.yaml"
+    text = path.read_text("utf-8")
+
+    validator(kind).validate(plain(parse(text)))
+
+    named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / named).resolve() == docs.path_of(SORTS[kind][1]).resolve()
+
+
+@pytest.mark.parametrize("name", shipped.names("policies"))
+def test_a_resolved_policy_is_valid(name: str) -> None:
+    """The copy in the run directory too."""
+    validator("policies").validate(plain(parse(load_policy(name).resolved)))
+
+
+# ── one corpus, two judges ────────────────────────────────────────────────────────────────────────
+
+WRONG: tuple[Any, ...] = (
+    None, True, -1, 1.5, "x", "30s", "5 m", "SEV1", "a-b", "A B", [], [1], {}, {"x": 1},
+)  # fmt: skip
+
+# What the loader says about form, and nowhere else: a schema knows this much.
+FORM = re.compile(
+    r" should (be|hold) | has no key | needs the key | needs a unit|unknown kind|no action"
+    r"|no notifier|a name in | not available "
+)
+
+OVERRIDDEN = "hang.stalled"  # a schema cannot know what a key of a pack's detector may be
+
+POLICY = """\
+version: supervise/v1
+policy: whole
+summary: text
+mode: enforce
+use: [hang]
+override: {hang.stalled: {signal: step}}
+baseline: {window: 128, min: 64}
+detectors:
+  a: {kind: threshold, metric: train_loss_raw, gt: 12, for: 2}
+  b: {kind: absence, after: {min: 1s, p99_multiple: 3}, grace: {eval: 1m}}
+  c: {kind: join, any: [a], within: 2}
+rules: [{id: r, when: a, sev: SEV1, run: calm, for: 3, keep: 1, unknown: breach, mode: shadow}]
+inhibit: [{by_state: [acting], mute: [r]}]
+budgets: {all: {max: 6}, lr_scale: {max: 2, per: 1800s, then: halted}}
+escalate: {ladder: [calm, hold], reset_after: 10}
+runbooks:
+  calm: {steps: [snapshot, {lr_scale: {set: 0.5}}], verify: {within: 50}, diagnose: [why]}
+  other: [notify]
+machine: null
+savepoints: {every: 10, keep: 2}
+standing_orders: {skip_nonfinite: {max: 3, per: 128}}
+job: {rollback: in_process}
+notify: {console: {min_sev: SEV1}}
+blind_after: {steps: 9, time: 500ms}
+hold_max: 2h
+"""
+SMALL = "version: supervise/v1\nmode: enforce\n"
+USES = {
+    "policies/packs": SMALL + "use: [hang]\n",
+    "runbooks": SMALL + (
+        "detectors: {a: {kind: nonfinite}}\nrules: [{id: r, when: a, sev: SEV0, run: soften}]\n"
+        "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\nsavepoints: {every: 9}\n"
+    ),
+}  # fmt: skip
+SUBJECTS = {
+    "policies": ("p.yaml", POLICY),
+    "policies/packs": (
+        "packs/hang.yaml",
+        (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8"),
+    ),
+    "runbooks": (
+        "runbooks/soften.yaml",
+        (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8"),
+    ),
+}
+
+
+def mutants(value: Any) -> Iterator[Any]:
+    """Yield the value with one thing in it dropped, renamed, added or replaced, at every depth."""
+    yield from WRONG
+    if isinstance(value, dict):
+        yield {**value, "unheard_of": 1}
+        for key, inner in value.items():
+            yield {k: v for k, v in value.items() if k != key}
+            yield {f"{k}x" if k == key else k: v for k, v in value.items()}
+            for changed in mutants(inner):
+                yield {**value, key: changed}
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            for changed in mutants(inner):
+                yield [*value[:i], changed, *value[i + 1 :]]
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_schema_and_loader_refuse_the_same_forms(kind: str, load: Callable[..., object]) -> None:
+    """Hundreds of files with one thing wrong: where one judge says no, the other does."""
+    judge = validator(kind)
+    name, text = SUBJECTS[kind]
+    disagreements = []
+    for mutant in mutants(plain(parse(text))):
+        if not isinstance(mutant, dict) or not mutant:
+            continue
+        files = {name: json.dumps(mutant)}
+        try:
+            load(files.get("p.yaml", USES.get(kind)), files)
+            said = []
+        except PolicyErrors as error:
+            said = [problem.message for problem in error.problems]
+        valid = judge.is_valid(mutant)
+        if not valid and not said:
+            disagreements.append(f"only the schema refuses {mutant}")
+        form = [text for text in said if FORM.search(text) and not text.startswith(OVERRIDDEN)]
+        if valid and form:
+            disagreements.append(f"only the loader refuses: {form}")
+
+    assert disagreements == []

@@ -1,0 +1,194 @@
+"""Detectors on recorded runs: healthy ones, and ones with a fault injected at step 800.
+
+The recordings are data only and are not part of the project: `SUPERVISE_DATA` says where they are.
+What is asserted is what the shipped policies build on: acting rules that never fire on a healthy
+run, and fire within steps of what does damage.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from supervise.core.shapes import NOTE
+from supervise.core.values import BREACH, OK, UNKNOWN
+from supervise.detectors.join import Join
+from supervise.detectors.level_shift import LevelShift
+from supervise.detectors.ratio import Ratio
+from supervise.detectors.robust_z import RobustZ
+from supervise.detectors.sequence import Sequence
+from supervise.detectors.trend import Trend
+
+DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
+FAULTS = DATA / "faults"
+HEALTHY = ("healthy_s0", "healthy_s1", "healthy_b3_s0")
+FAULT_AT = 800
+
+pytestmark = pytest.mark.skipif(
+    not FAULTS.is_dir(), reason=f"no recordings at {FAULTS}: set SUPERVISE_DATA"
+)
+
+
+def _z(metric, gt, **fields):
+    return RobustZ(metric, gt=gt, transform="log", **fields)
+
+
+UPDATE = _z("update_norm", 8.0, clear=4.0, m_of_n=(2, 3))
+LOSS = _z("loss", 6.0, clear=3.0, m_of_n=(3, 5))
+GRAD = _z("grad_norm", 8.0, clear=4.0, m_of_n=(2, 3))
+ACTING = [UPDATE, LOSS, GRAD, Ratio("update_norm", fast=4, slow=256, gt=2.0, clear=1.5)]
+
+
+@cache
+def _series(run, column):
+    with gzip.open(FAULTS / f"{run}.csv.gz", "rt") as lines:
+        rows = list(csv.DictReader(lines))
+    return [float(row[column]) if row[column] else None for row in rows]
+
+
+@cache
+def _read(detector, run):
+    watch = detector.start()
+    return [watch.feed(x, step) & ~NOTE for step, x in enumerate(_series(run, detector.metric))]
+
+
+def _coupled(coupling, parts, run):
+    """Run detectors and what couples them; return the coupling's codes."""
+    watches = [part.start() for part in parts]
+    watch = coupling.start()
+    codes = []
+    for step, samples in enumerate(zip(*[_series(run, p.metric) for p in parts], strict=True)):
+        for part, sample in zip(watches, samples, strict=True):
+            part.feed(sample, step)
+        codes.append(watch.feed([part.raw for part in watches], step) & ~NOTE)
+    return codes
+
+
+def _delay(codes, at=FAULT_AT):
+    """Return the steps from the fault to the first breach; None if there is none."""
+    return next((step - at for step in range(at, len(codes)) if codes[step] == BREACH), None)
+
+
+@pytest.mark.parametrize("detector", ACTING, ids=lambda d: f"{type(d).__name__}-{d.metric}")
+@pytest.mark.parametrize("run", HEALTHY)
+def test_what_acts_is_silent_on_healthy_runs(run, detector):
+    """Not one breach, warmup of the learning rate included."""
+    assert BREACH not in _read(detector, run)
+
+
+@pytest.mark.parametrize("run", HEALTHY)
+def test_what_acts_is_not_silent_because_it_is_blind(run):
+    """After 64 samples every reading is a reading."""
+    for detector in ACTING:
+        assert UNKNOWN not in _read(detector, run)[64:]
+
+
+@pytest.mark.parametrize(
+    ("run", "update", "loss"), [("lr10_s0", 1, 5), ("lr30_s0", 1, 3), ("adam_v0_s0", 1, 3)]
+)
+def test_a_jump_of_the_update_is_seen_before_the_loss_tells(run, update, loss):
+    """The raw breach is in the very step of the fault; two of three make it a reading."""
+    raw = _z("update_norm", 8.0)
+
+    assert _delay(_read(raw, run)) == 0
+    assert _delay(_read(UPDATE, run)) == update
+    assert _delay(_read(LOSS, run)) == loss
+    assert _delay(_read(ACTING[3], run)) == 0
+
+
+@pytest.mark.parametrize("run", ["bad_random_s0", "bad_repeat_s0", "label_shuffle_s0"])
+def test_bad_batches_are_seen_within_five_steps(run):
+    """By loss and update alike."""
+    assert _delay(_read(LOSS, run)) == 2
+    assert _delay(_read(UPDATE, run)) in range(6)
+
+
+@pytest.mark.parametrize(
+    "run", ["bitflip_s0", "spike_rep_s0", "bf16_attn_s0", "bias05_attn_s0", "weightflip_sm_s0"]
+)
+def test_what_did_no_harm_starts_nothing_that_goes_by_loss(run):
+    """A lone gradient spike under clipping is harmless."""
+    assert _delay(_read(LOSS, run)) is None
+    assert _delay(_read(UPDATE, run)) is None
+
+
+def test_the_chain_of_gradient_update_loss_matches_what_runs_through_the_optimizer():
+    """At lower thresholds than any of its stages alone could have; silent on healthy runs."""
+    parts = [_z("grad_norm", 4.0), _z("update_norm", 3.0), _z("loss", 4.0)]
+    chain = Sequence(("grad", "update", "loss"), within=8)
+
+    for run in HEALTHY:
+        assert BREACH not in _coupled(chain, parts, run)
+    delays = {
+        run: _delay(_coupled(chain, parts, run)) for run in ("lr10_s0", "lr30_s0", "adam_v0_s0")
+    }
+    assert delays == {"lr10_s0": 2, "lr30_s0": 1, "adam_v0_s0": 1}
+    assert _delay(_coupled(chain, parts, "bitflip_s0")) is None
+
+
+def test_a_join_notices_more_than_the_chain():
+    """Loss and gradient together: also a flipped weight, whose update is clipped away."""
+    parts = [_z("loss", 4.0), _z("grad_norm", 4.0)]
+    join = Join(all=("loss", "grad"), within=5)
+
+    for run in HEALTHY:
+        assert BREACH not in _coupled(join, parts, run)
+    assert _delay(_coupled(join, parts, "weightflip_s0")) == 0
+
+
+def test_a_slow_climb_is_seen_by_its_trend_alone():
+    """Data rot never trips a spike detector."""
+    climb = Trend("loss", window=320, slope_per_1k_gt=0.1)
+
+    for run in HEALTHY:
+        assert BREACH not in _read(climb, run)
+    assert _delay(_read(LOSS, "data_rot_s0")) is None
+    assert _delay(_read(climb, "data_rot_s0")) in range(200)
+
+
+def test_an_update_that_dies_is_seen_from_below():
+    """An overflow storm: the loss scale falls to nothing, and so do the updates."""
+    dying = _z("update_norm", 8.0, side="low", m_of_n=(2, 3))
+
+    for run in HEALTHY:
+        assert BREACH not in _read(dying, run)
+    assert _delay(_read(dying, "overflow_s0")) in range(100)
+
+
+def _scar(run, trigger):
+    """Return the verdict on the level after a trigger, and whether it was given up."""
+    detector = LevelShift("loss", after="chain")
+    watch = detector.start()
+    for step, value in enumerate(_series(run, "loss")):
+        code = watch.feed((value, BREACH if step == trigger else OK), step)
+        if step >= trigger and (code & NOTE or code != UNKNOWN):
+            return code & ~NOTE
+    return None
+
+
+@pytest.mark.parametrize("run", HEALTHY)
+def test_a_healthy_run_has_no_scar_wherever_one_looks(run):
+    """Triggers every 20 steps, from step 120 on, where the curve is steepest."""
+    verdicts = [_scar(run, trigger) for trigger in range(120, 1200, 20)]
+
+    assert BREACH not in verdicts
+    assert OK in verdicts
+
+
+@pytest.mark.parametrize(
+    "run", ["lr10_s0", "lr30_s0", "adam_v0_s0", "adam_v0_b3_s0", "data_rot_s0"]
+)
+def test_lasting_damage_is_a_scar(run):
+    """Above 0.15 nats, 140 steps after the fault."""
+    assert _scar(run, FAULT_AT + 2) == BREACH
+
+
+@pytest.mark.parametrize("run", ["weightflip_s0", "spike_rep_s0", "adam_reset_s0", "bitflip_s0"])
+def test_what_healed_is_no_scar(run):
+    """Back on its line within 40 steps."""
+    assert _scar(run, FAULT_AT + 2) == OK

@@ -1,0 +1,331 @@
+"""Every detector of metrics against a slow and obvious one, which looks at the whole history again.
+
+The references keep no state between steps but the list of what came; they are written from the
+catalog page, not from the code. Gaps, steps that come twice or go back, NaN, infinities and absent
+samples are everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from supervise.core.shapes import NOTE
+from supervise.core.values import BREACH, OK, UNKNOWN
+from supervise.detectors.nonfinite import Nonfinite
+from supervise.detectors.rate import Rate
+from supervise.detectors.ratio import Ratio
+from supervise.detectors.robust_z import RobustZ
+from supervise.detectors.threshold import Threshold
+from supervise.detectors.trend import BLOCKS, Trend
+
+usual = st.sampled_from([1.0, 2.0, 2.0, 3.0, 2.5, 1.5, 2.25, 8.0, 0.0, -1.0])
+smooth = st.floats(0.5, 4.0, allow_nan=False)
+broken = st.sampled_from([None, math.nan, math.inf, -math.inf])
+samples = st.one_of(usual, usual, smooth, smooth, smooth, st.sampled_from([30.0, 0.01]), broken)
+jumps = st.sampled_from([1] * 12 + [2, 6, 0, -4])
+
+
+def _events(sample, least=0, most=120):
+    def stepped(pairs):
+        events, step = [], 0
+        for jump, value in pairs:
+            step = max(0, step + jump)
+            events.append((step, value))
+        return events
+
+    return st.lists(st.tuples(jumps, sample), min_size=least, max_size=most).map(stepped)
+
+
+def _taken(events):
+    """Say for each event whether its step is newer than all steps before it."""
+    newest, taken = -1, []
+    for step, _ in events:
+        taken.append(step > newest)
+        newest = max(newest, step)
+    return taken
+
+
+def _known(value):
+    return value is not None and math.isfinite(value)
+
+
+def _readings(judged, need, of):
+    """From (raw, held) of every known sample, None for the others, to readings."""
+    readings, firing, counted = [], False, []
+    for item in judged:
+        if item is None:
+            readings.append(UNKNOWN)
+            continue
+        raw, held = item
+        counted.append(raw)
+        if sum(counted[-of:]) >= need:
+            firing = True
+        elif not held:
+            firing = False
+        readings.append(BREACH if firing else OK)
+    return readings
+
+
+def _run(detector, events):
+    watch = detector.start()
+    codes, raws, notes = [], [], []
+    for index, (step, value) in enumerate(events):
+        code = watch.feed(value, step)
+        codes.append(code & ~NOTE)
+        raws.append(watch.raw)
+        if code & NOTE:
+            notes.append(index)
+    return codes, raws, notes
+
+
+@given(st.lists(st.tuples(st.one_of(samples), samples), max_size=40))
+def test_nonfinite(rows):
+    """Any bad value, else any value, else unknown."""
+    watch = Nonfinite(("a", "b")).start()
+    for step, row in enumerate(rows):
+        present = [value for value in row if value is not None]
+        bad = [value for value in present if not math.isfinite(value)]
+
+        assert watch.feed(row, step) == (BREACH if bad else OK if present else UNKNOWN)
+
+
+@pytest.mark.parametrize("bound", ["gt", "gte", "lt", "lte"])
+@given(
+    events=_events(samples),
+    clear=st.sampled_from([None, 0.5, 1.0]),
+    quota=st.sampled_from([(1, 1), (3, 3), (2, 3), (3, 5)]),
+)
+@settings(deadline=None)
+def test_threshold(bound, events, clear, quota):
+    """Bounds as Python compares them."""
+    beyond = {
+        "gt": lambda x, b: x > b,
+        "gte": lambda x, b: x >= b,
+        "lt": lambda x, b: x < b,
+        "lte": lambda x, b: x <= b,
+    }[bound]
+    release = 2.0 if clear is None else 2.0 - clear if bound.startswith("g") else 2.0 + clear
+    judged = [
+        (beyond(value, 2.0), beyond(value, release)) if taken and _known(value) else None
+        for taken, (_, value) in zip(_taken(events), events, strict=True)
+    ]
+    need, of = quota
+    fields = {"for_": need} if need == of else {"m_of_n": quota}
+
+    codes, raws, _ = _run(
+        Threshold("a", **{bound: 2.0}, clear=None if clear is None else release, **fields), events
+    )
+
+    assert codes == _readings(judged, need, of)
+    assert raws == [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
+
+
+def _robust_z(spec, events):
+    """Judge each sample by the median and the MAD of the accepted ones before it."""
+    window, since, notes, judged = [], [], [], []
+    for index, (taken, (_, value)) in enumerate(zip(_taken(events), events, strict=True)):
+        log = spec.transform == "log"
+        if not (taken and _known(value) and (value > 0 or not log)):
+            judged.append(None)
+            continue
+        x = math.log(value) if log else value
+        baseline = window[-spec.window :]
+        if len(baseline) < spec.min_:
+            judged.append(None)
+            window.append(x)
+            since.append((x, False))
+            continue
+        middle = statistics.median(baseline)
+        mad = statistics.median([abs(y - middle) for y in baseline])
+        floor = spec.rel_floor if log else spec.rel_floor * abs(middle)
+        scale = max(1.4826 * mad, floor, spec.abs_floor)
+        distance = {"high": x - middle, "low": middle - x, "both": abs(x - middle)}[spec.side]
+        raw = distance > spec.gt * scale
+        judged.append((raw, distance > (spec.clear or spec.gt) * scale))
+        since.append((x, raw))
+        if not raw:
+            window.append(x)
+        elif sum(flag for _, flag in since[-2 * spec.window :]) >= spec.freeze:
+            window = [y for y, _ in since[-spec.freeze :]]
+            since = []
+            notes.append(index)
+    return judged, notes
+
+
+@pytest.mark.parametrize("transform", ["none", "log"])
+@given(
+    events=_events(samples, 20, 150),
+    side=st.sampled_from(["high", "low", "both"]),
+    gt=st.sampled_from([1.0, 2.0, 5.0]),
+    clear=st.sampled_from([None, 0.5]),
+    size=st.sampled_from([(4, 2), (7, 3), (10, 10), (13, 5)]),
+    freeze=st.integers(1, 4),
+    quota=st.sampled_from([(1, 1), (2, 2), (2, 4)]),
+)
+@settings(max_examples=200, deadline=None)
+def test_robust_z(transform, events, side, gt, clear, size, freeze, quota):
+    """Same readings, same raw codes, same rebaselines: the screen never answers for the formula."""
+    window, least = size
+    spec = RobustZ(
+        "a",
+        gt=gt,
+        clear=clear,
+        side=side,
+        transform=transform,
+        window=window,
+        min_=least,
+        m_of_n=quota,
+        freeze=freeze,
+        abs_floor=0.01,
+    )
+    judged, rebaselined = _robust_z(spec, events)
+
+    codes, raws, notes = _run(spec, events)
+
+    assert codes == _readings(judged, *quota)
+    assert raws == [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
+    assert notes == rebaselined
+
+
+def _average(values, span):
+    """The bias-corrected exponential average, as a weighted sum over everything."""
+    weights = [(1 - 2 / (span + 1)) ** age for age in range(len(values))]
+    pairs = zip(weights, reversed(values), strict=True)
+    return math.fsum(w * x for w, x in pairs) / math.fsum(weights)
+
+
+def _ratio(spec, events):
+    everything, accepted, since, notes, judged = [], [], [], [], []
+    bound = spec.gt if spec.gt is not None else spec.lt
+    release = bound if spec.clear is None else spec.clear
+    for index, (taken, (_, value)) in enumerate(zip(_taken(events), events, strict=True)):
+        if not (taken and _known(value) and value >= 0):
+            judged.append(None)
+            continue
+        everything.append(value)
+        if spec.slow is not None:
+            reference = _average([*accepted, value], spec.slow)
+        else:
+            reference = statistics.median(accepted[-spec.ref :] or [value])
+        raw = False
+        if len(everything) > spec.min_ and reference > 0:
+            ratio = _average(everything, spec.fast) / reference
+            assume(abs(ratio - bound) > 1e-9 and abs(ratio - release) > 1e-9)
+            raw = ratio > bound if spec.gt is not None else ratio < bound
+            judged.append((raw, ratio > release if spec.gt is not None else ratio < release))
+        else:
+            judged.append(None)
+        since.append((value, raw))
+        if not raw:
+            accepted.append(value)
+        elif sum(flag for _, flag in since[-2 * (spec.slow or spec.ref) :]) >= spec.freeze:
+            accepted = [x for x, _ in since[-spec.freeze :]]
+            since = []
+            notes.append(index)
+    return judged, notes
+
+
+@pytest.mark.parametrize("reference", [{"slow": 20}, {"ref": 9}])
+@given(
+    events=_events(samples, 10, 100),
+    fast=st.sampled_from([1, 3]),
+    bounds=st.sampled_from([{"gt": 1.737}, {"gt": 1.737, "clear": 1.213}, {"lt": 0.613}]),
+    freeze=st.integers(1, 6),
+    least=st.integers(1, 5),
+)
+@settings(max_examples=120, deadline=None)
+def test_ratio(reference, events, fast, bounds, freeze, least):
+    """Weighted sums over the whole history instead of running averages."""
+    spec = Ratio("a", fast=fast, **reference, **bounds, freeze=freeze, min_=least)
+    judged, rebaselined = _ratio(spec, events)
+
+    codes, raws, notes = _run(spec, events)
+
+    assert codes == _readings(judged, 1, 1)
+    assert raws == [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
+    assert notes == rebaselined
+
+
+@given(
+    events=_events(st.one_of(st.sampled_from([0.0, 0.0, 0.0, 1.0]), broken), 0, 100),
+    window=st.sampled_from([1, 4, 9]),
+    bounds=st.sampled_from([(1, None), (3, None), (3, 1), (4, 2)]),
+)
+@settings(max_examples=200, deadline=None)
+def test_rate(events, window, bounds):
+    """What is not known is tried both ways: all of it events, none of it events."""
+    need, clear = min(bounds[0], window), bounds[1]
+    clear = None if clear is None or clear >= need else clear
+    seen, begun, firing, expected = {}, None, False, []
+    for taken, (step, value) in zip(_taken(events), events, strict=True):
+        if not taken:
+            expected.append(UNKNOWN)
+            continue
+        begun = step if begun is None else begun
+        seen[step] = value
+        in_window = [seen.get(s) for s in range(max(begun, step - window + 1), step + 1)]
+        none = sum(_known(v) and v != 0 for v in in_window)
+        every = sum(not _known(v) or v != 0 for v in in_window)
+        if not _known(value):
+            expected.append(UNKNOWN)
+            continue
+        bound = clear if firing and clear is not None else need
+        if none >= need or (firing and none >= bound):
+            firing = True
+            expected.append(BREACH)
+        elif every >= bound:
+            expected.append(UNKNOWN)
+        else:
+            firing = False
+            expected.append(OK)
+
+    codes, _, _ = _run(Rate("a", window=window, count_gte=need, clear=clear), events)
+
+    assert codes == expected
+
+
+@given(
+    pairs=_events(st.one_of(smooth, smooth, smooth, broken), 40, 160),
+    slope=st.sampled_from([0.0, 30.0, -30.0]),
+    limit=st.sampled_from([{"slope_per_1k_gt": 11.3}, {"slope_per_1k_lt": -11.3}]),
+)
+@settings(max_examples=60, deadline=None)
+def test_trend(pairs, slope, limit):
+    """Blocks cut from the list of known samples; the bound by rank from the sorted slopes."""
+    events = [(s, v if not _known(v) else v + slope * s / 1000) for s, v in pairs]
+    size = 2
+    z = statistics.NormalDist().inv_cdf(0.9)
+    pairs_of_blocks = BLOCKS * (BLOCKS - 1) // 2
+    spread = math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
+    rank = math.floor((pairs_of_blocks - z * spread) / 2)  # one-based
+    known, expected = [], []
+    for taken, (step, value) in zip(_taken(events), events, strict=True):
+        if not (taken and _known(value)):
+            expected.append(UNKNOWN)
+            continue
+        known.append((step, value))
+        blocks = [known[i : i + size] for i in range(0, len(known) // size * size, size)][-BLOCKS:]
+        if len(blocks) < BLOCKS:
+            expected.append(UNKNOWN)
+            continue
+        points = [tuple(map(statistics.fmean, zip(*block, strict=True))) for block in blocks]
+        slopes = sorted(
+            (b[1] - a[1]) / (b[0] - a[0]) for a in points for b in points if a[0] < b[0]
+        )
+        if "slope_per_1k_gt" in limit:
+            bound = 1000 * slopes[rank - 1]
+            assume(abs(bound - 11.3) > 1e-9)
+            expected.append(BREACH if bound > 11.3 else OK)
+        else:
+            bound = 1000 * slopes[-rank]
+            assume(abs(bound + 11.3) > 1e-9)
+            expected.append(BREACH if bound < -11.3 else OK)
+
+    codes, raws, _ = _run(Trend("a", window=size * BLOCKS, confidence=0.9, **limit), events)
+
+    assert codes == raws == expected

@@ -1,0 +1,127 @@
+"""Runs training scripts with savepoints at the boundary behind every optimizer step.
+
+The smallest probe that can: it wraps `Optimizer.profile_hook_step`, counts steps, and takes and
+restores savepoints as a plan says. Started by the tests as one process that has torch imported and
+forks a child per script, so that a script costs 0.1 s and not an import of torch. It must be
+compiled under a file name inside the probe's directory, since its frames are the probe's.
+
+Reads one JSON object per line: {"script", "argv", "plan", "out"}; answers with the exit code. The
+child's stdout goes to `out`, what happened at the boundaries to `out` + ".events".
+"""
+
+import functools
+import json
+import os
+import runpy
+import sys
+import traceback
+
+import torch
+from torch.optim import Optimizer
+
+from supervise_probe.registry import Registry
+from supervise_probe.savepoints import CannotRestore, Savepoints
+
+
+class Driver:
+    """A plan, carried out.
+
+    every: savepoint behind every n-th step, from the first on. keep, max_bytes: of Savepoints.
+    rollbacks: [{"at", "before", "rng"}], each carried out once. optimizers: steps per boundary.
+    """
+
+    def __init__(self, plan, events):
+        self.every = plan.get("every", 0)
+        self.rollbacks = list(plan.get("rollbacks", ()))
+        self.optimizers = plan.get("optimizers", 1)
+        self.events = events
+        self.registry = Registry()
+        self.registry.install(torch)
+        keep, max_bytes = plan.get("keep", 4), plan.get("max_bytes", 1 << 30)
+        self.savepoints = Savepoints(torch, self.registry, keep, max_bytes)
+        self.calls = 0
+        self.step = 0
+
+    def tell(self, **event):
+        self.events.write(json.dumps(event) + "\n")
+        self.events.flush()
+
+    def boundary(self, optimizer, loss):
+        """Returns what the step shall return: after a rollback, the closure's loss of that step."""
+        self.registry.saw_optimizer(optimizer)
+        self.calls += 1
+        if self.calls % self.optimizers:
+            return loss
+        due = self.rollbacks and self.rollbacks[0]["at"] == self.step
+        try:
+            if due:
+                plan = self.rollbacks.pop(0)
+                result, extra = self.savepoints.restore(plan["before"], plan["rng"])
+                self.step, loss = extra
+                self.tell(restored=result, steps=self.savepoints.steps)
+            elif self.every and self.step % self.every == 0:
+                extra = self.step, None if loss is None else loss.detach().clone()
+                self.tell(taken=self.savepoints.take(self.step, 0, extra))
+        except CannotRestore as refusal:
+            self.tell(refused=str(refusal), step=self.step, steps=self.savepoints.steps)
+        self.step += 1
+        return loss
+
+
+def install(plan, events):
+    """Patch torch in this process; returns the driver."""
+    driver = Driver(plan, events)
+    original = Optimizer.profile_hook_step
+
+    def profile_hook_step(step):
+        inner = original(step)
+
+        @functools.wraps(step)
+        def wrapper(self, *args, **kwargs):
+            result = inner(self, *args, **kwargs)
+            return driver.boundary(self, result)
+
+        return wrapper
+
+    Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+    return driver
+
+
+def run(job):
+    """In the child: run one script to its end."""
+    target = os.open(job["out"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    os.dup2(target, 1)
+    with open(job["out"] + ".events", "w", encoding="utf-8") as events:
+        driver = install(job["plan"], events)
+        sys.argv = [job["script"], *job["argv"]]
+        sys.path.insert(0, os.path.dirname(job["script"]))
+        try:
+            runpy.run_path(job["script"], run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+        finally:
+            sys.stdout.flush()
+            driver.tell(end=driver.savepoints.steps)
+
+
+def serve():
+    """In the parent: one forked child per line of stdin."""
+    torch.set_num_threads(1)
+    torch.optim.Rprop([torch.zeros(1, requires_grad=True)])  # imports what every job needs
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run(json.loads(line))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
