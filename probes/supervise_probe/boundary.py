@@ -148,8 +148,7 @@ class Boundary:
         if not closure:
             self.measure(update)
         probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
-        for part, call in probe.calls["before_update"]:
-            probe.guard.run(part, call, update)
+        probe.guard.run_all(probe.calls["before_update"], update)
         return update
 
     def measure(self, update: Update) -> None:
@@ -161,8 +160,7 @@ class Boundary:
         found_inf = getattr(update.optimizer, "found_inf", None)
         if found_inf is not None:
             update.found_inf = probe.scalars.value(found_inf)
-        for part, call in probe.calls["measure"]:
-            probe.guard.run(part, call, update)
+        probe.guard.run_all(probe.calls["measure"], update)
         if update.skip or update.scaler is not None or probe.order is None:
             return
         loss, norm = probe.loss_so_far(), update.gradient_norm
@@ -180,8 +178,7 @@ class Boundary:
         probe = self._probe
         self._ended_ns = monotonic_ns()
         self.current = None
-        for part, call in probe.calls["after_update"]:
-            probe.guard.run(part, call, update)
+        probe.guard.run_all(probe.calls["after_update"], update)
         if self._members and self._members[-1] == self._last_of_round:
             self.close(on_time=True)
 
@@ -213,8 +210,7 @@ class Boundary:
         self._backward = True
         if loss is None or self.repeats:
             return
-        for part, call in probe.calls["after_backward"]:
-            probe.guard.run(part, call, loss)
+        probe.guard.run_all(probe.calls["after_backward"], loss)
 
     # ── the end of a step ─────────────────────────────────────────────────────────────────────
 
@@ -229,12 +225,12 @@ class Boundary:
         step = Step(self.number, self.attempt, self._ended_ns, elapsed)
         self.spent_ns = probe.guard.take()
         values: Dict[str, Number] = {}
-        for part, call in probe.calls["collect"]:
-            found = probe.guard.run(part, call, step)
-            if found:
-                values.update(found)
-        reported, self.reported = self.reported, {}
-        values.update({k: v for k, v in reported.items() if k not in values or k == REPLACEABLE})
+        probe.guard.run_all(probe.calls["collect"], step, values)
+        if self.reported:
+            reported, self.reported = self.reported, {}
+            values.update(
+                {k: v for k, v in reported.items() if k not in values or k == REPLACEABLE}
+            )
         probe.publisher.submit(step.number, step.attempt, step.at_ns, values)
         probe.beat("step")
         probe.scaling.step_ended()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 from time import thread_time_ns
 from types import CodeType
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 WINDOW = 32  # steps over which a cost is judged by its median
 STRIKES = 2
@@ -52,6 +52,9 @@ class Part:
         self.errors = 0
         self.spent_ns = 0
         self.costs: List[int] = []
+
+
+Calls = List[Tuple[Part, Callable[..., Any]]]
 
 
 class Guard:
@@ -98,6 +101,25 @@ class Guard:
             took = thread_time_ns() - began
             part.spent_ns += took - self._inner_ns
             self._inner_ns = outer + took
+
+    def run_all(self, calls: Calls, *args: Any) -> None:
+        """Call each of `calls` for its part, as `run` would; clocks are read once in between."""
+        outer, self._inner_ns = self._inner_ns, 0
+        began = start = thread_time_ns()
+        for part, function in calls:
+            if not part.on:
+                continue
+            try:
+                function(*args)
+            except Exception as error:
+                if _from_signal_handler(error):
+                    raise
+                self.failed(part, error)
+            now = thread_time_ns()
+            part.spent_ns += now - began - self._inner_ns
+            self._inner_ns = 0
+            began = now
+        self._inner_ns = outer + began - start
 
     def failed(self, part: Part, error: BaseException) -> None:
         """Count an error of `part`; the second one switches it off."""

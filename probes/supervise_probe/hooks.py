@@ -120,7 +120,9 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
         try:
             result = step(self, optimizer, *args, **kwargs)
             if probe.boundary.entries == entries:  # the scaler never called optimizer.step
-                probe.guard.run(probe.core, probe.boundary.overflowed, optimizer)
+                probe.guard.run(
+                    probe.core, probe.without_grad, probe.boundary.overflowed, optimizer
+                )
         finally:
             probe.scaling.scaler = None
         probe.at_boundary()
@@ -135,7 +137,8 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
 
     def saw(params: List[Any], norm: Any) -> None:
         part = probe.guard.part("gradient")
-        probe.guard.run(part, probe.collectors["gradient"].saw_clip, params, norm)
+        collector = probe.collectors["gradient"]
+        probe.guard.run(part, probe.without_grad, collector.saw_clip, params, norm)
 
     def wrap(name: str, tells_norm: bool) -> None:
         original = getattr(module, name, None)

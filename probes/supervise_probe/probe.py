@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, List, Mapping, Optional
 
 from . import collectors as catalog
 from . import config as settings
@@ -22,7 +22,7 @@ from .boundary import Boundary
 from .collectors.timing import Times
 from .commands import Commands
 from .drills import Drills
-from .guard import Guard, Part, describe
+from .guard import Calls, Guard, Part, describe
 from .learning_rate import LearningRate
 from .publisher import Publisher
 from .registry import Registry
@@ -62,6 +62,7 @@ class Probe:
         self._has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))
         self._transforming = getattr(torch._C, "_are_functorch_transforms_active", bool)
         self._tracing = torch._C._get_tracing_state
+        self._set_grad_enabled = torch._C._set_grad_enabled
         self._modules = catalog.modules()
         self._start_clean()
 
@@ -78,7 +79,7 @@ class Probe:
         if order is not None:
             self.order = SkipNonfinite(order)
         self.collectors: Dict[str, Any] = {}
-        self.calls: Dict[str, List[Tuple[Part, Any]]] = {name: [] for name in CALLS}
+        self.calls: Dict[str, Calls] = {name: [] for name in CALLS}
         for name, module in self._modules:
             collector = self.collectors[name] = module.Collector(self)
             part = self.guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
@@ -197,6 +198,15 @@ class Probe:
         room = self.writer.capacity
         self.notice("note", f"a frame holds {room} metrics; {name!r} and later ones are left out")
 
+    def without_grad(self, function: Any, *args: Any) -> Any:
+        """Call `function` with gradients off. As `torch.no_grad`, at a tenth of its cost."""
+        enabled = self.torch.is_grad_enabled()
+        self._set_grad_enabled(False)
+        try:
+            return function(*args)
+        finally:
+            self._set_grad_enabled(enabled)
+
     # ── a step ────────────────────────────────────────────────────────────────────────────────
 
     def loss_so_far(self) -> Optional[Number]:
@@ -250,8 +260,7 @@ class Probe:
         return state
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
-        for part, call in self.calls["finish"]:
-            self.guard.run(part, call, values)
+        self.guard.run_all(self.calls["finish"], values)
         if "batch_fingerprint" in values:
             self.fingerprints.append(
                 {"step": step, "attempt": attempt, "fingerprint": values["batch_fingerprint"]}

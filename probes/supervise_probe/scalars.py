@@ -30,9 +30,13 @@ class Scalars:
             A float if the host has it; else a private float64 copy on its device, which no later
             in-place operation of the job can change. Both take part in arithmetic alike.
         """
-        if tensor.device.type == "cpu" and not self._late:
+        if self.reads(tensor):
             return float(tensor.item())
         return tensor.detach().reshape(()).to(self._torch.float64, copy=True)
+
+    def reads(self, tensor: Any) -> bool:
+        """Whether the host can look into `tensor` without waiting."""
+        return bool(tensor.device.type == "cpu") and not self._late
 
     def on_host(self, value: Number) -> bool:
         """Whether `value` is a number that can be looked at now."""

@@ -41,11 +41,11 @@ def _make_run(torch: Any, probe: Probe, hidden: Any) -> Callable[..., Any]:
 
     @hidden
     def before(optimizer: Any, closure: bool) -> Any:
-        return guard.run(core, probe.boundary.before_step, optimizer, closure)
+        return guard.run(core, probe.without_grad, probe.boundary.before_step, optimizer, closure)
 
     @hidden
     def measure(update: Update) -> None:
-        guard.run(core, probe.boundary.measure, update)
+        guard.run(core, probe.without_grad, probe.boundary.measure, update)
 
     @hidden
     def restore() -> None:
@@ -53,7 +53,7 @@ def _make_run(torch: Any, probe: Probe, hidden: Any) -> Callable[..., Any]:
 
     @hidden
     def after(update: Update) -> None:
-        guard.run(core, probe.boundary.after_step, update)
+        guard.run(core, probe.without_grad, probe.boundary.after_step, update)
 
     def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
         def evaluate(*args: Any, **kwargs: Any) -> Any:

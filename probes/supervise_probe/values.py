@@ -1,14 +1,13 @@
 """What a savepoint remembers of the job's plain variables, and how each kind of value comes back.
 
 Rule 1: objects of the job are remembered by weak reference or by id, never held.
-Rule 2: containers and objects are changed in place, so that every other name for them agrees.
+Rule 2: objects are changed in place, so that every other name for them agrees.
 Rule 3: what cannot be brought back is left as it is and named in `Back.missed`.
 
-`walk.py` makes these from live values. Every `restore(live, back, path)` gets what is at the place
+`walk.py` makes these from live values; containers are in `containers.py`. Every `restore(live, back, path)` gets what is at the place
 now (`GONE` if nothing) and returns what belongs there (`GONE` when that cannot be had again).
 """
 
-from collections import defaultdict, deque
 from types import MethodType
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
@@ -121,99 +120,6 @@ class Tensor(Value):
         if self.number not in back.done:
             back.done[self.number] = copies.bring_back(self.number)
         return back.done[self.number]
-
-
-class Table(Value):
-    """A dict: the same one with its old items, or a new one."""
-
-    __slots__ = ("factory", "fields", "id", "type")
-
-    def __init__(self, value: Dict[Any, Any]) -> None:
-        self.id = id(value)
-        self.type = type(value)
-        self.fields = Fields()
-        factory = getattr(value, "default_factory", None)
-        held = isinstance(factory, type) or getattr(factory, "__closure__", self) is None
-        self.factory = (factory,) if held else None  # one that holds nothing of the job's
-
-    def restore(self, live: Any, back: Back, path: str) -> Any:
-        if id(self) in back.done:
-            return back.done[id(self)]
-        same = id(live) == self.id and type(live) is self.type
-        target = live if same else self._new()
-        if target is GONE:
-            return GONE
-        back.done[id(self)] = target
-        now = live if isinstance(live, dict) else {}
-        content = self.fields.content(now, back, lambda key: f"{path}[{key!r}]")
-        for key in [key for key in target if key not in self.fields]:
-            del target[key]
-        for key, value in content.items():
-            if target.get(key, GONE) is not value:
-                target[key] = value
-        return target
-
-    def _new(self) -> Any:
-        if not issubclass(self.type, defaultdict):
-            return self.type()
-        return GONE if self.factory is None else defaultdict(*self.factory)
-
-
-class Listing(Value):
-    """A list, deque or tuple: the same one with its old elements, or a new one."""
-
-    __slots__ = ("content", "id", "length_max", "special", "type")
-
-    def __init__(self, value: Any) -> None:
-        self.id = id(value)
-        self.type = type(value)
-        self.length_max: Optional[int] = getattr(value, "maxlen", None)
-        self.content: List[Any] = []  # None where `special` has the element
-        self.special: Dict[int, Value] = {}
-
-    def restore(self, live: Any, back: Back, path: str) -> Any:
-        if id(self) in back.done:
-            return back.done[id(self)]
-        same = id(live) == self.id and type(live) is self.type
-        target = live if same or issubclass(self.type, tuple) else self._new()
-        back.done[id(self)] = target
-        now = list(live) if isinstance(live, (list, tuple, deque)) else []
-        content = list(self.content)
-        for i, part in self.special.items():
-            element = now[i] if i < len(now) else GONE
-            content[i] = part.restore(element, back, f"{path}[{i}]")
-            if content[i] is GONE:
-                back.miss(path)
-                return live
-        if same and len(now) == len(content) and all(a is b for a, b in zip(now, content)):
-            return target
-        if issubclass(self.type, tuple):
-            target = back.done[id(self)] = tuple.__new__(self.type, content)
-        else:
-            target.clear()
-            target.extend(content)
-        return target
-
-    def _new(self) -> Any:
-        return deque(maxlen=self.length_max) if issubclass(self.type, deque) else self.type()
-
-
-class Bag(Value):
-    """A set of constants."""
-
-    __slots__ = ("content", "id")
-
-    def __init__(self, value: Any) -> None:
-        self.id = id(value)
-        self.content = set(value)
-
-    def restore(self, live: Any, back: Back, path: str) -> Any:
-        if id(live) != self.id or type(live) is not set:
-            return back.done.setdefault(id(self), set(self.content))
-        if live != self.content:
-            live.clear()
-            live.update(self.content)
-        return live
 
 
 class Thing(Value):

@@ -9,15 +9,16 @@ What is decided here is *what kind of thing* a value is. How it comes back is in
 
 import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import rng
+from .containers import Bag, Listing, Table
 from .copies import Copies
 from .frames import is_library
 from .objects import attributes, closure
-from .values import Bag, Bound, Chance, Fields, Listing, Other, Table, Tensor, Thing, Value
+from .values import Bound, Chance, Fields, Other, Tensor, Thing, Value
 
 _LENGTH_MAX = 1000  # elements of one container; 1000 floats take 0.1 ms
 _DEPTH_MAX = 8  # steps from a variable: state.model_config.schedule["warmup"] is 3
@@ -44,6 +45,12 @@ _NEVER_ENTERED = (
 )
 
 
+_EXACT: Dict[type, str] = {
+    FunctionType: "function", MethodType: "method", ModuleType: "code",
+    BuiltinFunctionType: "code",
+}  # fmt: skip
+
+
 class Kinds:
     """Which of our kinds a Python type is; remembered per type, for the life of the process."""
 
@@ -61,13 +68,8 @@ class Kinds:
 
     def _decide(self, kind: type) -> str:
         torch = self._torch
-        exact = {
-            dict: "table", OrderedDict: "table", defaultdict: "table", list: "listing",
-            deque: "listing", set: "bag", FunctionType: "function", MethodType: "method",
-            ModuleType: "code", BuiltinFunctionType: "code",
-        }  # fmt: skip
-        if kind in exact:
-            return exact[kind]
+        if kind in _EXACT:
+            return _EXACT[kind]
         fixed = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
         if issubclass(kind, (*_CONSTANTS, *fixed, *_loaded(_IMMUTABLE))):
             return "constant"
@@ -86,8 +88,12 @@ class Kinds:
             return "training"
         if issubclass(kind, _loaded(_NEVER_ENTERED)):
             return "other"
-        if issubclass(kind, (dict, list, set)):
-            return "other"
+        if issubclass(kind, dict):
+            return "table"
+        if issubclass(kind, (list, deque)):
+            return "listing"
+        if issubclass(kind, set):
+            return "bag"
         if kind in _loaded(_PLAIN_OBJECTS) or _is_users(kind):
             return "thing"
         return "iterator" if hasattr(kind, "__next__") else "other"
@@ -95,6 +101,11 @@ class Kinds:
     def is_constant(self, value: Any) -> bool:
         """Whether a value is immutable data."""
         return self.of(type(value)) == "constant"
+
+    def constants_of(self, value: Any) -> Dict[str, Any]:
+        """The plain attributes of a library's object: when they change, it has changed."""
+        own = attributes(value) if not isinstance(value, type) else {}
+        return {name: held for name, held in own.items() if self.is_constant(held)}
 
     def is_code(self, value: Any) -> bool:
         """Whether a value is a function, class or module."""
@@ -149,7 +160,7 @@ class Walk:
         return made
 
     def _other(self, value: Any, depth: int) -> Value:
-        return Other(value)
+        return Other(value, stamp=self._kinds.constants_of)
 
     def _iterator(self, value: Any, depth: int) -> Value:
         return Other(value, lost=True)
@@ -183,32 +194,34 @@ class Walk:
 
     def _table(self, value: Dict[Any, Any], depth: int) -> Value:
         constant = self._kinds.is_constant
-        if len(value) > _LENGTH_MAX or not all(map(constant, value)):
-            return Other(value, stamp=len)
+        if dict.__len__(value) > _LENGTH_MAX or not all(map(constant, dict.keys(value))):
+            return Other(value, stamp=dict.__len__)
         table = Table(value)
         self._seen[id(value)] = table
-        self._fill(table.fields, list(value.items()), depth)
+        self._fill(table.fields, list(dict.items(value)), depth)
         return table
 
     def _listing(self, value: Any, depth: int) -> Value:
-        if len(value) > _LENGTH_MAX:
-            return Other(value, stamp=len)
+        base = deque if isinstance(value, deque) else tuple if isinstance(value, tuple) else list
+        if base.__len__(value) > _LENGTH_MAX:
+            return Other(value, stamp=base.__len__)
         listing = Listing(value)
         self._seen[id(value)] = listing
-        listing.content = list(value)
-        if {self._kinds.of(kind) for kind in set(map(type, value))} <= {"constant"}:
+        listing.content = content = list(base.__iter__(value))
+        if {self._kinds.of(kind) for kind in set(map(type, content))} <= {"constant"}:
             return listing
-        for i, element in enumerate(listing.content):
+        for i, element in enumerate(content):
             kind = self._kinds.of(type(element))
             if kind != "constant":
-                listing.content[i] = None
+                content[i] = None
                 listing.special[i] = self._value(element, kind, depth)
         return listing
 
     def _bag(self, value: Any, depth: int) -> Value:
-        if len(value) > _LENGTH_MAX or not all(map(self._kinds.is_constant, value)):
-            return Other(value, stamp=len)
-        return Bag(value)
+        content = set(set.__iter__(value))
+        if len(content) > _LENGTH_MAX or not all(map(self._kinds.is_constant, content)):
+            return Other(value, stamp=set.__len__)
+        return Bag(value, content)
 
     def _method(self, value: Any, depth: int) -> Value:
         owner = value.__self__

@@ -49,7 +49,6 @@ TICK_NS = 1_000_000_000
 PROBE_DEADLINE_S = (
     120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
 )
-LAST_ACTION_S = 10.0  # how long an ended job's last action may take to say what it came to
 WINDOW_FRAMES = 512  # newest frames that go into an evidence bundle
 
 
@@ -90,6 +89,7 @@ class App:
         self._tick_ns = 0
         self._launched_ns = 0
         self._probe_told = False
+        self._suspended_ns = 0
         self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
@@ -121,7 +121,7 @@ class App:
         while process.poll() is None:
             self._round(segments, control, performer)
             if clock.monotonic_ns() >= self._tick_ns:
-                self._second(segments, control)
+                self._second(process, segments, control)
             self._nap.wait(segments.interval_s())
         self._end(process, segments, control, performer)
 
@@ -137,10 +137,15 @@ class App:
             self.take(finished)
         self._take_results()
 
-    def _second(self, segments: Segments, control: Control) -> None:
+    def _second(self, process: Process, segments: Segments, control: Control) -> None:
         """Once a second: time, heartbeat, status, and the question where the probe is."""
         now_ns = clock.monotonic_ns()
         self._tick_ns = now_ns + TICK_NS
+        suspended_s = (process.suspended_ns - self._suspended_ns) / 1e9
+        if suspended_s > 0:
+            self._suspended_ns = process.suspended_ns
+            told = f"stopped and continued from the terminal after {suspended_s:.0f} s"
+            self.take(Noticed(now_ns, "suspended", told))
         beats = []
         for segment in segments.ranks.values():
             try:
@@ -158,9 +163,8 @@ class App:
     def _end(
         self, process: Process, segments: Segments, control: Control, performer: Performer
     ) -> None:
-        until = clock.monotonic_ns() + int(LAST_ACTION_S * 1e9)
         self._round(segments, control, performer)
-        while performer.running is not None and clock.monotonic_ns() < until:
+        while performer.running is not None:  # at most its own deadline: a stop ends stragglers
             self._nap.wait(0.01)
             self._round(segments, control, performer)
         now_ns = clock.monotonic_ns()

@@ -69,7 +69,7 @@ def test_a_resolved_policy_is_valid(name: str) -> None:
 # ── one corpus, two judges ────────────────────────────────────────────────────────────────────────
 
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 1.5, "x", "30s", "5 m", "SEV1", "a-b", "A B", [], [1], {}, {"x": 1},
+    None, True, -1, 1.5, "30s", "5 m", "A b", [], [1], {}, {"x": 1},
 )  # fmt: skip
 
 # What the loader says about form, and nowhere else: a schema knows this much.

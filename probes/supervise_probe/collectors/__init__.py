@@ -8,7 +8,7 @@ Order of calls in a step: `after_backward` for each backward; for each optimizer
 gradients are final), `before_update` (weights old, rates as used) and `after_update` (weights new);
 then `collect` once, whose values may still be on a device; `finish` once they are not, which is a
 step later on an accelerator. A closure computes the gradients inside the step: there `measure` comes
-after `before_update`.
+after `before_update`. From `measure` to `collect`, gradients are off.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ class Collector:
     def after_update(self, update: Update) -> None:
         """One optimizer has stepped, or was kept from it (`update.skip`)."""
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
-        """Return this step's values, and forget what belonged to it."""
-        return {}
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        """Add this step's values, and forget what belonged to it."""
 
     def finish(self, values: Dict[str, float]) -> None:
         """Add values that follow from others; all are on the host now, in order of steps."""

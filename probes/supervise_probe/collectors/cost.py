@@ -6,7 +6,7 @@ purpose (a pause) is no CPU time and does not count.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Dict
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -39,11 +39,10 @@ class Collector(Base):
         self._boundary = probe.boundary
         self._share: float = -1.0
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         spent = self._boundary.spent_ns
-        values = {"probe_self_time": spent / 1e9}
+        values["probe_self_time"] = spent / 1e9
         if step.elapsed_ns:
             share = spent / step.elapsed_ns
             self._share = share if self._share < 0 else self._share + WEIGHT * (share - self._share)
             values["probe_overhead_frac"] = self._share
-        return values

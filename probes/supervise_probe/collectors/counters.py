@@ -44,9 +44,9 @@ class Collector(Base):
         elif update.found_inf is not None:
             self._skipped = self._skipped + update.found_inf
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         skipped, self._skipped = self._skipped, 0.0
-        return {"update_skipped": skipped}
+        values["update_skipped"] = skipped
 
     def finish(self, values: Dict[str, float]) -> None:
         skipped = 1.0 if values.get("update_skipped", 0.0) > 0.0 else 0.0

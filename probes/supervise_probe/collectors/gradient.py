@@ -8,7 +8,7 @@ scale. Gradients that a job changes by hand before the step are measured as chan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, FrozenSet, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -98,16 +98,17 @@ class Collector(Base):
             self._add(norm * norm)
         update.gradient_norm = own**0.5
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         squares, self._squares = self._squares, None
         self._clips.clear()
         self._backwards = 0
-        return {} if squares is None else {"grad_global_norm": squares**0.5}
+        if squares is not None:
+            values["grad_global_norm"] = squares**0.5
 
     def norm_of(self, gradients: List[Any]) -> Number:
         """Return the 2-norm of all `gradients`; of the local shard where one is sharded."""
         torch = self.torch
-        by_device: dict[Any, List[Any]] = {}
+        by_device: Dict[Any, List[Any]] = {}
         low = False
         for gradient in gradients:
             gradient = getattr(gradient, "_local_tensor", gradient)
@@ -115,16 +116,19 @@ class Collector(Base):
                 gradient = gradient.coalesce().values()
             low = low or gradient.dtype in (torch.float16, torch.bfloat16)
             by_device.setdefault(gradient.device, []).append(gradient)
+        found: List[Number] = []
+        for members in by_device.values():
+            if low:  # the norm of bfloat16 tensors has three digits if it is bfloat16 itself
+                norms = torch._foreach_norm(members, 2, dtype=torch.float32)
+            else:
+                norms = torch._foreach_norm(members)
+            found.append(self.scalars.value(torch.linalg.vector_norm(torch.stack(norms))))
+        if len(found) == 1:
+            return found[0]
         squares: Number = 0.0
-        with torch.no_grad():
-            for members in by_device.values():
-                if low:  # the norm of bfloat16 tensors has three digits if it is bfloat16 itself
-                    norms = torch._foreach_norm(members, 2, dtype=torch.float32)
-                else:
-                    norms = torch._foreach_norm(members)
-                norm = self.scalars.value(torch.linalg.vector_norm(torch.stack(norms)))
-                squares = squares + (norm if len(by_device) == 1 else norm * norm)
-        return squares if len(by_device) == 1 else squares**0.5
+        for norm in found:
+            squares = squares + norm * norm
+        return squares**0.5
 
     def _add(self, square: Number) -> None:
         self._squares = square if self._squares is None else self._squares + square

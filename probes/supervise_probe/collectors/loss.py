@@ -7,7 +7,7 @@ backwards of a step is the loss as its author prints it. Losses that never go th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping, Optional
+from typing import TYPE_CHECKING, Dict, Optional
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -37,6 +37,7 @@ class Collector(Base):
     def after_backward(self, loss: Number) -> None:
         self.total = loss if self.total is None else self.total + loss
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         total, self.total = self.total, None
-        return {} if total is None else {"train_loss_raw": total}
+        if total is not None:
+            values["train_loss_raw"] = total

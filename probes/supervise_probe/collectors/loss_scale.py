@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping, Optional
+from typing import TYPE_CHECKING, Dict, Optional
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -33,6 +33,7 @@ class Collector(Base):
         if update.scaler is not None:
             self._scale = update.scale
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         scale, self._scale = self._scale, None
-        return {} if scale is None else {"loss_scale": scale}
+        if scale is not None:
+            values["loss_scale"] = scale

@@ -6,7 +6,7 @@ first GROUPS have a metric: a job with hundreds of groups must not fill the fram
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping
+from typing import TYPE_CHECKING, Any, Dict
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -66,10 +66,10 @@ class Collector(Base):
             if index == 0 and update.scheduled is not None:
                 self._values["learning_rate_scheduled"] = self._read(update.scheduled)
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
-        values, self._values = self._values, {}
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        values.update(self._values)
+        self._values.clear()
         values["lr_scale"] = self._rate.factor()
-        return values
 
     def _read(self, rate: Any) -> Number:
         return self.scalars.value(rate) if isinstance(rate, self.torch.Tensor) else float(rate)

@@ -7,7 +7,7 @@ time counts as other time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Mapping
+from typing import TYPE_CHECKING, Dict
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -75,8 +75,7 @@ class Collector(Base):
             self._step[part] += getattr(self._times, part)
             setattr(self._times, part, 0)
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
-        values: Dict[str, Number] = {}
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         known = 0
         for part in PARTS:
             elapsed, self._step[part] = self._step[part], 0
@@ -86,4 +85,3 @@ class Collector(Base):
         if step.elapsed_ns is not None:
             values["step_time"] = step.elapsed_ns / 1e9
             values["other_time"] = max(0, step.elapsed_ns - known) / 1e9
-        return values

@@ -50,7 +50,9 @@ class Collector(Base):
         """A loss function was called with these class indices."""
         if target.is_floating_point():
             return
-        with self.torch.no_grad():
+        if ignored < 0 and target.numel() and self.scalars.reads(target) and target.min() >= 0:
+            count: Number = float(target.numel())  # one look finds that nothing is ignored
+        else:
             count = self.scalars.value((target != ignored).sum())
         self._targets = count if self._targets is None else self._targets + count
 
@@ -65,11 +67,12 @@ class Collector(Base):
             if count is not None:
                 self._of_step[name] = self._of_step.get(name, 0.0) + count
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         counted, self._of_step = self._of_step, {}
         if "targets" in counted:
-            return {"tokens_per_update": counted["targets"]}
-        return {"tokens_per_update": counted["inputs"]} if counted.get("inputs") else {}
+            values["tokens_per_update"] = counted["targets"]
+        elif counted.get("inputs"):
+            values["tokens_per_update"] = counted["inputs"]
 
     def finish(self, values: Dict[str, float]) -> None:
         tokens = values.get("tokens_per_update")

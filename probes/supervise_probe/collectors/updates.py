@@ -10,7 +10,7 @@ as part of the next update.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -77,15 +77,14 @@ class Collector(Base):
             moved, weight = moved + self._squares[0], weight + self._squares[1]
         self._squares = moved, weight
 
-    def collect(self, step: Step) -> Mapping[str, Number]:
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
         squares, self._squares = self._squares, None
         if squares is None:
-            return {}
+            return
         moved, weight = squares[0] ** 0.5, squares[1] ** 0.5
-        values = {"update_norm": moved}
+        values["update_norm"] = moved
         if not self.scalars.on_host(weight) or weight != 0.0:
             values["update_to_weight"] = moved / weight
-        return values
 
     def relax(self) -> bool:
         if self.mode == "sampled":
@@ -119,56 +118,52 @@ class Kept:
     ) -> None:
         self._torch = torch
         self._scalars = scalars
-        self._params = params
+        self._ids = list(map(id, params))
         self._tensors = [getattr(p, "_local_tensor", p) for p in params]
         self._sample = sample
         self._age = 0
         self._offset = 0
         self._scale = 1.0
-        self._seen: Tuple[List[int], List[int]] = ([], [])
+        self._versions: List[int] = []
+        self._places: List[int] = []
         self.weight: Number = 0.0
         self._chunks: List[Chunk] = []
 
     def still(self, params: List[Any]) -> bool:
         """Whether these are the parameters it keeps."""
-        mine = self._params
-        return len(mine) == len(params) and all(a is b for a, b in zip(mine, params))
+        return list(map(id, params)) == self._ids
 
     def freshen(self) -> None:
         """Read the weights again if somebody changed them since the last step."""
-        seen = self._versions()
+        versions = [t._version for t in self._tensors]
+        places = [t.data_ptr() for t in self._tensors]
         self._age += 1
-        rotate = self._sample is not None and self._age % ROTATE == 0
-        if seen == self._seen and not rotate:
-            return
-        if not self._chunks or rotate or seen[1] != self._seen[1]:
+        moved = places != self._places or (self._sample is not None and self._age % ROTATE == 0)
+        if moved:
             self._chunks = self._layout()
-        self._seen = seen
+        elif versions == self._versions:
+            return
+        self._versions, self._places = versions, places
         self.weight = 0.0
-        with self._torch.no_grad():
-            for chunk in self._chunks:
-                self._torch._foreach_copy_(chunk.parts, chunk.sources)
-                chunk.old.copy_(chunk.now)
-                self.weight = self.weight + self._square(chunk.old)
+        for chunk in self._chunks:
+            self._torch._foreach_copy_(chunk.parts, chunk.sources)
+            chunk.old.copy_(chunk.now)
+            self.weight = self.weight + self._square(chunk.old)
 
     def advance(self) -> Tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
         torch = self._torch
         moved: Number = 0.0
         weight: Number = 0.0
-        with torch.no_grad():
-            for chunk in self._chunks:
-                torch._foreach_copy_(chunk.parts, chunk.sources)
-                torch.sub(chunk.now, chunk.old, out=chunk.old)
-                moved = moved + self._square(chunk.old)
-                weight = weight + self._square(chunk.now)
-                chunk.old.copy_(chunk.now)
+        for chunk in self._chunks:
+            torch._foreach_copy_(chunk.parts, chunk.sources)
+            torch.sub(chunk.now, chunk.old, out=chunk.old)
+            moved = moved + self._square(chunk.old)
+            weight = weight + self._square(chunk.now)
+            chunk.old.copy_(chunk.now)
         old, self.weight = self.weight, weight
-        self._seen = self._versions()
+        self._versions = [t._version for t in self._tensors]
         return moved, old
-
-    def _versions(self) -> Tuple[List[int], List[int]]:
-        return [t._version for t in self._tensors], [t.data_ptr() for t in self._tensors]
 
     def _square(self, flat: Any) -> Number:
         torch = self._torch
@@ -182,28 +177,27 @@ class Kept:
         torch = self._torch
         kinds: Dict[Tuple[Any, Any], List[List[Any]]] = {}
         sizes: Dict[Tuple[Any, Any], int] = {}
-        with torch.no_grad():
-            for source in self._sources():
-                kind = (source.device, source.dtype)
-                runs = kinds.setdefault(kind, [[]])
-                if runs[-1] and sizes[kind] + source.numel() > CHUNK:
-                    runs.append([])
-                    sizes[kind] = 0
-                runs[-1].append(source)
-                sizes[kind] = sizes.get(kind, 0) + source.numel()
-            chunks: List[Chunk] = []
-            for (device, dtype), runs in kinds.items():
-                lengths = [sum(s.numel() for s in run) for run in runs]
-                old = torch.empty(sum(lengths), device=device, dtype=dtype)
-                scratch = torch.empty(max(lengths), device=device, dtype=dtype)
-                start = 0
-                for run, length in zip(runs, lengths):
-                    parts, at = [], 0
-                    for source in run:
-                        parts.append(scratch[at : at + source.numel()].view(source.shape))
-                        at += source.numel()
-                    chunks.append(Chunk(old[start : start + length], scratch[:length], parts, run))
-                    start += length
+        for source in self._sources():
+            kind = (source.device, source.dtype)
+            runs = kinds.setdefault(kind, [[]])
+            if runs[-1] and sizes[kind] + source.numel() > CHUNK:
+                runs.append([])
+                sizes[kind] = 0
+            runs[-1].append(source)
+            sizes[kind] = sizes.get(kind, 0) + source.numel()
+        chunks: List[Chunk] = []
+        for (device, dtype), runs in kinds.items():
+            lengths = [sum(s.numel() for s in run) for run in runs]
+            old = torch.empty(sum(lengths), device=device, dtype=dtype)
+            scratch = torch.empty(max(lengths), device=device, dtype=dtype)
+            start = 0
+            for run, length in zip(runs, lengths):
+                parts, at = [], 0
+                for source in run:
+                    parts.append(scratch[at : at + source.numel()].view(source.shape))
+                    at += source.numel()
+                chunks.append(Chunk(old[start : start + length], scratch[:length], parts, run))
+                start += length
         return chunks
 
     def _sources(self) -> List[Any]:

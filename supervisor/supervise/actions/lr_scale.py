@@ -10,6 +10,23 @@ from typing import Any, ClassVar
 from ..core.shapes import Action, Aim, Job, Steps, refuse_several_ranks
 from ..errors import ActionError
 
+RAMP_STEPS = 5  # how far a re-warm may have come in the first frame that shows it
+TOLERANCE = 0.01
+
+
+def rate_shows(frame: Mapping[str, float | None], scale: float, rewarm_steps: int) -> str | None:
+    """Return None when the rate used is `scale` of what the job asked for, else a sentence.
+
+    With a re-warm it may be a few steps up its ramp already. A job without a rate is not judged.
+    """
+    used, asked = frame.get("learning_rate"), frame.get("learning_rate_scheduled")
+    if used is None or not asked:
+        return None
+    most = scale + (1.0 - scale) * min(1.0, RAMP_STEPS / rewarm_steps if rewarm_steps else 0.0)
+    if scale * (1.0 - TOLERANCE) <= used / asked <= most * (1.0 + TOLERANCE):
+        return None
+    return f"the learning rate is {used / asked:.3g} of the job's own, not {scale:g}"
+
 
 @dataclass(frozen=True)
 class LrScale(Action):
@@ -55,6 +72,16 @@ class LrScale(Action):
         if not isinstance(scale, int | float) or not math.isclose(scale, asked, rel_tol=1e-9):
             raise ActionError(f"asked for a learning rate scale of {asked:g}, the job has {scale}")
         return seen
+
+    def effect(
+        self,
+        args: Mapping[str, Any],
+        result: Mapping[str, Any],
+        frame: Mapping[str, float | None],
+        step: int,
+        attempt: int,
+    ) -> str | None:
+        return rate_shows(frame, args["value"], args["rewarm_steps"])
 
     def undo(self) -> Action | None:
         return None if self.set == 1.0 else LrScale(set=1.0)

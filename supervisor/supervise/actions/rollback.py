@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from ..core.shapes import Action, Aim, Job, Refused, Steps, refuse_several_ranks
 from ..errors import ActionError
+from .lr_scale import rate_shows
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,16 @@ class Rollback(Action):
         if not isinstance(step, int) or step >= before:
             raise ActionError(f"the job is at step {step} after a rollback to before step {before}")
         return seen
+
+    def effect(
+        self,
+        args: Mapping[str, Any],
+        result: Mapping[str, Any],
+        frame: Mapping[str, float | None],
+        step: int,
+        attempt: int,
+    ) -> str | None:
+        if attempt != result["attempt"] or step <= result["step"]:
+            return f"the job is at step {step} of attempt {attempt}"
+        rewarm = args["rewarm"]
+        return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None

@@ -10,10 +10,12 @@ from ..core.shapes import Action, Steps
 
 @dataclass(frozen=True)
 class Verify(Action):
-    """The rule that started the runbook must be clear for `clear_for` steps within `within` steps.
+    """Within `within` steps the trouble must have been gone for `clear_for` steps in a row.
 
-    The engine watches it during probation. When it does not come true, the runbook has failed and
-    the ladder climbs. Every runbook that touches the job ends with it.
+    Gone means: every action showed its effect in the next frame (the rate really lower, the step
+    really back), no rule of the incident is in breach or cannot be judged, and the loss is back
+    under the band it had before the first breach. The engine watches it. When it does not come
+    true, the runbook has failed and the ladder climbs. Every runbook that touches the job ends so.
 
     Example:
         - verify: {within: 100, clear_for: 20}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Container, Iterable, Sized
 from collections.abc import Mapping as AbstractMapping
 
 from ..core import machine
@@ -77,10 +77,10 @@ def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
             problems.add(at, f"machine: {sentence}")
 
 
-def unused(form: PolicyFile, library: Library, problems: Problems) -> None:
+def unused(form: PolicyFile, used: Container[str], problems: Problems) -> None:
     """Warn of runbooks in the policy that nothing runs."""
     for name, node in form.runbooks.items():
-        if name not in library.opened and name != HOLD:
+        if name not in used:
             problems.warn(node, f"runbook {name!r} is never used")
 
 

@@ -15,7 +15,7 @@ from . import freeze, inhibit, lint, load, pack, rules, shipped
 from .forms import VERSION, PolicyFile
 from .freeze import Draft
 from .kinds import BAD
-from .nodes import Mapping, Scalar, Sequence, first_text
+from .nodes import Mapping, Scalar, Sequence
 from .pack import Parts
 from .problems import Problem, Problems, did_you_mean
 from .record import build
@@ -113,16 +113,20 @@ def _draft(root: Mapping, path: Path, mode: str | None, problems: Problems) -> D
     library = Library(form.runbooks, path.parent, problems)
     for rule, rule_form, entry in made:
         if rule_form.run is not None:
-            place = entry.overridden.get("run") or first_text(entry.node, rule_form.run)
+            assert isinstance(entry.node, Mapping)
+            place = entry.overridden.get("run") or entry.node.place("run")
             library.open(rule_form.run, place, f"rule {rule.id}")
     lint.ladder(root, form, library, problems)
+    used = set(library.opened)
+    for name, node in form.runbooks.items():
+        library.open(name, node, "runbooks")
     # Observing runs nothing, so nothing needs to be held back or to be gone back to.
     runnable = library.resolved().values() if (mode or form.mode) != "observe" else ()
     lint.budgets(root, runnable, problems)
     lint.savepoints(root, form, runnable, problems)
     lint.table(root, form, problems)
     problems.stop()
-    lint.unused(form, library, problems)
+    lint.unused(form, used, problems)
     lint.unmeasured(detectors, parts.detectors, problems)
     lint.idle(made, root, problems)
     return Draft(

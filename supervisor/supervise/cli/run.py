@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,11 +113,10 @@ def supervise(
         )
         app = App(settings, recorder)
         forwarder.install()
-        terminal = Terminal.find() if sys.stdin.isatty() else None
         process = Process.start(
             argv,
             environment.child_environment(environ, run.probe_config_path),
-            terminal=terminal,
+            terminal=Terminal.find(),
         )
     except SuperviseError:
         shm.remove(directory)

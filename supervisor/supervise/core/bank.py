@@ -161,6 +161,11 @@ class Bank:
                 changed = True
         return self._judge(True, pace, at_ns, new_step=False) if changed else []
 
+    def awake(self, at_ns: int) -> None:
+        """The run was stopped from outside and goes on: deadlines begin anew."""
+        for _, clock in self._clocks:
+            clock.beat(at_ns, self.step)
+
     def _sample(
         self,
         i: int,

@@ -140,6 +140,9 @@ def _noticed(turn: Turn, event: Noticed) -> None:
     turn.say(
         "note", event.message, what=event.kind, rank=event.rank, at_step=event.step, **event.data
     )
+    if event.kind == "suspended":  # silence meanwhile means nothing
+        for bank in turn.state.banks.values():
+            bank.awake(event.at_ns)
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
         turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
 

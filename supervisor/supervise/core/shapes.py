@@ -139,7 +139,9 @@ class Job(Protocol):
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
     ) -> dict[str, Any]:
-        """Send `verb` to every rank and return the ack of rank 0 plus `{"ranks": n}`.
+        """Send `verb` to every rank; return what rank 0 observed, plus `ranks` and `ack_step`.
+
+        `ack_step` is the step at whose end the probe carried it out.
 
         `key` makes it idempotent: a probe that has applied it answers with the same ack again.
 

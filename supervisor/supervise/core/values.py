@@ -95,7 +95,8 @@ class Noticed:
     a segment that cannot be read, no probe after its deadline.
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
-    `standing-order`, `drill`, `rollback-unavailable`, `note`); `message` is one sentence.
+    `standing-order`, `drill`, `rollback-unavailable`, `suspended`, `note`); `message` is one
+    sentence.
     """
 
     at_ns: int

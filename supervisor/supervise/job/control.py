@@ -182,7 +182,7 @@ class Control:
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
     ) -> dict[str, Any]:
-        """Send `verb` to every rank; return rank 0's ack (the lowest here) plus `{"ranks": n}`.
+        """Send `verb` to every rank; return rank 0's ack (the lowest here), `ranks` and `ack_step`.
 
         Raises:
             ActionError: the job has ended, ranks are missing, one refused, or did not answer.
@@ -200,7 +200,8 @@ class Control:
             self._lease_s = None
             self._renewed_ns = 0
             self.paused = False
-        return {**answers[min(answers)].result, "ranks": len(answers)}
+        first = answers[min(answers)]
+        return {**first.result, "ranks": len(answers), "ack_step": first.step}
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""

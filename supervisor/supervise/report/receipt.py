@@ -24,8 +24,9 @@ def closing(run: RunDir) -> list[str]:
     """Return the lines at the end. Raises StoreError."""
     records = list(audit.read(run.audit_path))
     done = outcome(records)
+    where = f"at step {done['step']}" if done["step"] >= 0 else "before a first step was seen"
     lines = [
-        f"supervise: exit code {done['exit_code']} at step {done['step']}; "
+        f"supervise: exit code {done['exit_code']} {where}; "
         f"{counted(done['incidents'], 'incident')}, {counted(done['actions'], 'action')} on the job"
     ]
     lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]

@@ -1,0 +1,114 @@
+"""How the containers that a savepoint remembers come back: dicts, lists, deques, tuples, sets.
+
+Rule 1: the container that is at its old place is changed in place, so that every other name for it
+agrees; one that was replaced is built anew, if its type is one of Python's own.
+Rule 2: a container is never held: it may hold a model. It is recognised by its id.
+Rule 3: subclasses are read and written with the methods of their base; none of theirs is called.
+"""
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any, Dict, List, Optional
+
+from .values import GONE, Back, Fields, Value
+
+
+class Table(Value):
+    """A dict: the same one with its old items, or a new one."""
+
+    __slots__ = ("factory", "fields", "id", "type")
+
+    def __init__(self, value: Dict[Any, Any]) -> None:
+        self.id = id(value)
+        self.type = type(value)
+        self.fields = Fields()
+        factory = getattr(value, "default_factory", None)
+        held = isinstance(factory, type) or getattr(factory, "__closure__", self) is None
+        self.factory = (factory,) if held else None  # one that holds nothing of the job's
+
+    def restore(self, live: Any, back: Back, path: str) -> Any:
+        if id(self) in back.done:
+            return back.done[id(self)]
+        target = live if id(live) == self.id and type(live) is self.type else self._new()
+        back.done[id(self)] = target
+        if target is GONE:
+            return GONE
+        now = dict(dict.items(live)) if isinstance(live, dict) else {}
+        content = self.fields.content(now, back, lambda key: f"{path}[{key!r}]")
+        for key in self.fields.special:
+            if key in now:
+                content.setdefault(key, now[key])  # what is gone keeps its present value
+        keys, values = list(dict.keys(target)), list(dict.values(target))
+        if keys != list(content) or not _identical(values, list(content.values())):
+            dict.clear(target)
+            dict.update(target, content)
+        return target
+
+    def _new(self) -> Any:
+        if self.type is defaultdict:
+            return GONE if self.factory is None else defaultdict(*self.factory)
+        return self.type() if self.type in (dict, OrderedDict, Counter) else GONE
+
+
+class Listing(Value):
+    """A list, deque or tuple: the same one with its old elements, or a new one."""
+
+    __slots__ = ("content", "id", "length_max", "special", "type")
+
+    def __init__(self, value: Any) -> None:
+        self.id = id(value)
+        self.type = type(value)
+        self.length_max: Optional[int] = getattr(value, "maxlen", None)
+        self.content: List[Any] = []  # None where `special` has the element
+        self.special: Dict[int, Value] = {}
+
+    def restore(self, live: Any, back: Back, path: str) -> Any:
+        if id(self) in back.done:
+            return back.done[id(self)]
+        fixed = issubclass(self.type, tuple)
+        same = id(live) == self.id and type(live) is self.type
+        target = live if same or fixed else self._new()
+        back.done[id(self)] = target
+        now = list(live) if isinstance(live, (list, tuple, deque)) else []
+        content = list(self.content)
+        for i, part in self.special.items():
+            element = now[i] if i < len(now) else GONE
+            content[i] = part.restore(element, back, f"{path}[{i}]")
+        if target is GONE or any(element is GONE for element in content):
+            return GONE
+        if same and _identical(now, content):
+            return target
+        if fixed:
+            target = back.done[id(self)] = tuple.__new__(self.type, content)
+        else:
+            target.clear()
+            target.extend(content)
+        return target
+
+    def _new(self) -> Any:
+        if self.type is deque:
+            return deque(maxlen=self.length_max)
+        return [] if self.type is list else GONE
+
+
+class Bag(Value):
+    """A set of constants."""
+
+    __slots__ = ("content", "id", "type")
+
+    def __init__(self, value: Any, content: "set[Any]") -> None:
+        self.id = id(value)
+        self.type = type(value)
+        self.content = content
+
+    def restore(self, live: Any, back: Back, path: str) -> Any:
+        if id(live) != self.id or type(live) is not self.type:
+            new = set(self.content) if self.type is set else GONE
+            return back.done.setdefault(id(self), new)
+        if set(live) != self.content:
+            live.clear()
+            live.update(self.content)
+        return live
+
+
+def _identical(a: List[Any], b: List[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))

@@ -1,0 +1,229 @@
+"""The layers, the purity of the core, the manners of the probe and the size of every file.
+
+Each rule is a function from one parsed module to the sentences to print. Nothing is excepted.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("supervisor", "probes", "examples", "benchmarks", "tests")
+MAX_FILE = 300
+MAX_FUNCTION = 60
+
+# What a layer may import besides itself and `errors`. Prefixes; the first path component below
+# `supervise` names the layer.
+PROBE_METRICS = ("supervise_probe.spec", "supervise_probe.collectors")
+LAYERS = {
+    "errors": (),
+    "core": (),
+    "detectors": ("supervise.core",),
+    "actions": ("supervise.core.shapes", "supervise.core.values"),
+    "notifiers": ("supervise.core.shapes", "supervise.core.values"),
+    "catalog": (
+        "supervise.core",
+        "supervise.detectors",
+        "supervise.actions",
+        "supervise.notifiers",
+        *PROBE_METRICS,
+    ),
+    "job": ("supervise.core", "supervise_probe.wire"),
+    "inputs": ("supervise.core",),
+    "store": ("supervise.core",),
+    "outputs": ("supervise.core",),
+    "report": ("supervise.core", "supervise.store"),
+    "app": (
+        *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
+        *(f"supervise.{name}" for name in ("job", "inputs", "store", "outputs", "report")),
+    ),
+    "cli": ("supervise", *PROBE_METRICS),
+    "__main__": ("supervise.cli",),
+}
+# Single modules that may import a little more than their layer.
+ALSO = {
+    "supervise.inputs.segment": ("supervise_probe.wire",),
+    "supervise.store.history": ("supervise_probe.wire",),
+}
+# In these packages, files are parts of a catalog: they may share helpers, never import each other.
+CATALOGS = ("detectors", "actions", "notifiers")
+# All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
+PURE = frozenset(
+    "__future__ abc bisect collections collections.abc copy dataclasses enum functools hashlib "
+    "heapq itertools json keyword math operator re statistics string struct types typing".split()
+)
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
+ADVICE = {
+    "time": "pass it in as an event instead",
+    "datetime": "pass it in as an event instead",
+    "random": "pass the drawn value in as an event instead",
+    "os": "let an edge read it and pass the value in",
+    "pathlib": "let an edge read it and pass the value in",
+    "logging": "return a Decision instead",
+    "threading": "let app or outputs own the thread",
+    "socket": "let an edge talk and pass the answer in",
+    "subprocess": "let job start it and pass the outcome in",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, as the rules see it."""
+
+    name: str  # dotted, as imported: supervise.core.engine
+    path: str  # as printed, from the source root's package: core/engine.py
+    text: str
+    is_package: bool = False
+    known: frozenset[str] = frozenset()  # dotted names of all modules of ours
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def layer(self) -> str:
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else "__init__"
+
+    def imports(self) -> Iterator[tuple[int, str, bool]]:
+        """Yield (line, dotted target, was it relative), relative ones expanded, deepest known."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name, False) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    package = self.name.split(".")
+                    package = package if self.is_package else package[:-1]
+                    package = package[: len(package) - (node.level - 1)]
+                    base = ".".join([*package, *([base] if base else [])])
+                for alias in node.names:
+                    deeper = f"{base}.{alias.name}"
+                    yield node.lineno, deeper if deeper in self.known else base, bool(node.level)
+
+
+def within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def layers(module: Module) -> Iterator[str]:
+    """Imports point downward."""
+    if not module.name.startswith("supervise.") or module.layer not in LAYERS:
+        return
+    own = f"supervise.{module.layer}"
+    allowed = (own, "supervise.errors", *LAYERS[module.layer])
+    for prefix, more in ALSO.items():
+        allowed += more if within(module.name, (prefix,)) else ()
+    for line, target, _ in module.imports():
+        ours = target.split(".")[0] in ("supervise", "supervise_probe")
+        if ours and target != "supervise" and not within(target, allowed):
+            yield f"{module.path}:{line} imports {target}; {module.layer} may not look there"
+        elif module.layer in CATALOGS and within(target, (own,)) and target != own:
+            part = target.split(".")[2]
+            if not part.startswith("_") and target != module.name:
+                yield (
+                    f"{module.path}:{line} imports {target}; parts of a catalog do not know "
+                    "each other, share a _helper instead"
+                )
+
+
+def placed(module: Module) -> Iterator[str]:
+    """Every part of `supervise` has a layer."""
+    if module.name.startswith("supervise.") and module.layer not in LAYERS:
+        yield f"{module.path}: {module.layer!r} has no place in LAYERS; give it one"
+
+
+def pure(module: Module) -> Iterator[str]:
+    """Core and detectors have no clock, disk, network, chance or third party."""
+    if module.layer not in ("core", "detectors") or not module.name.startswith("supervise."):
+        return
+    for line, target, relative in module.imports():
+        if not relative and target not in PURE and not target.startswith("supervise"):
+            advice = ADVICE.get(target.split(".")[0], "this layer is pure")
+            yield f"{module.path}:{line} imports {target}; {advice}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in IMPURE_CALLS:
+                yield f"{module.path}:{node.lineno} calls {node.func.id}(); this layer is pure"
+
+
+def polite(module: Module) -> Iterator[str]:
+    """The probe takes nothing but the standard library into somebody else's process."""
+    if not within(module.name, ("supervise_probe",)):
+        return
+    for line, target, relative in module.imports():
+        top = target.split(".")[0]
+        if top == "supervise_probe" and not relative:
+            yield f"{module.path}:{line} imports {target} by name; in a job the probe has another"
+        elif top == "torch":
+            yield f"{module.path}:{line} imports torch; find it in sys.modules instead"
+        elif top != "supervise_probe" and top not in sys.stdlib_module_names:
+            yield f"{module.path}:{line} imports {target}; the probe has the standard library only"
+    try:
+        ast.parse(module.text, feature_version=(3, 9))
+    except SyntaxError as error:
+        yield f"{module.path}:{error.lineno} is not Python 3.9: {error.msg}"
+
+
+def small(module: Module) -> Iterator[str]:
+    """What does not fit in a head is two things."""
+    lines = module.text.count("\n")
+    if lines > MAX_FILE:
+        yield f"{module.path} has {lines} lines, more than {MAX_FILE}; the idea in it is two ideas"
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION:
+                yield (
+                    f"{module.path}:{node.lineno} {node.name}() has {length} lines, "
+                    f"more than {MAX_FUNCTION}"
+                )
+
+
+def introduced(module: Module) -> Iterator[str]:
+    """A file says what it is for."""
+    if module.text.strip() and ast.get_docstring(module.tree) is None:
+        yield f"{module.path} has no docstring; say what it is for"
+
+
+RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
+    layers,
+    placed,
+    pure,
+    polite,
+    small,
+    introduced,
+)
+
+
+def read_modules() -> list[Module]:
+    """Return every Python file of ours; packages of the two source roots by their import name."""
+    found = []
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            inside = path.relative_to(ROOT / source)
+            parts = list(inside.with_suffix("").parts)
+            if source in ("supervisor", "probes"):
+                shown = str(Path(*inside.parts[1:]) if source == "supervisor" else inside)
+            else:
+                parts, shown = [source, *parts], str(path.relative_to(ROOT))
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            found.append((name, shown, path.read_text(encoding="utf-8"), is_package))
+    known = frozenset(name for name, *_ in found)
+    return [Module(*each, known) for each in found]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_is_in_order(rule):
+    """No file of ours breaks a rule."""
+    sentences = [sentence for module in read_modules() for sentence in rule(module)]
+
+    assert not sentences, "\n" + "\n".join(sentences)
