@@ -15,11 +15,12 @@ from .values import GONE, Back, Fields, Value
 class Table(Value):
     """A dict: the same one with its old items, or a new one."""
 
-    __slots__ = ("factory", "fields", "id", "type")
+    __slots__ = ("factory", "fields", "id", "keys", "type")
 
     def __init__(self, value: Dict[Any, Any]) -> None:
         self.id = id(value)
         self.type = type(value)
+        self.keys = list(dict.keys(value))
         self.fields = Fields()
         factory = getattr(value, "default_factory", None)
         held = isinstance(factory, type) or getattr(factory, "__closure__", self) is None
@@ -37,11 +38,20 @@ class Table(Value):
         for key in self.fields.special:
             if key in now:
                 content.setdefault(key, now[key])  # what is gone keeps its present value
-        keys, values = list(dict.keys(target)), list(dict.values(target))
-        if keys != list(content) or not _identical(values, list(content.values())):
-            dict.clear(target)
-            dict.update(target, content)
+        self._apply(target, content)
         return target
+
+    def _apply(self, target: Dict[Any, Any], content: Dict[Any, Any]) -> None:
+        """Change what differs, and nothing else: a dict in use must never be empty in between."""
+        for key in [key for key in dict.keys(target) if key not in content]:
+            dict.__delitem__(target, key)
+        for key, value in content.items():
+            if dict.get(target, key, GONE) is not value:
+                dict.__setitem__(target, key, value)
+        order = [key for key in self.keys if key in content]
+        if order != list(dict.keys(target)):
+            for key in order:
+                dict.__setitem__(target, key, dict.pop(target, key))
 
     def _new(self) -> Any:
         if self.type is defaultdict:
@@ -79,9 +89,11 @@ class Listing(Value):
             return target
         if fixed:
             target = back.done[id(self)] = tuple.__new__(self.type, content)
+        elif isinstance(target, deque):
+            deque.clear(target)
+            deque.extend(target, content)
         else:
-            target.clear()
-            target.extend(content)
+            list.__setitem__(target, slice(None), content)
         return target
 
     def _new(self) -> Any:

@@ -113,12 +113,13 @@ def require_same_place(before: List[Step], now: List[Step], frames: List[FrameTy
     """Raise CannotRestore unless the job stands again where `before` was recorded."""
     found = driver(before, now)
     start = max(found, 0)
-    there = [(step.code, step.offset) for step in before[start:]]
-    here = [(step.code, step.offset) for step in now[start:]]
-    if there != here or any(a.code is not b.code for a, b in zip(before[start:], now[start:])):
-        raise CannotRestore(
-            f"the savepoint was taken at another place of the program than {_where(frames[-1])}"
-        )
+    for i in range(start, max(len(before), len(now))):
+        there, here = before[i : i + 1], now[i : i + 1]
+        if [(a.code, a.offset) for a in there] != [(b.code, b.offset) for b in here]:
+            place = _where(frames[min(i, len(frames) - 1)])
+            raise CannotRestore(
+                f"the savepoint was taken at another place of the program than {place}"
+            )
     reason = why_stuck(frames, start, known=found >= 0)
     if reason is not None:
         raise CannotRestore(reason)

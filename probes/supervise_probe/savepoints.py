@@ -13,7 +13,7 @@ place), `rng.py`. It knows no shared memory and no command.
 
 import functools
 import weakref
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import rng as chance
@@ -60,6 +60,7 @@ class Savepoints:
         self._modules = OwnModules()
         self._saved: List[_Savepoint] = []  # oldest first
         self._last_seen: List[Step] = []
+        self._last_crossed: Optional[str] = None
         self._too_large: Optional[str] = None
         self._busy = False
         self._optimizer_died = functools.partial(_forget, weakref.ref(self))
@@ -73,16 +74,22 @@ class Savepoints:
     def impossible(self) -> Optional[str]:
         """Why a rollback can never work where the job stands now, or None; about 20 us.
 
-        The first call can only judge the innermost frame. From the second on it is known which
-        frame drives the loop, and all frames from there inward are judged.
+        Which frame drives the loop shows when two savepoints are compared. Crossing a `for` once,
+        as between two epochs, only strands the savepoints before it; twice in a row is for good.
         """
         if self._too_large is not None:
             return self._too_large
         frames = job_frames(self._torch)
-        now = itinerary(frames)
+        stuck = why_stuck(frames, len(frames) - 1, known=False)
+        crossed = self._crossed(frames, itinerary(frames))
+        return stuck or (crossed if crossed == self._last_crossed else None)
+
+    def _crossed(self, frames: List[FrameType], now: List[Step]) -> Optional[str]:
+        """What lies between the last savepoint and here that cannot be gone back over."""
+        if not self._last_seen:
+            return None
         start = driver(self._last_seen, now)
-        first, self._last_seen = not self._last_seen, now
-        return why_stuck(frames, len(frames) - 1 if first else max(start, 0), start >= 0)
+        return why_stuck(frames, max(start, 0), known=start >= 0)
 
     def take(self, step: int, attempt: int, extra: Any) -> Dict[str, int]:
         """Remember the job as it is now.
@@ -104,6 +111,11 @@ class Savepoints:
             self._saved.clear()
             raise CannotRestore(reason)
         self._drop_dead()
+        frames = job_frames(self._torch)
+        now = itinerary(frames)
+        self._last_crossed, self._last_seen = self._crossed(frames, now), now
+        if self._last_crossed is not None:
+            self._saved.clear()
         self._saved = [saved for saved in self._saved if saved.step < step]
         self._busy = True
         try:

@@ -54,11 +54,6 @@ class TrainingState:
     def add_new(self, registry: Registry, walk: Walk) -> None:
         """Also remember what came to the registry since, found by the walk through the frames."""
         walk.bulk = True
-        for optimizer in self._unknown(registry.optimizers):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self._add_parameter(parameter, type(optimizer).__name__)
-            self._optimizers.append(_Optimizer(optimizer, walk, self._died))
         for module in self._unknown(registry.modules):
             numbers = {
                 name: self._add_parameter(parameter, f"{type(module).__name__}.{name}")
@@ -66,6 +61,11 @@ class TrainingState:
                 if parameter is not None
             }
             self._modules.append(_Module(module, numbers, walk))
+        for optimizer in self._unknown(registry.optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
+            self._optimizers.append(_Optimizer(optimizer, walk, self._died))
         for thing in (*self._unknown(registry.schedulers), *self._unknown(registry.scalers)):
             self._others.append((weakref.ref(thing), walk.fields(_own(thing), depth=1)))
         walk.bulk = False
@@ -84,7 +84,9 @@ class TrainingState:
         number = self._copies.add(parameter, bulk=True)
         if id(parameter) not in self._known:
             self._known.add(id(parameter))
-            self._parameters.append(_Parameter(number, parameter, self._torch, self._copies))
+            self._parameters.append(
+                _Parameter(name, number, parameter, self._torch, self._copies)
+            )
         return number
 
     def is_alive(self) -> bool:
@@ -97,6 +99,8 @@ class TrainingState:
             optimizer.verify()
         for module in self._modules:
             module.verify(self._copies)
+        for parameter in self._parameters:
+            parameter.verify(self._copies)
 
     def restore(self, back: Back) -> None:
         """Write everything back."""
@@ -116,9 +120,12 @@ class TrainingState:
 class _Parameter:
     """What belongs to a parameter beside its value."""
 
-    __slots__ = ("gradient", "number", "requires_grad")
+    __slots__ = ("gradient", "name", "number", "requires_grad")
 
-    def __init__(self, number: int, parameter: Any, torch: ModuleType, copies: Copies) -> None:
+    def __init__(
+        self, name: str, number: int, parameter: Any, torch: ModuleType, copies: Copies
+    ) -> None:
+        self.name = name
         self.number = number
         self.requires_grad = parameter.requires_grad
         self.gradient: Optional[int] = None
@@ -126,6 +133,10 @@ class _Parameter:
         if gradient is not None:
             dense = is_copyable(torch, gradient)
             self.gradient = copies.add(gradient, bulk=True) if dense else _LOST
+
+    def verify(self, copies: Copies) -> None:
+        if copies.misfit(self.number):
+            raise CannotRestore(f"{self.name} changed its shape or type since the savepoint")
 
     def restore(self, copies: Copies, back: Back) -> None:
         parameter = copies.original(self.number)
@@ -160,11 +171,9 @@ class _Module:
             return
         for name, number in self.numbers.items():
             parameter = module._parameters.get(name)
-            where = f"{type(module).__name__}.{name}"
             if parameter is None or parameter is not copies.original(number):
+                where = f"{type(module).__name__}.{name}"
                 raise CannotRestore(f"{where} was replaced since the savepoint")
-            if copies.misfit(number):
-                raise CannotRestore(f"{where} changed its shape or type since the savepoint")
 
     def restore(self, back: Back) -> None:
         module = self.reference()

@@ -4,8 +4,9 @@ Rule 1: objects of the job are remembered by weak reference or by id, never held
 Rule 2: objects are changed in place, so that every other name for them agrees.
 Rule 3: what cannot be brought back is left as it is and named in `Back.missed`.
 
-`walk.py` makes these from live values; containers are in `containers.py`. Every `restore(live, back, path)` gets what is at the place
-now (`GONE` if nothing) and returns what belongs there (`GONE` when that cannot be had again).
+`walk.py` makes these from live values; containers are in `containers.py`. Every
+`restore(live, back, path)` gets what is at the place now (`GONE` if nothing) and returns what
+belongs there (`GONE` when that cannot be had again).
 """
 
 from types import MethodType

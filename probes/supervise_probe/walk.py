@@ -162,6 +162,9 @@ class Walk:
     def _other(self, value: Any, depth: int) -> Value:
         return Other(value, stamp=self._kinds.constants_of)
 
+    def _code(self, value: Any, depth: int) -> Value:
+        return Other(value)
+
     def _iterator(self, value: Any, depth: int) -> Value:
         return Other(value, lost=True)
 
@@ -194,6 +197,8 @@ class Walk:
 
     def _table(self, value: Dict[Any, Any], depth: int) -> Value:
         constant = self._kinds.is_constant
+        if dict.__contains__(value, "__builtins__") or value is sys.modules:
+            return Other(value)  # a namespace of Python's own
         if dict.__len__(value) > _LENGTH_MAX or not all(map(constant, dict.keys(value))):
             return Other(value, stamp=dict.__len__)
         table = Table(value)

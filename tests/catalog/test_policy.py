@@ -13,6 +13,7 @@ import pytest
 
 from supervise.catalog import load_policy, locate, shipped
 from supervise.catalog.problems import PolicyErrors, Problem
+from supervise.core import machine
 from supervise.core.rule import Policy
 from supervise.core.values import BREACH, OK, UNKNOWN
 from supervise.errors import InputError, UsageError
@@ -309,6 +310,29 @@ hold_max: 2h
     assert (policy.warmup_steps, policy.probation_steps) == (7, 8)
     assert (policy.blind_after_steps, policy.blind_after_s, policy.hold_max_s) == (9, 0.5, 7200.0)
     assert policy.machine is None
+
+
+def test_a_policy_may_bring_its_own_table_of_moves(load: Loader) -> None:
+    """It replaces the default, and is part of the digest."""
+    rows = "".join(f"  {state}: {dict(row)}\n" for state, row in machine.DEFAULT.items())
+    text = HEAD + "machine:\n" + rows.replace("'", "")
+
+    policy = load(text)
+
+    assert policy.machine == machine.DEFAULT
+    assert load(policy.resolved).machine == machine.DEFAULT
+    assert policy.digest != load(HEAD).digest
+
+
+def test_a_rule_can_hold_without_a_runbook(load: Loader) -> None:
+    """`hold` is known everywhere and is no file."""
+    policy = load(
+        HEAD + "detectors: {a: {kind: nonfinite}}\n"
+        "rules: [{id: r, when: a, sev: SEV0, run: hold}]\nescalate: {ladder: [hold]}\n"
+    )
+
+    assert policy.rules[0].runbook == "hold"
+    assert policy.runbooks == {}
 
 
 def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(load: Loader) -> None:

@@ -50,8 +50,8 @@ class Collector(Base):
         """A loss function was called with these class indices."""
         if target.is_floating_point():
             return
-        if ignored < 0 and target.numel() and self.scalars.reads(target) and target.min() >= 0:
-            count: Number = float(target.numel())  # one look finds that nothing is ignored
+        if ignored < 0 and target.numel() and self.scalars.reads(target) and target.min().item() >= 0:
+            count: Number = float(target.numel())  # one look tells that nothing is ignored
         else:
             count = self.scalars.value((target != ignored).sum())
         self._targets = count if self._targets is None else self._targets + count

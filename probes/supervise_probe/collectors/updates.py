@@ -39,7 +39,7 @@ METRICS = (
 EXACT_LIMIT = 16_000_000  # parameters; above, the kept copy would take too much memory
 SAMPLE = 262_144  # parameters in a sample
 ROTATE = 64  # steps between two samples
-CHUNK = 262_144  # parameters per pass: three chunks fit into a core's cache
+CHUNK = 262_144  # parameters per pass: a chunk and its old values fit into a core's cache
 
 
 class Collector(Base):
@@ -97,13 +97,16 @@ class Collector(Base):
 class Chunk:
     """A run of tensors on one device, and their old values side by side in one flat buffer."""
 
-    __slots__ = ("now", "old", "parts", "sources")
+    __slots__ = ("old", "parts", "sources")
 
-    def __init__(self, old: Any, now: Any, parts: List[Any], sources: List[Any]) -> None:
+    def __init__(self, old: Any, sources: List[Any]) -> None:
         self.old = old  # flat: the weights before the step
-        self.now = now  # flat scratch, shared by all chunks
-        self.parts = parts  # pieces of `now`, shaped like `sources`
         self.sources = sources
+        self.parts = []  # pieces of `old`, shaped like `sources`
+        at = 0
+        for source in sources:
+            self.parts.append(old[at : at + source.numel()].view(source.shape))
+            at += source.numel()
 
 
 class Kept:
@@ -147,7 +150,6 @@ class Kept:
         self.weight = 0.0
         for chunk in self._chunks:
             self._torch._foreach_copy_(chunk.parts, chunk.sources)
-            chunk.old.copy_(chunk.now)
             self.weight = self.weight + self._square(chunk.old)
 
     def advance(self) -> Tuple[Number, Number]:
@@ -156,11 +158,10 @@ class Kept:
         moved: Number = 0.0
         weight: Number = 0.0
         for chunk in self._chunks:
-            torch._foreach_copy_(chunk.parts, chunk.sources)
-            torch.sub(chunk.now, chunk.old, out=chunk.old)
+            torch._foreach_sub_(chunk.parts, chunk.sources)
             moved = moved + self._square(chunk.old)
-            weight = weight + self._square(chunk.now)
-            chunk.old.copy_(chunk.now)
+            torch._foreach_copy_(chunk.parts, chunk.sources)
+            weight = weight + self._square(chunk.old)
         old, self.weight = self.weight, weight
         self._versions = [t._version for t in self._tensors]
         return moved, old
@@ -187,17 +188,9 @@ class Kept:
             sizes[kind] = sizes.get(kind, 0) + source.numel()
         chunks: List[Chunk] = []
         for (device, dtype), runs in kinds.items():
-            lengths = [sum(s.numel() for s in run) for run in runs]
-            old = torch.empty(sum(lengths), device=device, dtype=dtype)
-            scratch = torch.empty(max(lengths), device=device, dtype=dtype)
-            start = 0
-            for run, length in zip(runs, lengths):
-                parts, at = [], 0
-                for source in run:
-                    parts.append(scratch[at : at + source.numel()].view(source.shape))
-                    at += source.numel()
-                chunks.append(Chunk(old[start : start + length], scratch[:length], parts, run))
-                start += length
+            for run in runs:
+                length = sum(source.numel() for source in run)
+                chunks.append(Chunk(torch.empty(length, device=device, dtype=dtype), run))
         return chunks
 
     def _sources(self) -> List[Any]:

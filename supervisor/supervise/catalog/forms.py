@@ -19,11 +19,11 @@ from .record import Record, kind_of
 
 VERSION = "supervise/v1"
 
-_WORD = "[A-Za-z_][A-Za-z0-9_]*"
+_WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
 Local = Annotated[str, Pattern(_WORD, "a name of letters, digits and _")]
 Name = Annotated[str, Pattern(rf"{_WORD}(\.{_WORD})?", "a name of letters, digits and _")]
 RunbookName = Annotated[
-    str, Pattern("[a-z][a-z0-9]*(-[a-z0-9]+)*", "a runbook's name such as rollback-and-rewarm")
+    str, Pattern("[a-z][a-z0-9-]{0,63}", "a runbook's name such as rollback-and-rewarm")
 ]
 Version = Annotated[Literal["supervise/v1"], About("of the language")]
 Severity = Literal["SEV0", "SEV1", "SEV2"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from ..app import App, Settings
 from ..catalog import drills, load_policy
@@ -30,6 +31,7 @@ from ..store.recorder import Recorder
 from ..store.rundir import RunDir
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
+SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
 SLOTS, CAPACITY = 8192, 64  # rulings.md: 8192 frames; 4.8 MB of shared memory per rank
 
 
@@ -152,6 +154,7 @@ def probe_config(
 ) -> dict[str, Any]:
     """Return what the probe is told. Below `enforce` it gets no means to change the job."""
     may_act = policy.mode == "enforce"
+    memory = psutil.virtual_memory().total
     return {
         "run": run.id,
         "package": str(environment.inject_dir().parent),
@@ -159,7 +162,9 @@ def probe_config(
         "marks": str(run.marks_path),
         "slots": shm.slots(directory, SLOTS),
         "capacity": CAPACITY,
-        "savepoints": dict(policy.savepoints) if may_act and policy.savepoints else None,
+        "savepoints": {"max_bytes": memory // SAVEPOINT_SHARE, **policy.savepoints}
+        if may_act and policy.savepoints
+        else None,
         "standing_orders": dict(policy.standing_orders) if may_act else {},
         "drills": list(told),
         "lease_s": 900,

@@ -1,0 +1,92 @@
+"""Parts are found by their files, and every part keeps the promises of its docstring."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from supervise import actions, detectors
+from supervise.catalog import discover
+from supervise.catalog import load as loading
+from supervise.catalog.nodes import Sequence
+from supervise.catalog.parts import DetectorKind, StepKind, summary
+from supervise.catalog.problems import Problems, Source
+from supervise.catalog.record import keys_of
+from supervise.core.shapes import Action, Detector
+
+PARTS = [*discover.detectors().items(), *discover.actions().items()]
+
+
+@pytest.mark.parametrize(
+    ("package", "found"),
+    [(detectors, discover.detectors()), (actions, discover.actions())],
+    ids=["detectors", "actions"],
+)
+def test_every_file_is_a_part_of_its_name(package: types.ModuleType, found: dict) -> None:
+    """Adding a part is adding a file; helpers begin with an underscore."""
+    files = {path.stem for path in Path(package.__path__[0]).glob("*.py")}
+
+    assert set(found) == {name for name in files if not name.startswith("_")}
+    for name, form in found.items():
+        assert form.__name__.lower() == name.replace("_", "")
+
+
+def test_a_file_with_two_parts_is_a_bug(tmp_path: Path) -> None:
+    """It would not be clear which one the name means."""
+    package = types.ModuleType("two_parts")
+    package.__path__ = [str(tmp_path)]
+    (tmp_path / "both.py").write_text(
+        "from supervise.core.shapes import Action\n"
+        "class One(Action): pass\n"
+        "class Two(Action): pass\n"
+    )
+    sys.modules["two_parts"] = package
+    try:
+        with pytest.raises(TypeError, match="must define one Action, not 2"):
+            discover.discover(package, Action)
+    finally:
+        del sys.modules["two_parts"]
+
+
+@pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
+def test_a_docstring_has_what_its_page_needs(name: str, form: type) -> None:
+    """A sentence, an example, a source; what a detector cannot see, how an action is taken back."""
+    text = form.__doc__ or ""
+    needed = ["Example:", "Source:", "Blind to:" if issubclass(form, Detector) else "Undo:"]
+
+    assert [word for word in needed if word not in text] == []
+    assert len(summary(form)) < 160
+
+
+@pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
+def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
+    """What people copy works, and is of that very kind."""
+    block = (form.__doc__ or "").partition("Example:\n")[2].partition("\n\n")[0]
+    problems = Problems()
+    root = loading.parse(Source("example", "x:\n" + indent(dedent(block), "  ") + "\n"), problems)
+    problems.stop()
+    assert root is not None
+    node = root.get("x")
+    if issubclass(form, Action):
+        assert isinstance(node, Sequence)
+        made = StepKind().read(node.items[0], problems, name)
+    else:
+        made = DetectorKind().read(node, problems, name)
+    problems.stop()
+
+    assert type(made) is form
+    assert discover.name_of(made) == name
+
+
+@pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
+def test_every_field_is_a_key(name: str, form: type) -> None:
+    """Its type hint is one that the catalog can read, write and describe."""
+    for key in keys_of(form).values():
+        assert key.kind.words()
+        assert isinstance(key.kind.schema(), dict)
+        if not key.required and key.default is not None:
+            key.kind.write(key.default)

@@ -1,0 +1,132 @@
+"""What is published works by itself: built through the sdist, run with the source out of sight."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = {
+    "supervisor/supervise": "supervise",
+    "probes/supervise_probe": "supervise_probe",
+    "policies": "supervise/_shipped/policies",
+    "runbooks": "supervise/_shipped/runbooks",
+    "examples": "supervise/_shipped/examples",
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """The sdist, and the wheel built from what is in it."""
+    out = tmp_path_factory.mktemp("dist")
+    source = out / "source"  # a copy: a build may not write into the tree that it is tested on
+    shutil.copytree(
+        ROOT,
+        source,
+        ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", "runs", "dist", "__pycache__"),
+    )
+    litter = source / "examples" / "nano" / "__pycache__"  # what a run in the tree leaves behind
+    litter.mkdir()
+    (litter / "train.cpython-311.pyc").write_bytes(b"")
+    command = ["-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    run(command, cwd=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def installed(dist, tmp_path_factory):
+    """A folder that holds the wheel's files and nothing else."""
+    target = tmp_path_factory.mktemp("target")
+    (wheel,) = dist.glob("*.whl")
+    pip = ["-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    run([*pip, "--quiet", "--disable-pip-version-check"], cwd=dist)
+    return target
+
+
+def run(
+    args: list[str], *, cwd: Path, path: Path | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SUPERVISE"))}
+    env |= {"PYTHONPATH": str(path)} if path else {}
+    done = subprocess.run(
+        [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=180
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def files(folder: str) -> set[str]:
+    """Return every file below a folder of the tree, caches aside."""
+    found = (ROOT / folder).rglob("*")
+    return {
+        path.relative_to(ROOT / folder).as_posix()
+        for path in found
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_every_file_and_no_litter(dist):
+    """Code, probe, policies, runbooks, examples and the licence; no caches, no tests."""
+    (wheel,) = dist.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    assert names == {f"{to}/{name}" for tree, to in SHIPPED.items() for name in files(tree)}
+    assert any(n.endswith("licenses/LICENSE") for n in zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_sdist_can_be_built_and_tested(dist):
+    """The wheel came out of it, so the code is there; so are the tests and what they read."""
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "CHANGELOG.md"} <= names
+    assert {f"tests/{name}" for name in files("tests")} <= names
+
+
+def test_it_runs_with_the_source_out_of_sight(installed, tmp_path):
+    """The version and the place it was imported from."""
+    version = run(["-P", "-m", "supervise", "--version"], cwd=tmp_path, path=installed)
+    where = "import supervise, supervise_probe; print(supervise.__file__, supervise_probe.__file__)"
+    places = run(["-P", "-c", where], cwd=tmp_path, path=installed).stdout.split()
+
+    assert version.stdout.startswith("supervise, version ")
+    assert [Path(place).parents[1] for place in places] == [installed, installed]
+
+
+def test_what_ships_beside_the_code_is_found(installed, tmp_path):
+    """Policies, packs, runbooks, the example, and the way into the job."""
+    script = """
+from supervise.catalog import shipped
+from supervise.job.environment import inject_dir
+for folder in (shipped.folder(k) for k in ("policies", "policies/packs", "runbooks", "examples")):
+    print(folder, len(list(folder.rglob("*.yaml"))))
+print(shipped.folder("examples") / "nano" / "train.py")
+print(inject_dir() / "sitecustomize.py")
+"""
+    lines = run(["-P", "-c", script], cwd=tmp_path, path=installed).stdout.splitlines()
+    counts = [int(line.split()[1]) for line in lines[:4]]
+
+    assert all(line.startswith(str(installed)) for line in lines)
+    assert all(count > 0 for count in counts[:3])
+    assert all(Path(line).is_file() for line in lines[4:])
+
+
+def test_a_job_runs_under_it(installed, tmp_path):
+    """The job's own words and its own exit code come through, and a run directory stays."""
+    job = "import os, sys; print('hello from the job'); sys.exit(3)"
+    args = ["-P", "-m", "supervise", "--run-dir", "run", "--", sys.executable, "-c", job]
+    done = run(args, cwd=tmp_path, path=installed, check=False)
+
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == "hello from the job\n"
+    assert (tmp_path / "run" / "audit.log").is_file()
