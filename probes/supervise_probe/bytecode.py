@@ -15,7 +15,7 @@ import dis
 import functools
 import sys
 from types import CodeType
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
 _NEVER_FALLS_THROUGH = (
     "RETURN_VALUE",
@@ -31,6 +31,8 @@ _BLOCKS = ("SETUP_FINALLY", "SETUP_WITH", "SETUP_ASYNC_WITH")  # Python 3.10 and
 _SHUFFLES = ("SWAP", "COPY", "ROT_", "DUP_")
 _NO_RESULT = ("POP_", "STORE_", "DELETE_", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "SETUP_")
 
+_T = TypeVar("_T")
+_REMEMBERED_MAX = 256
 _FOR = -1  # tag of a stack slot that holds the iterator of a `for`
 _UNKNOWN = -2  # tag of a slot whose origin was lost in a shuffle
 
@@ -58,7 +60,23 @@ class _State(NamedTuple):
     fors: Tuple[int, ...]  # offsets of the open FOR_ITERs, outermost first
 
 
-@functools.lru_cache(maxsize=256)
+def _remembered(function: Callable[[CodeType, int], _T]) -> Callable[[CodeType, int], _T]:
+    """Keep results by identity of the code object; to compare two of them takes 10 us."""
+    known: Dict[Tuple[int, int], Tuple[CodeType, _T]] = {}
+
+    @functools.wraps(function)
+    def wrapper(code: CodeType, lasti: int) -> _T:
+        found = known.get((id(code), lasti))
+        if found is None:
+            if len(known) >= _REMEMBERED_MAX:
+                known.clear()
+            found = known[id(code), lasti] = (code, function(code, lasti))
+        return found[1]
+
+    return wrapper
+
+
+@_remembered
 def position(code: CodeType, lasti: int) -> Position:
     """Describe the instruction at byte offset `lasti` of `code`, the one that is being executed."""
     instructions = list(dis.get_instructions(code))
@@ -89,7 +107,7 @@ def position(code: CodeType, lasti: int) -> Position:
     return Position(True, line, in_loop or bool(fors), waiting)
 
 
-@functools.lru_cache(maxsize=256)
+@_remembered
 def instruction_offset(code: CodeType, lasti: int) -> int:
     """Offset of the instruction that `lasti` belongs to.
 

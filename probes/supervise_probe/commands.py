@@ -21,7 +21,7 @@ POLL_S = 0.05
 ALONE_ONLY = ("lr_scale", "rollback", "skip_step", "savepoint", "pause")
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818, it is an answer and not a fault
     """A command that cannot be carried out; the text is one sentence for people."""
 
 
@@ -127,14 +127,14 @@ class Commands:
         return {"lr_scale": rate.factor(), "learning_rate_before": before}
 
     def _do_savepoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        taken: Dict[str, Any] = self._probe.take_savepoint()
+        taken: Dict[str, Any] = self._probe.rollbacks.take()
         return taken
 
     def _do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
         probe = self._probe
         rewarm = args.get("rewarm")
         from_step = probe.boundary.number - 1
-        result: Dict[str, Any] = probe.roll_back(
+        result: Dict[str, Any] = probe.rollbacks.back(
             int(args["before_step"]), str(args.get("rng", "restore"))
         )
         if rewarm:

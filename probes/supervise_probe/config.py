@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
 class Config(NamedTuple):
@@ -28,8 +29,8 @@ class Config(NamedTuple):
     slots: int = 8192
     capacity: int = 64
     savepoints: Optional[Dict[str, Any]] = None
-    standing_orders: Dict[str, Any] = {}
-    drills: List[Dict[str, Any]] = []
+    standing_orders: Mapping[str, Any] = MappingProxyType({})
+    drills: Sequence[Mapping[str, Any]] = ()
     lease_s: float = 900.0
     late: bool = False
 
@@ -50,7 +51,7 @@ def load(path: str) -> Config:
     return Config(**known)
 
 
-def place(environ: Dict[str, str]) -> Tuple[int, int]:
+def place(environ: Mapping[str, str]) -> Tuple[int, int]:
     """Return (rank, world size), as torchrun or Slurm say; (0, 1) when nobody says."""
     if "RANK" in environ:
         rank, world = environ["RANK"], environ.get("WORLD_SIZE", "1")

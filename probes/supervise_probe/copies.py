@@ -52,13 +52,14 @@ class _Slot:
 
     def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
         self.owner = weakref.ref(owner)
+        shape, stride = tensor.shape, tensor.stride()
         # A view that repeats its memory, or one of inference mode, takes no write in bulk.
-        repeats = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape))
+        repeats = 0 in stride and any(s == 0 and n > 1 for s, n in zip(stride, shape))
         self.array, self.fresh = array, fresh
         self.bulk = bulk and not repeats and not tensor.is_inference()
-        self.device = device = tensor.device
+        self.device = tensor.device
         self.requires_grad: bool = tensor.requires_grad
-        self.key = (tensor.dtype, tuple(tensor.shape), tensor.stride(), device.type == "cuda")
+        self.key = (tensor.dtype, shape, stride, tensor.is_cuda)
         self.buffer: Any = None
         self.shared = False  # with another savepoint
         self.version = -1
@@ -72,6 +73,7 @@ class Copies:
         """`before`: the copies of the previous savepoint, to share what has not changed."""
         self._torch = torch
         self.slots: List[_Slot] = []
+        self.nbytes = 0  # of all planned or made copies
         self._numbers: Dict[int, int] = {}
         self._sources: List[Any] = []
         self._owners: List[Any] = []  # keeps the ids in _numbers valid until `copy`
@@ -101,16 +103,9 @@ class Copies:
         self.slots.append(slot)
         self._numbers[id(owner)] = number = len(self.slots) - 1
         self._sources.append(tensor)
+        self.nbytes += tensor.numel() * tensor.element_size()
         self._owners.append(owner)
         return number
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all planned or made copies."""
-        return sum(source.numel() * source.element_size() for source in self._tensors())
-
-    def _tensors(self) -> List[Any]:
-        return self._sources or [slot.buffer for slot in self.slots]
 
     def copy(self, pool: Pool) -> None:
         """Make all copies. Afterwards no tensor of the job is held any more."""
@@ -122,7 +117,7 @@ class Copies:
             slot.buffer = pool.get(torch, tensor, slot.key)
             targets.append(slot.buffer)
             sources.append(tensor)
-            if slot.device.type == "cuda":
+            if slot.key[-1]:
                 devices.add(slot.device)
         with torch.no_grad():
             _copy_all(torch, targets, sources, non_blocking=bool(devices))
@@ -138,9 +133,9 @@ class Copies:
 
         Writes that torch counts are seen by the version, others (numpy, `.data`) by a sample.
         """
-        if slot.requires_grad or slot.device.type != "cpu" or not tensor.is_contiguous():
+        if slot.requires_grad or tensor.numel() * tensor.element_size() < _LARGE_BYTES:
             return False
-        if tensor.numel() * tensor.element_size() < _LARGE_BYTES:
+        if slot.device.type != "cpu" or not tensor.is_contiguous():
             return False
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLES)]
@@ -187,7 +182,7 @@ class Copies:
     def misfit(self, number: int) -> bool:
         """Whether the job's tensor still lives but no longer has the shape or type of the copy."""
         tensor, key = self.original(number), self.slots[number].key
-        return tensor is not None and (tensor.dtype, tuple(tensor.shape)) != key[:2]
+        return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
     def bring_back(self, number: int) -> Any:
         """The tensor as it was: the job's own one, written in place, or a new one if it is gone."""

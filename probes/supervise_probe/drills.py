@@ -34,10 +34,13 @@ class Drills:
         self._waiting: List[Drill] = []
         self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
         for index, order in enumerate(orders):
-            try:
-                self._waiting.append(Drill(order, index))
-            except (KeyError, TypeError, ValueError) as error:
-                probe.notice("drill", f"drill {order} cannot run: {error}")
+            self._plan(order, index)
+
+    def _plan(self, order: Mapping[str, Any], index: int) -> None:
+        try:
+            self._waiting.append(Drill(order, index))
+        except (KeyError, TypeError, ValueError) as error:
+            self._probe.notice("drill", f"drill {order} cannot run: {error}")
 
     def begin(self, step: int) -> None:
         """Step `step` is about to begin."""

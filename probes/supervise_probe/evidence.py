@@ -14,9 +14,7 @@ import sys
 from typing import Any, Dict, List, Mapping
 
 
-def write(
-    directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]
-) -> List[str]:
+def write(directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]) -> List[str]:
     """Write the three files of one rank and return their paths.
 
     Raises:
@@ -39,7 +37,7 @@ def write(
 def random_states(torch: Any) -> Dict[str, Any]:
     """Return the states of Python's, NumPy's and torch's generators, read without drawing."""
     states: Dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
+    numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "random"):
         states["numpy"] = numpy.random.get_state(legacy=False)
     if torch.cuda.is_available() and torch.cuda.is_initialized():

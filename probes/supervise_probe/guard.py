@@ -31,7 +31,7 @@ class Part:
     """
 
     __slots__ = (
-        "name", "share", "floor_ns", "relax", "vital", "on", "reason", "errors", "spent_ns", "costs"
+        "costs", "errors", "floor_ns", "name", "on", "reason", "relax", "share", "spent_ns", "vital"
     )  # fmt: skip
 
     def __init__(
@@ -195,7 +195,7 @@ def _from_signal_handler(error: BaseException) -> bool:
         handler = getattr(handler, "__func__", handler)
         code = getattr(handler, "__code__", None)
         if code is None and callable(handler):
-            code = getattr(getattr(type(handler), "__call__", None), "__code__", None)
+            code = getattr(type(handler).__dict__.get("__call__"), "__code__", None)
         if code is not None:
             handlers.add(code)
     trace = error.__traceback__

@@ -16,7 +16,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from . import forward
-from .step_hook import patch_optimizer
+from .step_hook import Function, Hidden, patch_optimizer
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -31,7 +31,7 @@ def install(torch: Any, probe: Probe) -> None:
     Raises:
         AttributeError: this torch has no place where a step can be seen.
     """
-    hidden = functools.partial(_hidden, torch)
+    hidden: Hidden = functools.partial(_hidden, torch)
     patch_optimizer(torch, probe, hidden)
     _patch_backward(torch, probe, hidden)
     _patch_scaler(torch, probe)
@@ -42,13 +42,16 @@ def install(torch: Any, probe: Probe) -> None:
     forward.patch_replicas(torch)
 
 
-def _hidden(torch: Any, function: Callable[..., Any], recursive: bool = True) -> Any:
+def _hidden(torch: Any, function: Function, recursive: bool = True) -> Function:
     """Keep torch.compile out of `function`, and if `recursive` out of what it calls."""
     disable = getattr(torch, "_disable_dynamo", None)
-    return function if disable is None else disable(function, recursive=recursive)
+    if disable is None:
+        return function
+    hidden: Function = disable(function, recursive=recursive)
+    return hidden
 
 
-def _patch_backward(torch: Any, probe: Probe, hidden: Any) -> None:
+def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
     original = torch.autograd.backward
 
     @hidden
@@ -125,8 +128,7 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
                 )
         finally:
             probe.scaling.scaler = None
-        probe.at_boundary()
-        return result
+        return probe.at_boundary(result)
 
     scaler.scale, scaler.unscale_, scaler.step = scale_, unscale_, step_
 
@@ -173,7 +175,7 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
     wrap("clip_grads_with_norm_", tells_norm=False)
 
 
-def _patch_loader(torch: Any, probe: Probe, hidden: Any) -> None:
+def _patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     original = iterator.__next__
 
@@ -181,7 +183,7 @@ def _patch_loader(torch: Any, probe: Probe, hidden: Any) -> None:
     def saw(batch: Any) -> None:
         probe.guard.run(probe.guard.part("batch"), _saw_batch, probe, batch)
 
-    def __next__(self: Any) -> Any:
+    def following(self: Any) -> Any:
         if probe.off_duty():
             return original(self)
         began = monotonic_ns()
@@ -193,7 +195,7 @@ def _patch_loader(torch: Any, probe: Probe, hidden: Any) -> None:
             saw(batch)
         return batch
 
-    iterator.__next__ = functools.wraps(original)(hidden(__next__, recursive=False))
+    iterator.__next__ = functools.wraps(original)(hidden(following, recursive=False))
 
 
 def _saw_batch(probe: Probe, batch: Any) -> None:
@@ -252,6 +254,7 @@ def _patch_save(torch: Any, probe: Probe) -> None:
 
 def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[str, Any]]]:
     """Return what runs in front of each call of an outermost module."""
+
     def look(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         hashed = probe.collectors["batch"].saw([*args, *kwargs.values()])
         if hashed is not None and not hashed.is_floating_point():
@@ -266,4 +269,4 @@ def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[st
             probe.guard.run(probe.guard.part("batch"), look, args, kwargs)
         return args, kwargs
 
-    return _hidden(probe.torch, before)  # type: ignore[no-any-return]
+    return _hidden(probe.torch, before)

@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Deque, Dict, List, Mapping, Optional
+from typing import Any, Deque, Dict, Mapping, Optional
 
 from . import collectors as catalog
 from . import config as settings
@@ -22,7 +22,7 @@ from .boundary import Boundary
 from .collectors.timing import Times
 from .commands import Commands
 from .drills import Drills
-from .guard import Calls, Guard, Part, describe
+from .guard import Guard, Part, describe
 from .learning_rate import LearningRate
 from .publisher import Publisher
 from .registry import Registry
@@ -33,7 +33,6 @@ from .standing_orders import SkipNonfinite
 
 BATCHES = 64  # fingerprints kept for a snapshot
 STATUS_EVERY = 64  # steps between two statuses when nothing happened
-CALLS = ("after_backward", "measure", "before_update", "after_update", "collect", "finish")
 
 
 class Probe:
@@ -78,15 +77,8 @@ class Probe:
         order = self.config.standing_orders.get("skip_nonfinite")
         if order is not None:
             self.order = SkipNonfinite(order)
-        self.collectors: Dict[str, Any] = {}
-        self.calls: Dict[str, Calls] = {name: [] for name in CALLS}
-        for name, module in self._modules:
-            collector = self.collectors[name] = module.Collector(self)
-            part = self.guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
-            part.relax = collector.relax
-            for call in CALLS:
-                if catalog.overrides(collector, call):
-                    self.calls[call].append((part, getattr(collector, call)))
+        self.collectors: Dict[str, Any]
+        self.collectors, self.calls = catalog.start(self, self._modules)
         self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
         self.publisher: Any = None
         self.commands: Any = None
@@ -234,18 +226,27 @@ class Probe:
         for root in self.registry.roots():
             forward.attach(self, root, hooks.before_forward(self))
 
-    def at_boundary(self) -> None:
+    def at_boundary(self, result: Any) -> Any:
         """If a step has just ended on time: keep a savepoint, obey commands.
+
+        Args:
+            result: what the optimizer's step is about to return.
+
+        Returns:
+            What it shall return: after a rollback, the result of the step that was gone back to.
 
         Raises:
             KeyboardInterrupt: the supervisor wants the job to stop.
         """
         if not self.boundary.on_time or not self.on:
-            return
+            return result
         self.boundary.on_time = False
+        self.rollbacks.result = result
         self.guard.run(self.guard.part("savepoints", share=1.0), self.rollbacks.regular)
         self.guard.run(self.core, self._regular_status)
         self.commands.run()
+        result, self.rollbacks.result = self.rollbacks.result, None
+        return result
 
     def _regular_status(self) -> None:
         self._status_age += 1

@@ -19,6 +19,7 @@ class Rollbacks:
     """The savepoints of one rank.
 
     Attributes:
+        result: what the optimizer's step is about to return to the job.
         why_not: why no rollback is possible in this job, "" while it is.
     """
 
@@ -27,6 +28,7 @@ class Rollbacks:
         self._savepoints: Any = None
         self._next = 0
         self._unfinished: Dict[int, Dict[str, float]] = {}
+        self.result: Any = None
         self.why_not = ""
         wanted = probe.config.savepoints
         if not wanted:
@@ -74,8 +76,13 @@ class Rollbacks:
         probe = self._probe
         step = probe.boundary.number - 1
         state = probe.state()
+        result = self.result
+        if isinstance(result, probe.torch.Tensor):
+            result = result.detach().clone()
         try:
-            taken: Dict[str, Any] = self._savepoints.take(step, probe.boundary.attempt, state)
+            taken: Dict[str, Any] = self._savepoints.take(
+                step, probe.boundary.attempt, (state, result)
+            )
         except CannotRestore as problem:
             self._savepoints, self.why_not = None, str(problem)
             raise Refused(str(problem)) from problem
@@ -104,7 +111,7 @@ class Rollbacks:
 
         probe = self._probe
         try:
-            restored, state = self._savepoints.restore(before_step, rng)
+            restored, (state, self.result) = self._savepoints.restore(before_step, rng)
         except CannotRestore as problem:
             raise Refused(str(problem)) from problem
         probe.publisher.flush()

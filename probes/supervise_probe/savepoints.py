@@ -193,8 +193,8 @@ class Savepoints:
         if nbytes > self._max_bytes:
             self._saved.clear()
             self._too_large = (
-                f"one savepoint takes {_megabytes(nbytes)}, more than the "
-                f"{_megabytes(self._max_bytes)} that the policy allows"
+                f"one savepoint takes {nbytes:,} bytes, more than the {self._max_bytes:,} that are "
+                f"allowed for all of them"
             )
             raise CannotRestore(self._too_large)
         pool = Pool()
@@ -213,7 +213,3 @@ def _forget(owner: "weakref.ref[Savepoints]", optimizer: Any) -> None:
     savepoints = owner()
     if savepoints is not None and not savepoints._busy:  # else the next call does it
         savepoints._drop_dead()
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"

@@ -73,7 +73,7 @@ class Scalars:
     def _event(self, device: Any) -> Any:
         if device.type == "cpu":
             return _NextLook()
-        backend = getattr(self._torch, device.type, None)
+        backend: Any = getattr(self._torch, device.type, None)
         event = backend.Event() if hasattr(backend, "Event") else _NextLook()
         event.record()
         return event

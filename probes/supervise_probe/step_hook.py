@@ -11,13 +11,17 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from .boundary import SkipUpdate, Update
+from .step import SkipUpdate, Update
 
 if TYPE_CHECKING:
     from .probe import Probe
 
 
-def patch_optimizer(torch: Any, probe: Probe, hidden: Any) -> None:
+Function = Callable[..., Any]
+Hidden = Callable[..., Function]
+
+
+def patch_optimizer(torch: Any, probe: Probe, hidden: Hidden) -> None:
     """See every `optimizer.step()` of every class that is used for the first time from now on."""
     original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
     run = hidden(_make_run(torch, probe, hidden), recursive=False)
@@ -36,7 +40,7 @@ def patch_optimizer(torch: Any, probe: Probe, hidden: Any) -> None:
     torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
-def _make_run(torch: Any, probe: Probe, hidden: Any) -> Callable[..., Any]:
+def _make_run(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
     guard, core = probe.guard, probe.core
 
     @hidden
@@ -111,7 +115,6 @@ def _make_run(torch: Any, probe: Probe, hidden: Any) -> Callable[..., Any]:
             restore()
             probe.inside = False
         after(update)
-        probe.at_boundary()
-        return result
+        return probe.at_boundary(result)
 
     return run

@@ -84,9 +84,7 @@ class TrainingState:
         number = self._copies.add(parameter, bulk=True)
         if id(parameter) not in self._known:
             self._known.add(id(parameter))
-            self._parameters.append(
-                _Parameter(name, number, parameter, self._torch, self._copies)
-            )
+            self._parameters.append(_Parameter(name, number, parameter, self._torch, self._copies))
         return number
 
     def is_alive(self) -> bool:

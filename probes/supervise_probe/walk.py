@@ -8,7 +8,6 @@ What is decided here is *what kind of thing* a value is. How it comes back is in
 """
 
 import sys
-import weakref
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
@@ -25,6 +24,8 @@ _DEPTH_MAX = 8  # steps from a variable: state.model_config.schedule["warmup"] i
 _TOTAL_MAX = 20_000  # values of one walk that are no constants; about 20 ms
 _HISTORY_MAX = 4096  # elements of a tensor with autograd history: a loss, not logits
 _HEAVY_BYTES = 64 << 20  # a larger variable is taken to be the data set, and is only watched
+_TYPES_MAX = 4096
+_WATCHED_MAX = 64  # attributes of a library's object that are compared
 _CONSTANTS = (int, float, complex, str, bytes, type(None), type(...), range, slice)
 _PLAIN_OBJECTS = (("types", "SimpleNamespace"), ("argparse", "Namespace"))
 _IMMUTABLE = (
@@ -52,17 +53,19 @@ _EXACT: Dict[type, str] = {
 
 
 class Kinds:
-    """Which of our kinds a Python type is; remembered per type, for the life of the process."""
+    """Which of our kinds a Python type is; remembered per type."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._known: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
+        self._known: Dict[type, str] = {}
 
     def of(self, kind: type) -> str:
         """One of constant, code, class, function, method, tensor, array, table, listing, bag,
         chance, training, thing, iterator, other."""
         known = self._known.get(kind)
         if known is None:
+            if len(self._known) > _TYPES_MAX:  # a job that makes classes as it goes
+                self._known.clear()
             known = self._known[kind] = self._decide(kind)
         return known
 
@@ -105,7 +108,10 @@ class Kinds:
     def constants_of(self, value: Any) -> Dict[str, Any]:
         """The plain attributes of a library's object: when they change, it has changed."""
         own = attributes(value) if not isinstance(value, type) else {}
-        return {name: held for name, held in own.items() if self.is_constant(held)}
+        if len(own) > _WATCHED_MAX:
+            return {}
+        known = self._known
+        return {name: held for name, held in own.items() if known.get(type(held)) == "constant"}
 
     def is_code(self, value: Any) -> bool:
         """Whether a value is a function, class or module."""

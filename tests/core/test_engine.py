@@ -44,8 +44,9 @@ def test_the_decision_carries_its_numbers(tell):
     fired = story.kinds("rule", "fired")[0]
     assert fired.data["numbers"]["high"] == {
         "code": "BREACH", "value": 8.0, "threshold": 5.0, "breach_step": 50,
+        "metric": "train_loss_raw",
     }  # fmt: skip
-    assert "value 8" in fired.reason
+    assert "train_loss_raw 8 (limit 5)" in fired.reason
     assert story.kinds("incident", "opened")[0].data["band"]["level"] == 2.0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervise.core import ladder, machine
-from supervise.core.incident import band_of, first_breach
+from supervise.core.incident import band_of, first_breach, headline
 from supervise.core.limits import Ledger
 from supervise.core.rule import Budget, Ladder
 
@@ -85,14 +85,36 @@ def test_the_band_is_what_was_before_the_breach():
 
 
 def test_the_first_breach_is_the_earliest_of_its_stages():
-    """A coupling's match begins with its first stage; detectors that are OK do not count."""
+    """A coupling begins with its first stage, m of n with its oldest sample; OK does not count."""
     numbers = {
-        "chain": {"code": "BREACH", "match": [148, 151]},
-        "loss": {"code": "BREACH", "breach_step": 150},
-        "lr": {"code": "OK", "breach_step": 3},
+        "chain": {"code": "BREACH", "match": {"first_step": 148, "last_step": 151}},
+        "loss": {"code": "BREACH", "of": 3},
+        "lr": {"code": "OK", "match": {"first_step": 3}},
     }
 
     assert first_breach(numbers, 151) == 148
+    assert first_breach({"loss": {"code": "BREACH", "of": 5}}, 151) == 147
+
+
+def test_a_headline_names_what_breached():
+    """Metric, value, how far out and the limit; what is OK and what only couples is left out."""
+    numbers = {
+        "chain": {"code": "BREACH", "value": 151, "threshold": 5},
+        "u": {
+            "code": "BREACH",
+            "metric": "update_norm",
+            "value": 6.46,
+            "z": 19.2,
+            "threshold": 6.0,
+        },
+        "l": {"code": "OK", "metric": "train_loss_raw", "value": 3.3, "z": 1.0, "threshold": 6.0},
+        "n": {"code": "BREACH", "nonfinite": ["grad_global_norm"]},
+    }
+
+    assert headline(numbers, "chain") == (
+        "update_norm 6.46, z 19.2 (limit 6); grad_global_norm is not finite"
+    )
+    assert headline({}, "chain") == "chain"
 
 
 def test_the_drawing_in_the_readme_is_the_table():

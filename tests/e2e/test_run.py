@@ -128,7 +128,7 @@ def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, tmp_path):
         "mode: enforce\n"
         "use: [hang]\n"
         "override:\n"
-        "  hang.no_step: {after: {min: 3s, p99_multiple: 8}}\n"
+        "  hang.stalled: {after: {min: 3s, p99_multiple: 8}}\n"
     )
     run = supervise.run(
         "--policy", str(policy), "--drill", "hang@60", job=tiny_job("--steps", 200), name="hung"

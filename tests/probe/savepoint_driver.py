@@ -15,6 +15,7 @@ import os
 import runpy
 import sys
 import traceback
+from pathlib import Path
 
 import torch
 from torch.optim import Optimizer
@@ -27,19 +28,19 @@ class Driver:
     """A plan, carried out.
 
     every: savepoint behind every n-th step, from the first on. keep, max_bytes: of Savepoints.
-    rollbacks: [{"at", "before", "rng"}], each carried out once. optimizers: steps per boundary.
+    rollbacks: [{"at", "before", "rng"}], each carried out once. last: class name of the optimizer
+    that ends a step, where there are several.
     """
 
     def __init__(self, plan, events):
         self.every = plan.get("every", 0)
         self.rollbacks = list(plan.get("rollbacks", ()))
-        self.optimizers = plan.get("optimizers", 1)
+        self.last = plan.get("last")
         self.events = events
         self.registry = Registry()
         self.registry.install(torch)
         keep, max_bytes = plan.get("keep", 4), plan.get("max_bytes", 1 << 30)
         self.savepoints = Savepoints(torch, self.registry, keep, max_bytes)
-        self.calls = 0
         self.step = 0
 
     def tell(self, **event):
@@ -49,8 +50,7 @@ class Driver:
     def boundary(self, optimizer, loss):
         """Returns what the step shall return: after a rollback, the closure's loss of that step."""
         self.registry.saw_optimizer(optimizer)
-        self.calls += 1
-        if self.calls % self.optimizers:
+        if self.last not in (None, type(optimizer).__name__):
             return loss
         due = self.rollbacks and self.rollbacks[0]["at"] == self.step
         try:
@@ -91,10 +91,10 @@ def run(job):
     """In the child: run one script to its end."""
     target = os.open(job["out"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     os.dup2(target, 1)
-    with open(job["out"] + ".events", "w", encoding="utf-8") as events:
+    with Path(job["out"] + ".events").open("w", encoding="utf-8") as events:
         driver = install(job["plan"], events)
         sys.argv = [job["script"], *job["argv"]]
-        sys.path.insert(0, os.path.dirname(job["script"]))
+        sys.path.insert(0, str(Path(job["script"]).parent))
         try:
             runpy.run_path(job["script"], run_name="__main__")
         except SystemExit as end:

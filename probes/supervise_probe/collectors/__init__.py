@@ -7,8 +7,8 @@ that grows with the run.
 Order of calls in a step: `after_backward` for each backward; for each optimizer `measure` (its
 gradients are final), `before_update` (weights old, rates as used) and `after_update` (weights new);
 then `collect` once, whose values may still be on a device; `finish` once they are not, which is a
-step later on an accelerator. A closure computes the gradients inside the step: there `measure` comes
-after `before_update`. From `measure` to `collect`, gradients are off.
+step later on an accelerator. A closure computes the gradients inside the step: there `measure`
+comes after `before_update`. From `measure` to `collect`, gradients are off.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Tuple
 
 if TYPE_CHECKING:
-    from ..boundary import Step, Update
+    from ..guard import Calls
     from ..probe import Probe
     from ..scalars import Number
     from ..spec import MetricSpec
+    from ..step import Step, Update
+
+CALLS = ("after_backward", "measure", "before_update", "after_update", "collect", "finish")
 
 
 class Collector:
@@ -70,6 +73,26 @@ class Collector:
         """Put back what `state` returned at an earlier step."""
 
 
+def start(
+    probe: Probe, modules: Iterable[Tuple[str, ModuleType]]
+) -> Tuple[Dict[str, Collector], Dict[str, Calls]]:
+    """Make a collector of each module.
+
+    Returns:
+        The collectors by name, and for each call the (part, method) pairs that do something in it.
+    """
+    collectors: Dict[str, Collector] = {}
+    calls: Dict[str, Calls] = {call: [] for call in CALLS}
+    for name, module in modules:
+        collector = collectors[name] = module.Collector(probe)
+        part = probe.guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
+        part.relax = collector.relax
+        for call in CALLS:
+            if getattr(type(collector), call) is not getattr(Collector, call):
+                calls[call].append((part, getattr(collector, call)))
+    return collectors, calls
+
+
 def modules() -> List[Tuple[str, ModuleType]]:
     """Return (name, module) of every collector, sorted by name."""
     found = sorted(info.name for info in pkgutil.iter_modules(__path__))
@@ -79,8 +102,3 @@ def modules() -> List[Tuple[str, ModuleType]]:
 def metrics() -> Tuple[MetricSpec, ...]:
     """Return every metric that the probe can measure."""
     return tuple(spec for _, module in modules() for spec in module.METRICS)
-
-
-def overrides(collector: Any, call: str) -> bool:
-    """Whether a collector does anything in `call`."""
-    return getattr(type(collector), call) is not getattr(Collector, call)

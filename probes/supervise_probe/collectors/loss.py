@@ -13,9 +13,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..boundary import Step
     from ..probe import Probe
     from ..scalars import Number
+    from ..step import Step
 
 METRICS = (
     MetricSpec(

@@ -8,9 +8,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..boundary import Step, Update
     from ..probe import Probe
     from ..scalars import Number
+    from ..step import Step, Update
 
 METRICS = (
     MetricSpec(

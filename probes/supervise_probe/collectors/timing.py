@@ -13,9 +13,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..boundary import Step, Update
     from ..probe import Probe
     from ..scalars import Number
+    from ..step import Step, Update
 
 METRICS = (
     MetricSpec(
@@ -28,9 +28,7 @@ METRICS = (
     MetricSpec(
         "forward_time", "s", "Time inside the outermost module, gradients on.", "CLOCK_MONOTONIC"
     ),
-    MetricSpec(
-        "backward_time", "s", "Time inside torch.autograd.backward.", "CLOCK_MONOTONIC"
-    ),
+    MetricSpec("backward_time", "s", "Time inside torch.autograd.backward.", "CLOCK_MONOTONIC"),
     MetricSpec(
         "optimizer_time",
         "s",

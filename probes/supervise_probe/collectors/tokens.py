@@ -13,9 +13,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..boundary import Step, Update
     from ..probe import Probe
     from ..scalars import Number
+    from ..step import Step, Update
 
 METRICS = (
     MetricSpec(
@@ -50,9 +50,9 @@ class Collector(Base):
         """A loss function was called with these class indices."""
         if target.is_floating_point():
             return
-        if ignored < 0 and target.numel() and self.scalars.reads(target) and target.min().item() >= 0:
-            count: Number = float(target.numel())  # one look tells that nothing is ignored
-        else:
+        count: Number = float(target.numel())
+        look = ignored < 0 and count > 0 and self.scalars.reads(target)
+        if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored
             count = self.scalars.value((target != ignored).sum())
         self._targets = count if self._targets is None else self._targets + count
 

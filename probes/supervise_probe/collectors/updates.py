@@ -16,9 +16,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..boundary import Step, Update
     from ..probe import Probe
     from ..scalars import Number, Scalars
+    from ..step import Step, Update
 
 METRICS = (
     MetricSpec(
@@ -49,7 +49,7 @@ class Collector(Base):
         mode: `exact` or `sampled`.
     """
 
-    SHARE = 0.01
+    SHARE = 0.0125
     FLOOR_US = 300
 
     def __init__(self, probe: Probe) -> None:

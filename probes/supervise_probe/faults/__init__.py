@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Any, Dict, List, Mapping, Tuple, Type, Union
+from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
 
 Value = Union[int, float, str]
 
@@ -22,8 +22,8 @@ class Fault:
         steps: for how many steps it acts.
     """
 
-    MEANING = ""
-    PARAMS: Mapping[str, Tuple[Value, str]] = {}
+    MEANING: ClassVar[str] = ""
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {}
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         self.torch = torch

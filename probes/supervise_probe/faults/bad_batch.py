@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, ClassVar, Dict, Mapping, Tuple
 
 from . import Fault, Value
 
@@ -11,7 +11,10 @@ class BadBatch(Fault):
     """Replaces the first whole-number tensor that goes into the outermost module."""
 
     MEANING = "feed random tokens into the model for some steps"
-    PARAMS = {"steps": (10, "for so many steps"), "seed": (0, "of the fault's own generator")}
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "steps": (10, "for so many steps"),
+        "seed": (0, "of the fault's own generator"),
+    }
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         super().__init__(torch, params)
@@ -20,16 +23,17 @@ class BadBatch(Fault):
     def forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        for place, value in [*enumerate(args), *kwargs.items()]:
-            if isinstance(value, self.torch.Tensor) and value.dtype in (
-                self.torch.int64,
-                self.torch.int32,
-            ):
-                noise = self._noise(root, value)
-                if isinstance(place, str):
-                    return args, {**kwargs, place: noise}
-                return (*args[:place], noise, *args[place + 1 :]), kwargs
+        for index, value in enumerate(args):
+            if self._is_tokens(value):
+                return (*args[:index], self._noise(root, value), *args[index + 1 :]), kwargs
+        for name, value in kwargs.items():
+            if self._is_tokens(value):
+                return args, {**kwargs, name: self._noise(root, value)}
         raise ValueError("bad_batch found no whole numbers among the inputs of the model")
+
+    def _is_tokens(self, value: Any) -> bool:
+        torch = self.torch
+        return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)
 
     def _noise(self, root: Any, like: Any) -> Any:
         sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]

@@ -4,16 +4,16 @@ the higher, the larger the error. Where the optimizer clips, a gradient may be a
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, ClassVar, List, Mapping, Tuple
 
-from . import Fault
+from . import Fault, Value
 
 
 class BitFlip(Fault):
     """Strikes once, in the middle of the largest float32 parameter or of its gradient."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
-    PARAMS = {
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
         "target": ("grad", "grad or weight"),
         "bit": (30, "which bit of the float32: 23 to 30 are the exponent, 31 the sign"),
     }

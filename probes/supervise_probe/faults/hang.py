@@ -1,17 +1,20 @@
-"""The job stands still inside a step, as in a collective whose partner died. Signals get through."""
+"""The job stands still in a step, as in a collective whose partner died. Signals get through."""
 
 from __future__ import annotations
 
 import time
+from typing import ClassVar, Mapping, Tuple
 
-from . import Fault
+from . import Fault, Value
 
 
 class Hang(Fault):
     """Sleeps, once."""
 
     MEANING = "stand still inside the step"
-    PARAMS = {"seconds": (0.0, "how long; 0 means for ever")}
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "seconds": (0.0, "how long; 0 means for ever")
+    }
 
     def block(self) -> None:
         seconds = float(self.params["seconds"])

@@ -1,13 +1,17 @@
 """Too high a learning rate for some steps, as from a wrong schedule; the schedule is untouched."""
 
-from . import Fault
+from __future__ import annotations
+
+from typing import ClassVar, Mapping, Tuple
+
+from . import Fault, Value
 
 
 class LrSpike(Fault):
     """Multiplies the rate that the optimizer uses."""
 
     MEANING = "multiply the learning rate for some steps"
-    PARAMS = {
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
         "factor": (30.0, "the learning rate is multiplied by this"),
         "steps": (20, "for so many steps"),
     }

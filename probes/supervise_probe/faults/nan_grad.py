@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, ClassVar, List, Mapping, Tuple
 
-from . import Fault
+from . import Fault, Value
 
 
 class NanGrad(Fault):
     """Strikes once, in the first parameter that has a gradient, before the job can clip."""
 
     MEANING = "set one gradient element to NaN, once"
-    PARAMS = {}
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {}
 
     _done = False
 

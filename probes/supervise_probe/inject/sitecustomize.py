@@ -11,133 +11,158 @@ Source: the way in of ddtrace and coverage; the life of `sitecustomize` in CPyth
 import os
 import sys
 
-_SPARED = (  # processes that train nothing; told by their command line, to save them the trouble
+TYPE_CHECKING = False  # typing itself would cost every Python start a millisecond
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Optional
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CONFIG = os.environ.get("SUPERVISE_PROBE", "")
+ARGV = getattr(sys, "orig_argv", [])
+SPARED = (  # processes that train nothing, told by their command line
     "multiprocessing.resource_tracker",
     "torch._inductor.compile_worker",
     "torch/_inductor/compile_worker",
 )
 
 
-def _enter():
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != here]
-    sys.path_importer_cache.pop(here, None)
+def wanted() -> bool:
+    """Whether this process is to be watched at all."""
+    if not CONFIG or os.environ.get("SUPERVISE_DISABLE", "0") not in ("", "0"):
+        return False
+    line = " ".join(ARGV[1:8])
+    return ARGV[1:3] not in (["-m", "pip"], ["-m", "venv"]) and not any(n in line for n in SPARED)
 
-    config = os.environ.get("SUPERVISE_PROBE")
-    if not config or os.environ.get("SUPERVISE_DISABLE", "0") not in ("", "0"):
+
+def mark(name: str, text: str = "") -> None:
+    """Leave a small file in the run directory, which explains a probe that stays silent.
+
+    A multiprocessing child is its parent's affair: a loader that starts workers every epoch must
+    not fill the run directory.
+    """
+    if "--multiprocessing-fork" in ARGV and not text:
         return
-    argv = getattr(sys, "orig_argv", None) or getattr(sys, "argv", None) or []
-    line = " ".join(argv[1:8])
-    if any(name in line for name in _SPARED) or argv[1:3] in (["-m", "pip"], ["-m", "venv"]):
-        return
-    # A multiprocessing child is its parent's affair: a loader that starts workers every epoch
-    # must not fill the run directory.
-    quiet = "--multiprocessing-fork" in argv
-    marks = os.path.splitext(config)[0]
-
-    def mark(name, text=""):
-        if not quiet or text:
-            try:
-                path = os.path.join(marks, "%s.%d" % (name, os.getpid()))
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                try:
-                    os.write(fd, text.encode("utf-8", "replace"))
-                finally:
-                    os.close(fd)
-            except OSError:
-                pass
-
-    def load():
-        """Return the probe's package, loaded by place under a name that no job uses."""
-        found = sys.modules.get("_supervise_probe")
-        if found is None:
-            from importlib.util import module_from_spec, spec_from_file_location
-
-            where = os.path.dirname(here)
-            spec = spec_from_file_location(
-                "_supervise_probe",
-                os.path.join(where, "__init__.py"),
-                submodule_search_locations=[where],
-            )
-            found = sys.modules["_supervise_probe"] = module_from_spec(spec)
-            try:
-                spec.loader.exec_module(found)
-            except BaseException:
-                del sys.modules["_supervise_probe"]
-                raise
-        return found
-
-    def arm(torch):
+    try:
+        path = os.path.join(os.path.splitext(CONFIG)[0], "%s.%d" % (name, os.getpid()))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            load().arm(torch, config)
-            mark("armed")
-        except Exception as error:
-            mark("off", "%s: %s" % (type(error).__name__, error))
+            os.write(fd, text.encode("utf-8", "replace"))
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
 
-    class Loader:
-        """Loads torch with its own loader, then arms the probe."""
 
-        def __init__(self, real):
-            self._real = real
+def load() -> "ModuleType":
+    """Return the probe's package, loaded by place under a name that no job uses."""
+    found = sys.modules.get("_supervise_probe")
+    if found is None:
+        from importlib.util import module_from_spec, spec_from_file_location
 
-        def __getattr__(self, name):
-            return getattr(self._real, name)
+        where = os.path.dirname(HERE)
+        spec = spec_from_file_location(
+            "_supervise_probe",
+            os.path.join(where, "__init__.py"),
+            submodule_search_locations=[where],
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError("no probe in " + where)
+        found = sys.modules["_supervise_probe"] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(found)
+        except BaseException:
+            del sys.modules["_supervise_probe"]
+            raise
+    return found
 
-        def create_module(self, spec):
-            return self._real.create_module(spec)
 
-        def exec_module(self, module):
-            # The real loader is back before the body runs: inspect and pickle see no wrapper.
-            module.__loader__ = module.__spec__.loader = self._real
-            self._real.exec_module(module)
-            arm(module)
+def arm(torch: "ModuleType") -> None:
+    """Switch the probe on; without it, the job goes on."""
+    try:
+        load().arm(torch, CONFIG)
+        mark("armed")
+    except Exception as error:
+        mark("off", "%s: %s" % (type(error).__name__, error))
 
-    class ByName:
-        """Answers `import supervise_probe` with the probe that is already there."""
 
-        def create_module(self, spec):
-            return None
+class Loader:
+    """Loads torch with its own loader, then arms the probe."""
 
-        def exec_module(self, module):
-            sys.modules["supervise_probe"] = load()
+    def __init__(self, real: "Any") -> None:
+        self._real = real
 
-    class Finder:
-        """Watches for two names and has no opinion on any other."""
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self._real, name)
 
-        def __init__(self):
-            self._asking = False  # another finder may ask all finders too
+    def create_module(self, spec: "ModuleSpec") -> "Optional[ModuleType]":
+        module: Optional[ModuleType] = self._real.create_module(spec)
+        return module
 
-        def find_spec(self, name, path=None, target=None):
-            if name == "torch" and not self._asking:
-                self._asking = True
-                try:
-                    for finder in sys.meta_path:
-                        find = getattr(finder, "find_spec", None)
-                        spec = find(name, path, target) if find and finder is not self else None
-                        if spec is not None:
-                            if hasattr(spec.loader, "exec_module"):
-                                spec.loader = Loader(spec.loader)
-                            return spec
-                finally:
-                    self._asking = False
-            elif name == "supervise_probe":
-                from importlib.machinery import ModuleSpec
+    def exec_module(self, module: "Any") -> None:
+        # The real loader is back before the body runs: inspect and pickle see no wrapper.
+        module.__loader__ = module.__spec__.loader = self._real
+        self._real.exec_module(module)
+        arm(module)
 
-                return ModuleSpec(name, ByName(), origin="supervise")
-            return None
 
-    mark("boot")
-    if "torch" in sys.modules:  # a .pth file was faster
-        arm(sys.modules["torch"])
-    sys.meta_path.insert(0, Finder())
+class ByName:
+    """Answers `import supervise_probe` with the probe that is already there."""
+
+    def create_module(self, spec: "ModuleSpec") -> "Optional[ModuleType]":
+        return None
+
+    def exec_module(self, module: "ModuleType") -> None:
+        sys.modules["supervise_probe"] = load()
+
+
+class Finder:
+    """Watches for two names and has no opinion on any other."""
+
+    def __init__(self) -> None:
+        self._asking = False  # another finder may ask all finders too
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name == "torch" and not self._asking:
+            self._asking = True
+            try:
+                return self._find_torch(path, target)
+            finally:
+                self._asking = False
+        if name == "supervise_probe":
+            from importlib.machinery import ModuleSpec
+
+            return ModuleSpec(name, ByName(), origin="supervise")  # type: ignore[arg-type]
+        return None
+
+    def _find_torch(self, path: "Any", target: "Any") -> "Any":
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find("torch", path, target) if find and finder is not self else None
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = Loader(spec.loader)
+                return spec
+        return None
+
+
+def enter() -> None:
+    """Take the own directory off the path, and wait for torch."""
+    sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != HERE]
+    sys.path_importer_cache.pop(HERE, None)
+    if wanted():
+        mark("boot")
+        if "torch" in sys.modules:  # a .pth file was faster
+            arm(sys.modules["torch"])
+        sys.meta_path.insert(0, Finder())
 
 
 try:
-    _enter()
+    enter()
 except Exception:  # whatever it was, the job must start
     pass
 
 # Hand over as if this file had never been there. Without another one the import fails under the
-# name that site.py expects, and takes this module out of sys.modules.
+# name that site.py expects, and that takes this module out of sys.modules.
 del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

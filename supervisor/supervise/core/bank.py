@@ -264,9 +264,11 @@ class Bank:
             name = todo.pop(0)
             if name in found:
                 continue
-            i = self.index[name]
+            i, detector = self.index[name], self.policy.detectors[name]
             found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
-            todo += self.policy.detectors[name].detectors
+            if len(detector.metrics) == 1:
+                found[name]["metric"] = detector.metrics[0]
+            todo += detector.detectors
         return found
 
     def value(self, metric: str) -> float | None:

@@ -10,7 +10,7 @@ uses up the state it is given; keep `state.copy()` to go back.
 
 from __future__ import annotations
 
-from . import machine, response, runner
+from . import machine, response, runner, verification
 from .bank import Bank
 from .incident import CLOSED, OPEN, PROBATION, Incident
 from .rule import Policy, Rule
@@ -99,7 +99,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
         response.moved(turn, bank, frame.rank, moved)
     incident = state.incident
     if incident is not None:
-        runner.watch(turn, incident, frame)
+        verification.watch(turn, incident, frame)
         _settle(turn, incident)
 
 

@@ -6,7 +6,7 @@ tripping in one step are one page and one runbook.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class Run:
 
     number: int
     runbook: Runbook
-    rung: int
+    severity: str  # of the incident when it was started
     index: int = 0
     waiting_for: str | None = None  # id of the action being performed
     args: dict[str, Any] = field(default_factory=dict)
@@ -102,18 +102,35 @@ class Incident:
         return False
 
 
-def first_breach(numbers: dict[str, Any], step: int) -> int:
-    """Return the earliest step at which any detector behind a rule was in breach.
+def first_breach(numbers: Mapping[str, Mapping[str, Any]], step: int) -> int:
+    """Return the earliest step at which any detector behind a rule may have been in breach.
 
-    Detectors report it as `breach_step`, couplings as `match: [first, last]`.
+    A coupling tells the first step of its match; one that needs m of n samples in breach may have
+    met the first of them n - 1 steps ago.
     """
     found = [step]
     for reading in numbers.values():
         if reading.get("code") != "BREACH":
             continue
-        since, match = reading.get("breach_step"), reading.get("match")
-        if isinstance(since, int):
-            found.append(since)
-        if isinstance(match, (list, tuple)) and match and isinstance(match[0], int):
-            found.append(match[0])
+        found.append(step - max(0, reading.get("of", 1) - 1))
+        found.append((reading.get("match") or {}).get("first_step", step))
     return min(found)
+
+
+def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
+    """Return the breaching metrics behind a rule in one line, each with its number and limit."""
+    parts = []
+    for reading in numbers.values():
+        metric, limit = reading.get("metric"), reading.get("threshold")
+        if reading.get("code") != "BREACH" or metric is None:
+            continue
+        for key, form in (("z", "z {:.1f}"), ("ratio", "{:.3g} times its past"), ("value", "")):
+            if isinstance(reading.get(key), float):
+                text = f"{metric} {reading['value']:.4g}"
+                text += f", {form.format(reading[key])}" if form else ""
+                text += f" (limit {limit:g})" if isinstance(limit, (int, float)) else ""
+                parts.append(text)
+                break
+    nonfinite = [name for reading in numbers.values() for name in reading.get("nonfinite", ())]
+    parts += [f"{name} is not finite" for name in nonfinite]
+    return "; ".join(dict.fromkeys(parts)) or otherwise

@@ -9,8 +9,8 @@ from collections import deque
 
 from . import ladder, machine, runner
 from .bank import Bank
-from .incident import HELD, PROBATION, Incident, band_of, first_breach
-from .rule import HOLD, Policy, Rule
+from .incident import HELD, PROBATION, Incident, band_of, first_breach, headline
+from .rule import HOLD, Rule
 from .shapes import Refused
 from .state import Turn
 from .values import MODES, SEVERITIES
@@ -28,7 +28,7 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
             numbers = bank.numbers(rule)
             fired.append((rule, numbers))
             turn.say(
-                "rule", f"{rule.id} fired: {headline(rule, numbers)}", rule=rule.id,
+                "rule", f"{rule.id} fired: {headline(numbers, rule.text)}", rule=rule.id,
                 severity=rule.severity, what="fired", when=rule.text, rank=rank, numbers=numbers,
             )  # fmt: skip
         else:
@@ -59,23 +59,6 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
         turn.move("notice", f"{state.incident.id}: {state.incident.headline}")
 
 
-def headline(rule: Rule, numbers: dict[str, dict[str, object]]) -> str:
-    """Return the numbers behind a rule in one line, breaching detectors only."""
-    parts = []
-    for name, reading in numbers.items():
-        if reading.get("code") != "BREACH":
-            continue
-        shown = [
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in reading.items()
-            if key
-            in ("metric", "value", "z", "ratio", "median", "threshold", "match", "slope_per_1k")
-            and value is not None
-        ]
-        parts.append(f"{name} ({', '.join(shown)})")
-    return "; ".join(parts) or rule.text
-
-
 def _flap(turn: Turn, rule: Rule) -> None:
     state = turn.state
     flips = state.flips.setdefault(rule.id, deque(maxlen=FLAP_CHANGES + 1))
@@ -103,10 +86,9 @@ def _muted(turn: Turn, rule: Rule, firing: set[str], was_in: str) -> str | None:
 def _enlist(turn: Turn, bank: Bank, rule: Rule, numbers: dict[str, dict[str, object]]) -> None:
     """Open an incident for a rule, or let the rule join the open one."""
     state, incident = turn.state, turn.state.incident
-    text = headline(rule, numbers)
+    text, breach = headline(numbers, rule.text), first_breach(numbers, bank.step)
     if incident is None:
         state.incidents += 1
-        breach = first_breach(numbers, state.step)
         incident = state.incident = Incident(
             f"inc-{state.incidents}", state.step, breach, rule.severity, [rule.id], headline=text
         )
@@ -119,8 +101,11 @@ def _enlist(turn: Turn, bank: Bank, rule: Rule, numbers: dict[str, dict[str, obj
         )  # fmt: skip
     elif incident.join(rule.id, rule.severity):
         incident.headline = text
+        if incident.run is None:  # what was advisory until now may be much older than the trouble
+            incident.breach_step, incident.band = breach, band_of(bank.losses, breach)
         turn.say("incident", f"raised to {rule.severity} by {rule.id}: {text}", rule=rule.id,
-                 severity=rule.severity, what="raised")  # fmt: skip
+                 severity=rule.severity, what="raised",
+                 breach_step=incident.breach_step)  # fmt: skip
     else:
         turn.say(
             "incident", f"{rule.id} joins", rule=rule.id, severity=rule.severity, what="joined"
@@ -151,9 +136,9 @@ def _respond(turn: Turn, rule: Rule) -> None:
     last = state.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
     if incident.run is not None:
-        if rung > incident.rung and SEVERITIES.index(rule.severity) < SEVERITIES.index(
-            _severity_of(policy, incident.rules[0])
-        ):
+        if SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.run.severity):
+            if rung <= incident.rung:
+                name, rung = ladder.climb(policy.ladder, incident.rung)
             _preempt(turn, incident, rule, name, rung)
         return
     if cooling or incident.phase == PROBATION:
@@ -171,10 +156,6 @@ def _respond(turn: Turn, rule: Rule) -> None:
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}")
 
 
-def _severity_of(policy: Policy, rule_id: str) -> str:
-    return next(rule.severity for rule in policy.rules if rule.id == rule_id)
-
-
 def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -> None:
     """Something worse came up: leave a runbook that is only being verified; never cut an action."""
     run = incident.run
@@ -184,6 +165,7 @@ def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -
                  rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
         return
     turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
+    incident.run = None
     turn.state.cooldown[rule.id] = (turn.state.pace, rung)
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}")
 

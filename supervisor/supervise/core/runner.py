@@ -1,8 +1,8 @@
-"""Runbooks in progress: intent, effect, commit, verification, and what happens when one fails.
+"""Runbooks in progress: intent, effect, commit, and what happens when one fails.
 
 A step is intended (and on disk) before it is performed; its outcome comes back as `Finished`. The
-engine itself carries out `notify` and `verify`. A failed runbook first takes back what it can, then
-follows `if_it_fails`.
+engine itself carries out `notify` and `verify` (see verification.py). A failed runbook first takes
+back what it can, then follows `if_it_fails`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from . import ladder
-from .bank import LOSS
 from .incident import ACTING, HELD, PROBATION, Incident, Run
 from .rule import HOLD
 from .shapes import Action, Aim, Refused
 from .state import State, Turn
-from .values import BREACH, UNKNOWN, Finished, Frame
+from .values import Finished
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
 
@@ -28,7 +27,7 @@ def start(turn: Turn, incident: Incident, name: str, rung: int, why: str) -> Non
     incident.runs += 1
     incident.rung = rung
     incident.phase = ACTING
-    incident.run = Run(incident.runs, turn.policy.runbooks[name], rung)
+    incident.run = Run(incident.runs, turn.policy.runbooks[name], incident.severity)
     turn.state.floor = (rung, turn.state.pace)
     turn.move("run", f"runbook {name}: {why}")
     turn.tell(
@@ -63,7 +62,7 @@ def proceed(turn: Turn, incident: Incident) -> None:
             _intend(turn, incident, run, action, _verb(action), f"undo-{_verb(action)}", {})
             return
         if run.index >= len(run.runbook.steps):
-            _verified(turn, incident, "the runbook has no verify step")
+            verified(turn, incident, "the runbook has no verify step")
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
         if verb == "verify":
@@ -216,77 +215,8 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
     start(turn, incident, name, rung, why)
 
 
-# ── verification ──────────────────────────────────────────────────────────────────────────────────
-
-
-def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
-    """Judge the runbook's effect by the frames that follow it."""
-    run = incident.run
-    if run is None or run.verify_until is None or run.failed is not None:
-        return
-    missing = _missing_effect(turn, run, frame)
-    if missing is not None:
-        turn.say("verify", missing, what="failed")
-        incident.run = None
-        climb(turn, incident, missing)
-        return
-    trouble = _trouble(turn, incident, frame)
-    if trouble:
-        run.clear_steps, run.last_trouble = 0, trouble
-    else:
-        run.clear_steps += 1
-    needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
-    if run.clear_steps >= needed:
-        loss = turn.state.banks[frame.rank].value(LOSS)
-        band = incident.band
-        where = f", loss {loss:.4g}" if loss is not None else ""
-        where += f" under {band.limit:.4g}" if band is not None and loss is not None else ""
-        _verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
-    elif turn.state.pace > run.verify_until:
-        why = f"{run.runbook.name} did not help: {run.last_trouble or 'not quiet for long enough'}"
-        turn.say("verify", why, what="failed", clear_steps=run.clear_steps)
-        incident.run = None
-        climb(turn, incident, why)
-
-
-def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
-    """Check every action's effect on the first frame that can show it."""
-    bank = turn.state.banks[frame.rank]
-    values = dict(zip(bank.names, bank.latest, strict=False))
-    waiting = []
-    for index, args, result in run.effects:
-        if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
-            early = frame.attempt < result["attempt"]
-        else:
-            early = frame.step <= result.get("ack_step", -1)
-        if early:
-            waiting.append((index, args, result))
-            continue
-        found = run.runbook.steps[index].effect(args, result, values, frame.step, frame.attempt)
-        if found is not None:
-            return f"{run.runbook.verbs[index]} had no effect: {found}"
-    run.effects = waiting
-    return None
-
-
-def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
-    for r, rule in enumerate(turn.policy.rules):
-        if rule.id not in incident.rules:
-            continue
-        for rank, bank in turn.state.banks.items():
-            code = bank.rules[r].code
-            if code == BREACH or (code == UNKNOWN and rule.unknown == "hold" and bank.active(r)):
-                word = "is in breach" if code == BREACH else "cannot be judged"
-                return f"{rule.id} {word} at step {frame.step} on rank {rank}"
-    loss, band = turn.state.banks[frame.rank].value(LOSS), incident.band
-    if loss is None or band is None:
-        return ""
-    if not loss <= band.limit:
-        return f"loss {loss:.4g} at step {frame.step} is not under {band.limit:.4g}"
-    return ""
-
-
-def _verified(turn: Turn, incident: Incident, why: str) -> None:
+def verified(turn: Turn, incident: Incident, why: str) -> None:
+    """The runbook did what it was for: on to probation."""
     incident.run, incident.phase = None, PROBATION
     incident.probation_until = turn.state.pace + turn.policy.probation_steps
     turn.say("verify", why, what="passed", severity=incident.severity)

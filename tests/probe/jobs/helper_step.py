@@ -1,4 +1,4 @@
-"""The step in a helper with a closure; a scheduler; gradients zeroed in place, or left to add up."""
+"""The step in a helper with a closure; a scheduler; gradients zeroed in place or left to add."""
 
 import hashlib
 import json

@@ -63,7 +63,7 @@ while True:
         loss = optimizer.step(closure)
         X, Y = get_batch()
     else:
-        for micro_step in range(accumulation):
+        for _ in range(accumulation):
             logits = model(X)
             loss = F.cross_entropy(logits.flatten(0, 1), Y.flatten()) / accumulation
             X, Y = get_batch()
@@ -79,4 +79,6 @@ while True:
         break
 
 weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
-print(json.dumps({"losses": losses, "sha": weights.hexdigest(), "also": [smooth, tokens, iter_num]}))
+print(
+    json.dumps({"losses": losses, "sha": weights.hexdigest(), "also": [smooth, tokens, iter_num]})
+)

@@ -108,7 +108,14 @@ while space.step < 30:
     space.step += 1
 
 also = [sorted(sampler.used), sampler.order, list(alias), list(table.items()), dict(by_kind)]
-also += [tally["steps"], moments.tolist(), float(scalar), net.calls, net.history, len(noisy.__dict__)]
+also += [
+    tally["steps"],
+    moments.tolist(),
+    float(scalar),
+    net.calls,
+    net.history,
+    len(noisy.__dict__),
+]
 also += [space.nested.best, space.nested.when, stream.position, stream.counts, alias is window]
 also += [len(optimizer.param_groups), net.last.tolist(), wide.tolist()[:40], sampler.me is sampler]
 weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters()))

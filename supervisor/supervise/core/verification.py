@@ -1,0 +1,81 @@
+"""Was the trouble cured? Judged by the frames that follow a runbook, never by its intention.
+
+Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed its
+effect in the first frame that can show it, no rule of the incident that acts is in breach or cannot
+be judged, and the loss is under the band that it had before the first breach.
+"""
+
+from __future__ import annotations
+
+from . import runner
+from .bank import LOSS
+from .incident import Incident, Run
+from .state import Turn
+from .values import BREACH, UNKNOWN, Frame
+
+
+def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
+    """Judge the runbook's effect by the frames that follow it."""
+    run = incident.run
+    if run is None or run.verify_until is None or run.failed is not None:
+        return
+    missing = _missing_effect(turn, run, frame)
+    if missing is not None:
+        turn.say("verify", missing, what="failed")
+        incident.run = None
+        runner.climb(turn, incident, missing)
+        return
+    trouble = _trouble(turn, incident, frame)
+    if trouble:
+        run.clear_steps, run.last_trouble = 0, trouble
+    else:
+        run.clear_steps += 1
+    needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
+    if run.clear_steps >= needed:
+        loss = turn.state.banks[frame.rank].value(LOSS)
+        band = incident.band
+        where = f", loss {loss:.4g}" if loss is not None else ""
+        where += f" under {band.limit:.4g}" if band is not None and loss is not None else ""
+        runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
+    elif turn.state.pace > run.verify_until:
+        why = f"{run.runbook.name} did not help: {run.last_trouble or 'not quiet for long enough'}"
+        turn.say("verify", why, what="failed", clear_steps=run.clear_steps)
+        incident.run = None
+        runner.climb(turn, incident, why)
+
+
+def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
+    """Check every action's effect on the first frame that can show it."""
+    bank = turn.state.banks[frame.rank]
+    values = dict(zip(bank.names, bank.latest, strict=False))
+    waiting = []
+    for index, args, result in run.effects:
+        if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
+            early = frame.attempt < result["attempt"]
+        else:
+            early = frame.step <= result.get("ack_step", -1)
+        if early:
+            waiting.append((index, args, result))
+            continue
+        found = run.runbook.steps[index].effect(args, result, values, frame.step, frame.attempt)
+        if found is not None:
+            return f"{run.runbook.verbs[index]} had no effect: {found}"
+    run.effects = waiting
+    return None
+
+
+def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
+    for r, rule in enumerate(turn.policy.rules):
+        if rule.id not in incident.rules or rule.severity == "SEV2":
+            continue  # an advisory rule must not decide whether a runbook helped
+        for rank, bank in turn.state.banks.items():
+            code = bank.rules[r].code
+            if code == BREACH or (code == UNKNOWN and rule.unknown == "hold" and bank.active(r)):
+                word = "is in breach" if code == BREACH else "cannot be judged"
+                return f"{rule.id} {word} at step {frame.step} on rank {rank}"
+    loss, band = turn.state.banks[frame.rank].value(LOSS), incident.band
+    if loss is None or band is None:
+        return ""
+    if not loss <= band.limit:
+        return f"loss {loss:.4g} at step {frame.step} is not under {band.limit:.4g}"
+    return ""

@@ -1,0 +1,243 @@
+"""Real training scripts under the real probe, and what the supervisor's end sees of them."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from supervise.core.values import Frame, Noticed
+from supervise.inputs.segment import Segment
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[2] / "probes" / "supervise_probe"
+PATIENCE_S = 60
+
+PREAMBLE = """
+import json, math, os, time
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def tell(**values):
+    print(json.dumps(values))
+
+
+def norm(tensors):
+    return math.sqrt(sum(float((t.detach().double() ** 2).sum()) for t in tensors))
+
+
+def barrier(name):
+    while not os.path.exists(name):
+        time.sleep(0.002)
+
+
+def finish(*models):
+    import hashlib
+
+    digest = hashlib.sha256()
+    for model in models:
+        for value in model.state_dict().values():
+            digest.update(value.numpy().tobytes())
+    tell(sha=digest.hexdigest())
+"""
+
+
+class Job:
+    """One training process, running or over."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.code = None
+        self.frames = []
+        self.notices = []
+        self.acks = {}
+        self._names = ()
+        self._segment = None
+        self._keys = 0
+
+    def segment(self):
+        """The segment, as soon as there is one."""
+        end = time.monotonic() + PATIENCE_S
+        while self._segment is None:
+            found = list((self.folder / "shm").glob("rank-*.seg"))
+            if found:
+                self._segment = Segment.open(found[0], time.monotonic_ns)
+            assert time.monotonic() < end, "no segment"
+            time.sleep(0.002)
+        return self._segment
+
+    def poll(self):
+        """Take in what the probe has written since the last call."""
+        segment = self.segment()
+        for event in segment.poll():
+            if isinstance(event, Frame):
+                values = zip(segment._names, event.values, strict=True)
+                row = {name: value for name, value in values if value is not None}
+                self.frames.append({"step": event.step, "attempt": event.attempt, **row})
+            elif isinstance(event, Noticed):
+                self.notices.append(event)
+        self.acks.update({ack.key: ack for ack in segment.acks()})
+
+    def send(self, verb, **args):
+        """Send a command; returns its key."""
+        self._keys += 1
+        self.segment().send(f"k{self._keys}", verb, args)
+        return f"k{self._keys}"
+
+    def answer(self, key):
+        """The ack of a command that was sent."""
+        end = time.monotonic() + PATIENCE_S
+        while key not in self.acks:
+            self.poll()
+            assert time.monotonic() < end, "no answer"
+            time.sleep(0.002)
+        return self.acks[key]
+
+    def go(self, name="go"):
+        """Let the script pass a barrier."""
+        (self.folder / name).touch()
+
+    @property
+    def told(self):
+        """What the script printed, line by line."""
+        return [json.loads(line) for line in (self.folder / "out").read_text().splitlines()]
+
+    @property
+    def err(self):
+        return (self.folder / "err").read_text()
+
+    @property
+    def marks(self):
+        """The small files in the run directory, by name without the pid."""
+        found = sorted((self.folder / "probe").iterdir())
+        return {path.name.rsplit(".", 1)[0]: path.read_text() for path in found}
+
+    def column(self, name):
+        """One metric over all frames; None where it is absent."""
+        return [frame.get(name) for frame in self.frames]
+
+    def kinds(self):
+        return [notice.kind for notice in self.notices]
+
+
+class Server:
+    """Forks jobs; see server.py."""
+
+    def __init__(self, make_folder, injected):
+        self.make_folder = make_folder
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environ.pop("PYTHONPATH", None)
+        if injected:
+            environ.update(surroundings(self.make_folder()))
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(HERE / "server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    def start(self, script, environ=(), **config):
+        """Start a script (its text, behind the preamble) with these fields in its probe.json."""
+        folder = self.make_folder()
+        path = folder / "train.py"
+        path.write_text(PREAMBLE + textwrap.dedent(script))
+        order = {"script": str(path), "folder": str(folder), "environ": dict(environ)}
+        order["config"] = surroundings(folder, **config)["SUPERVISE_PROBE"]
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        int(self.process.stdout.readline())
+        return Job(folder)
+
+    def wait(self, job, code=0):
+        """Wait for the end of a job, and read all that it left."""
+        self.process.stdin.write("wait\n")
+        self.process.stdin.flush()
+        job.code = int(self.process.stdout.readline())
+        assert job.code == code, job.err
+        if list((job.folder / "shm").glob("rank-*.seg")):
+            job.poll()
+        return job
+
+    def run(self, script, code=0, **config):
+        """Run a script to its end."""
+        return self.wait(self.start(script, **config), code)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def surroundings(folder, **config):
+    """Write what a supervisor would have written; returns the environment of the job."""
+    for name in ("shm", "probe"):
+        (folder / name).mkdir(exist_ok=True)
+    content = {
+        "run": "r1",
+        "package": str(PACKAGE),
+        "shm": str(folder / "shm"),
+        "marks": str(folder / "probe"),
+        "slots": 256,
+        **config,
+    }
+    (folder / "probe.json").write_text(json.dumps(content))
+    return {
+        "PYTHONPATH": str(PACKAGE / "inject"),
+        "SUPERVISE_PROBE": str(folder / "probe.json"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory):
+    return lambda: tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="session")
+def probed(make_folder):
+    """Runs scripts with the probe in the process."""
+    server = Server(make_folder, injected=True)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def bare(make_folder):
+    """Runs scripts without it."""
+    server = Server(make_folder, injected=False)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def launch(make_folder):
+    """Starts Python itself with the probe on its path: `launch(argv or script, ...)`."""
+
+    def run(script, *argv, config=(), environ=(), code=0, folder=None):
+        folder = folder or make_folder()
+        if isinstance(script, str):
+            (folder / "train.py").write_text(script)
+            argv = (*argv, "train.py")
+        job = Job(folder)
+        wanted = {**os.environ, **surroundings(folder, **dict(config)), **dict(environ)}
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            ended = subprocess.run(
+                [sys.executable, *argv], cwd=folder, env=wanted, stdout=out, stderr=err
+            )
+        job.code = ended.returncode
+        assert job.code == code, job.err
+        if list((folder / "shm").glob("rank-*.seg")):
+            job.poll()
+        return job
+
+    return run

@@ -1,0 +1,263 @@
+"""Where going back would not be exact it is refused, with one sentence, and nothing is changed."""
+
+import sys
+
+import pytest
+
+PREAMBLE = """
+import asyncio, itertools, json, os, pathlib, sys, threading, torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train_step():
+    loss = model(torch.ones(4)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+"""
+FOR = "drives the step from a for statement, whose iterator cannot be rewound"
+GENERATOR = "makes the step inside the generator or coroutine"
+STUCK = [
+    (
+        """
+for step in range(9):  # here
+    train_step()
+""",
+        FOR,
+    ),
+    (
+        """
+for step in range(9):  # here
+    try:
+        with torch.enable_grad():
+            train_step()
+    finally:
+        pass
+""",
+        FOR,
+    ),
+    (
+        """
+def main(n):
+    step = 0
+    for batch in itertools.repeat(1, n):  # here
+        while step < 99:
+            train_step()
+            break
+
+main(9)
+""",
+        FOR,
+    ),
+    (
+        """
+losses = [train_step() for step in range(9)]  # here
+""",
+        FOR,
+    ),
+    (
+        """
+def steps():
+    n = 0
+    while n < 9:
+        train_step()  # here
+        n += 1
+        yield n
+
+iterator = steps()
+while next(iterator) < 9:
+    pass
+""",
+        f"{GENERATOR} 'steps'",
+    ),
+    (
+        """
+async def main():
+    n = 0
+    while n < 9:
+        train_step()  # here
+        n += 1
+
+asyncio.run(main())
+""",
+        f"{GENERATOR} 'main'",
+    ),
+    (
+        """
+def main():
+    n = 0
+    while n < 9:
+        train_step()
+        n += 1
+
+thread = threading.Thread(target=main, name="trainer")
+thread.start()
+thread.join()
+""",
+        "makes the step in the thread 'trainer'; only the main thread can be moved back",
+    ),
+    (
+        """
+total, n = 0.0, 0
+while n < 9:
+    total += train_step()  # here
+    n += 1
+""",
+        "makes the step in the middle of an expression, whose first half cannot be computed again",
+    ),
+    (
+        """
+n = 0
+while n < 9:
+    try:
+        raise ValueError
+    except ValueError:
+        train_step()  # here
+    n += 1
+""",
+        "makes the step inside an exception handler",
+    ),
+    (
+        """
+home = pathlib.Path(__file__ + ".d") / "site-packages"
+home.mkdir(parents=True)
+code = ["def fit(step):", "    n = 0", "    while n < 9:", "        step()", "        n += 1"]
+(home / "trainerlib.py").write_text(os.linesep.join(code))
+sys.path.insert(0, str(home))
+import trainerlib
+trainerlib.fit(train_step)
+""",
+        "trainerlib.py:4 belongs to a library, whose loop cannot be moved back",
+    ),
+    (
+        """
+n = 0
+model.odd = nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
+while n < 9:
+    train_step()
+    n += 1
+""",
+        "Linear.odd is a Parameter on cpu, laid out as torch.sparse_coo; only dense tensors on CPU "
+        "or CUDA can be saved",
+    ),
+]
+
+
+def refused(events):
+    return [event["refused"] for event in events if "refused" in event]
+
+
+@pytest.mark.parametrize(("code", "reason"), STUCK)
+def test_a_place_that_cannot_be_gone_back_to_is_not_saved(jobs, code, reason):
+    """The reason is one sentence that names the line, and training goes on."""
+    code = PREAMBLE + code + "print(json.dumps('done'))\n"
+    done, events = jobs.run(code, every=2)
+    lines = [i for i, line in enumerate(code.splitlines(), 1) if line.endswith("# here")]
+    sentence = f":{lines[0]} {reason}" if lines else reason
+    assert done == "done"
+    assert len(refused(events)) >= 2
+    assert all(refusal.endswith(sentence) for refusal in refused(events))
+    assert events[-1] == {"end": []}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="locals() is a copy from 3.13 on")
+def test_variables_that_locals_handed_out_are_not_touched(jobs):
+    """Reading a frame's variables would change a dict that the job got from locals()."""
+    code = """
+def main():
+    n = 0
+    settings = locals()
+    while n < 9:
+        train_step()
+        n += 1
+    return sorted(settings)
+
+print(json.dumps(main()))
+"""
+    keys, events = jobs.run(PREAMBLE + code, every=2)
+    assert keys == ["n"]
+    assert "calls locals()" in refused(events)[0]
+
+
+WHILE = """
+n = 0
+while n < 12:
+    train_step()
+    n += 1
+"""
+CHANGED = [
+    (
+        """
+n = 0
+while n < 12:
+    if n < 6:
+        train_step()
+    else:
+        train_step()
+    n += 1
+""",
+        7,
+        "the savepoint was taken at another place of the program than",
+    ),
+    (WHILE, 0, "there is no savepoint before step 0; the oldest is of step 0"),
+    (
+        WHILE + "    if n == 6: optimizer.param_groups[0]['params'].reverse()\n",
+        7,
+        "the parameters of SGD were exchanged since the savepoint",
+    ),
+    (
+        WHILE + "    if n == 6: model.weight = nn.Parameter(torch.zeros(1, 4))\n",
+        7,
+        "Linear.weight was replaced since the savepoint",
+    ),
+    (
+        "spare = nn.Parameter(torch.zeros(2))\noptimizer.add_param_group({'params': [spare]})\n"
+        + WHILE
+        + "    if n == 6: spare.data = torch.zeros(3)\n",
+        7,
+        "a parameter of SGD changed its shape or type since the savepoint",
+    ),
+    (
+        """
+def epoch(n):
+    while n < 6:
+        train_step()
+        n += 1
+
+for n in (0, 0):
+    epoch(n)
+""",
+        7,
+        FOR,
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "before", "reason"), CHANGED)
+def test_a_rollback_that_would_not_be_exact_changes_nothing(jobs, code, before, reason):
+    """The job stands elsewhere, or its objects are others: it goes on as if nobody had asked."""
+    code = PREAMBLE + code + "print(json.dumps([model.weight.tolist(), n]))\n"
+    rollback = {"at": 7, "before": before, "rng": "restore"}
+    result, events = jobs.run(code, every=5, rollbacks=[rollback])
+    (refusal,) = refused(events)
+    assert reason in refusal
+    assert result == jobs.untouched(code)
+
+
+def test_the_budget_keeps_fewer_and_refuses_when_not_even_one_fits(jobs):
+    """Weights and gradients of the preamble's 5 parameters and one loss make 44 bytes."""
+    code = PREAMBLE + WHILE + "print(json.dumps(0))\n"
+    assert jobs.run(code, every=2, keep=4)[1][-1] == {"end": [4, 6, 8, 10]}
+    assert jobs.run(code, every=2, keep=4, max_bytes=88)[1][-1] == {"end": [8, 10]}
+    assert jobs.run(code, every=2, keep=4, max_bytes=87)[1][-1] == {"end": [10]}
+    events = jobs.run(code, every=2, keep=4, max_bytes=43)[1]
+    assert set(refused(events)) == {
+        "one savepoint takes 44 bytes, more than the 43 that are allowed for all of them"
+    }
+    assert events[-1] == {"end": []}
