@@ -15,7 +15,7 @@ import dis
 import functools
 import sys
 from types import CodeType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple, TypeVar
 
 _NEVER_FALLS_THROUGH = (
     "RETURN_VALUE",
@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
     reachable: bool  # False: only through an exception handler, or not understood
     for_line: Optional[int]
-    in_loop: bool  # inside any loop, `while` included
+    in_loop: bool  # the frame can come here again by itself, in a `for` or `while`
     waiting: Tuple[Waiting, ...]
 
 
@@ -83,11 +83,7 @@ def position(code: CodeType, lasti: int) -> Position:
     index = {instruction.offset: i for i, instruction in enumerate(instructions)}
     offset = instruction_offset(code, lasti)
     here = instructions[index[offset]]
-    in_loop = any(
-        _target(instruction) <= offset <= instruction.offset
-        for instruction in instructions
-        if _target(instruction) is not None
-    )
+    in_loop = _returns(instructions, index, index[offset])
     try:
         state = _states(instructions, index).get(index[offset])
     except ValueError:  # an opcode that this dis does not know the effect of
@@ -104,7 +100,7 @@ def position(code: CodeType, lasti: int) -> Position:
     waiting = tuple(
         _describe(instructions, index, tag) for tag in state.stack[level:base] if tag != _FOR
     )
-    return Position(True, line, in_loop or bool(fors), waiting)
+    return Position(True, line, in_loop, waiting)
 
 
 @_remembered
@@ -135,6 +131,28 @@ def _states(instructions: List[Any], index: Dict[int, int]) -> Dict[int, _State]
             state = _after(instruction, state, False)
             i += 1
     return seen
+
+
+def _returns(instructions: List[Any], index: Dict[int, int], start: int) -> bool:
+    """Whether a path leads from an instruction back to it."""
+    seen: Set[int] = set()
+    work = _next(instructions, index, start)
+    while work:
+        i = work.pop()
+        if i == start:
+            return True
+        if i not in seen and i < len(instructions):
+            seen.add(i)
+            work += _next(instructions, index, i)
+    return False
+
+
+def _next(instructions: List[Any], index: Dict[int, int], i: int) -> List[int]:
+    target = _target(instructions[i])
+    after = [] if target is None or instructions[i].opname in _BLOCKS else [index[target]]
+    if instructions[i].opname not in _NEVER_FALLS_THROUGH:
+        after.append(i + 1)
+    return after
 
 
 def _after(instruction: Any, state: _State, jump: bool) -> _State:

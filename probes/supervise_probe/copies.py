@@ -180,9 +180,13 @@ class Copies:
             _copy_all(self._torch, targets, sources, non_blocking=False)
 
     def misfit(self, number: int) -> bool:
-        """Whether the job's tensor still lives but no longer has the shape or type of the copy."""
+        """Whether the job's tensor still lives but no longer takes the copy."""
         tensor, key = self.original(number), self.slots[number].key
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
+
+    def any_misfit(self) -> bool:
+        """Whether `write_bulk` would fail."""
+        return any(slot.bulk and self.misfit(i) for i, slot in enumerate(self.slots))
 
     def bring_back(self, number: int) -> Any:
         """The tensor as it was: the job's own one, written in place, or a new one if it is gone."""

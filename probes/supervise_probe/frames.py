@@ -25,6 +25,7 @@ from .bytecode import Waiting, instruction_offset, position
 _PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
 _TYPED_IN = ("<string>", "<stdin>", "<ipython")  # code of the user's that never was in a file
+_BACKWARD = ("backward", "grad", "_engine_run_backward")
 _GENERATOR = 0x20 | 0x80 | 0x100 | 0x200  # CO_GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_
 _OPTIMIZED = 0x1  # CO_OPTIMIZED: the variables of a function, not those of a module or class body
 _LIVE_LOCALS = sys.version_info >= (3, 13)  # PEP 667: f_locals writes through
@@ -65,15 +66,18 @@ def is_library(filename: str) -> bool:
 def job_frames(torch: ModuleType) -> List[FrameType]:
     """The running frames without torch's step and the probe, outermost (the module) first.
 
-    Raises CannotRestore when there are none.
+    Raises:
+        CannotRestore: there are none, or the step is made inside backward.
     """
     home = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
     frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_PROBE, home)):
-        frame = frame.f_back
-    frames = []
+    frames: List[FrameType] = []
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_PROBE):
+        code = frame.f_code
+        if code.co_name in _BACKWARD and code.co_filename.startswith(home + "autograd"):
+            raise CannotRestore("the step is made inside backward, whose rest cannot be undone")
+        inner = not frames and code.co_filename.startswith(home)
+        if not inner and not code.co_filename.startswith(_PROBE):
             frames.append(frame)
         frame = frame.f_back
     frames.reverse()
@@ -150,6 +154,8 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
             )
         if library and (place.in_loop or (known and i == start)):
             return f"{_where(frame)} belongs to a library, whose loop cannot be moved back"
+        if known and start == i < len(frames) - 1 and not place.in_loop:
+            return f"{_where(frame)} is repeated by a built-in such as map(), which goes on"
         if library:
             continue
         if not place.reachable:

@@ -22,10 +22,14 @@ from .values import Back, Fields
 from .walk import Walk
 
 
+_MODULES_MAX = 256  # about 10 ms; a job of more is a framework under development
+
+
 class OwnModules:
     """Names of the job's own modules in `sys.modules`, looked up again when modules come."""
 
     def __init__(self) -> None:
+        self.left_out = 0  # modules over the limit
         self._count = 0
         self._names: List[str] = []
         self._judged: Dict[str, bool] = {}
@@ -34,7 +38,8 @@ class OwnModules:
         """Name and globals of each."""
         if self._count != len(sys.modules):
             self._count = len(sys.modules)
-            self._names = [name for name in list(sys.modules) if self._is_own(name)]
+            names = [name for name in list(sys.modules) if self._is_own(name)]
+            self._names, self.left_out = names[:_MODULES_MAX], len(names[_MODULES_MAX:])
         modules = ((name, sys.modules.get(name)) for name in self._names)
         return [(name, vars(module)) for name, module in modules if module is not None]
 
@@ -73,6 +78,8 @@ class ProgramState:
 
     def restore(self, frames: List[FrameType], modules: OwnModules, back: Back) -> None:
         """Give every variable its old value; what cannot be is noted as missed."""
+        if modules.left_out:
+            back.miss(f"globals of {modules.left_out} modules")
         spaces = {id(namespace): namespace for _, namespace in modules.namespaces()}
         spaces.update((id(frame.f_globals), frame.f_globals) for frame in frames)
         for number, fields in self._globals.items():

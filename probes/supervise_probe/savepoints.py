@@ -72,14 +72,17 @@ class Savepoints:
         return [savepoint.step for savepoint in self._saved]
 
     def impossible(self) -> Optional[str]:
-        """Why a rollback can never work where the job stands now, or None; about 20 us.
+        """Why a rollback can never work where the job stands now, or None; about 0.1 ms.
 
         Which frame drives the loop shows when two savepoints are compared. Crossing a `for` once,
         as between two epochs, only strands the savepoints before it; twice in a row is for good.
         """
         if self._too_large is not None:
             return self._too_large
-        frames = job_frames(self._torch)
+        try:
+            frames = job_frames(self._torch)
+        except CannotRestore as refusal:
+            return str(refusal)
         stuck = why_stuck(frames, len(frames) - 1, known=False)
         crossed = self._crossed(frames, itinerary(frames))
         return stuck or (crossed if crossed == self._last_crossed else None)

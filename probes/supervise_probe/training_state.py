@@ -99,6 +99,8 @@ class TrainingState:
             module.verify(self._copies)
         for parameter in self._parameters:
             parameter.verify(self._copies)
+        if self._copies.any_misfit():
+            raise CannotRestore("optimizer state changed its shape or type since the savepoint")
 
     def restore(self, back: Back) -> None:
         """Write everything back."""

@@ -94,7 +94,7 @@ class Fields:
     def appeared(self, live: Mapping[Any, Any], back: Back, prefix: str = "") -> List[Any]:
         """The constants that were not there before; any other new data is noted as missed."""
         constants = []
-        for key in live:
+        for key in list(live):
             if key in self or str(key).startswith("__"):
                 continue
             if back.is_constant(live[key]):

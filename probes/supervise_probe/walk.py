@@ -205,7 +205,7 @@ class Walk:
         constant = self._kinds.is_constant
         if dict.__contains__(value, "__builtins__") or value is sys.modules:
             return Other(value)  # a namespace of Python's own
-        if dict.__len__(value) > _LENGTH_MAX or not all(map(constant, dict.keys(value))):
+        if dict.__len__(value) > _LENGTH_MAX or not all(map(constant, list(dict.keys(value)))):
             return Other(value, stamp=dict.__len__)
         table = Table(value)
         self._seen[id(value)] = table
@@ -242,7 +242,7 @@ class Walk:
         if not _is_users(value):
             return Other(value)
         thing = Thing(value)
-        own = {k: v for k, v in vars(value).items() if not k.startswith("__")}
+        own = {k: v for k, v in list(vars(value).items()) if not k.startswith("__")}
         thing.fields.constants = {k: v for k, v in own.items() if self._kinds.is_constant(v)}
         return thing
 

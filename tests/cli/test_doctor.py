@@ -61,7 +61,7 @@ def test_a_command_that_is_not_there_is_a_failure(doctor):
     ],
 )
 def test_no_probe_possible_is_no_failure_but_is_said(doctor, argv, reason):
-    """Tier T0 still has exit codes, signals and a record; the metrics say why they are not there."""
+    """Tier T0 still has exit codes, signals and a record; each metric says why it is missing."""
     code, checks, found = doctor("--", *argv)
 
     assert code == 0

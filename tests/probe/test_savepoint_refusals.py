@@ -137,6 +137,26 @@ trainerlib.fit(train_step)
     ),
     (
         """
+list(map(lambda _: train_step(), range(9)))  # here
+""",
+        "is repeated by a built-in such as map(), which goes on",
+    ),
+    (
+        """
+def step_in_backward(parameter):
+    optimizer.step()
+    optimizer.zero_grad()
+
+model.weight.register_post_accumulate_grad_hook(step_in_backward)
+n = 0
+while n < 9:
+    model(torch.ones(4)).sum().backward()
+    n += 1
+""",
+        "the step is made inside backward, whose rest cannot be undone",
+    ),
+    (
+        """
 n = 0
 model.odd = nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
 while n < 9:

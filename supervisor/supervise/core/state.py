@@ -131,8 +131,8 @@ class Turn:
         if news:
             self._message["title"] = title
         for key, text in (("verdict", verdict), ("why", why)):
-            if text:
-                self._message.setdefault(key, text)
+            if text and (news or key not in self._message):
+                self._message[key] = text
         if then:
             self._message["next"] = then
 

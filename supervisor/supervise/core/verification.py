@@ -1,8 +1,8 @@
 """Was the trouble cured? Judged by the frames that follow a runbook, never by its intention.
 
-Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed its
-effect in the first frame that can show it, no rule of the incident that acts is in breach or cannot
-be judged, and the loss is under the band that it had before the first breach.
+Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed
+its effect in the first frame that can show it, no rule of the incident that acts is in breach or
+cannot be judged, and the loss is under the band that it had before the first breach.
 """
 
 from __future__ import annotations

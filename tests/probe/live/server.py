@@ -4,13 +4,16 @@ Started like any job: with or without the probe's directory on PYTHONPATH. A scr
 tenth of a second and not an import of torch. Reads one JSON object per line, {"script", "folder",
 "config", "environ"}; answers with the child's pid, and after the next line with its exit code.
 
-The child leaves through the interpreter's own exit, so that exit hooks run as in a job.
+The child runs its exit hooks and is gone, without the second that taking torch apart would take;
+how Python itself ends is tested by scripts that are launched for real.
 """
 
+import atexit
 import json
 import os
 import runpy
 import sys
+import traceback
 
 import torch
 
@@ -29,22 +32,36 @@ def become(job):
     sys.path.insert(0, job["folder"])
 
 
+def run(job):
+    """In the child: the script to its end, as Python would end it."""
+    code = 1
+    try:
+        become(job)
+        runpy.run_path(job["script"], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException as error:
+        sys.last_value = error
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+
+
 def serve():
-    """Fork a child per job; returns in the child, with its script to run."""
+    """In the parent: one forked child at a time."""
     torch.set_num_threads(1)
     torch.optim.Rprop([torch.zeros(1, requires_grad=True)])  # imports what every job needs
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            job = json.loads(line)
-            become(job)
-            return job["script"]
+            run(json.loads(line))
         print(child, flush=True)
         sys.stdin.readline()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    return None
+    os._exit(0)
 
 
-script = serve()
-if script is not None:
-    runpy.run_path(script, run_name="__main__")
+serve()

@@ -1,0 +1,75 @@
+"""Two ranks under torchrun, and messages to a real receiver."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
+    """One row per rank and step; a rollback is refused with its reason and the run is held."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    job = [*torchrun, *nano_job("--steps", 100, "--out", tmp_path / "out")[1:]]
+    run = supervise.run("--policy", "nano", "--drill", "lr_spike@80", job=job)
+
+    assert run.returncode == 0
+    assert "val_loss" in run.stdout
+    rows = list(
+        csv.DictReader(supervise("export", str(run.directory), "--csv").stdout.splitlines())
+    )
+    assert {row["rank"] for row in rows} == {"0", "1"}
+    assert len(rows) == 200
+    assert run.actions == []
+    refused = run.kinds("abort", "refused")
+    assert refused
+    assert "ranks" in refused[0]["reason"]
+    assert run.kinds("incident", "held")
+    assert supervise("replay", str(run.directory)).returncode == 0
+
+
+def test_people_are_told_by_webhook_and_slack(supervise, tiny_job, tmp_path):
+    """Opened, contained and closed reach both receivers; the job never waits for them."""
+    received: list[tuple[str, dict[str, object]]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.path, json.loads(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    supervise.env |= {"HOOK_URL": url + "/hook", "SLACK_URL": url + "/slack"}
+    nano = Path(__file__).parents[2] / "policies" / "nano.yaml"
+    policy = tmp_path / "told.yaml"
+    policy.write_text(
+        nano.read_text().replace(
+            "notify:\n",
+            "notify:\n  webhook: {url_env: HOOK_URL}\n  slack: {url_env: SLACK_URL}\n",
+        )
+    )
+    run = supervise.run(
+        "--policy", str(policy), "--drill", "nan_grad@100",
+        job=tiny_job("--steps", 200, "--sleep", 0.01),
+    )  # fmt: skip
+    server.shutdown()
+    server.server_close()
+
+    assert run.returncode == 0
+    assert {path for path, _ in received} == {"/hook", "/slack"}
+    assert any("nonfinite" in json.dumps(body) for path, body in received if path == "/slack")
+    sent = [r for r in run.kinds("notify_result") if r["data"]["ok"]]
+    assert len(sent) >= 2
