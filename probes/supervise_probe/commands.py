@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from . import evidence
+from .guard import describe
 from .learning_rate import Ramp
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Commands:
                     )
                 result = verb(command.args)
             except Exception as problem:
-                error = str(problem) if isinstance(problem, Refused) else repr(problem)
+                error = str(problem) if isinstance(problem, Refused) else describe(problem)
             step = self._probe.boundary.number - 1
             self._mailbox.ack(command, step, error is None, result, error)
             if not self._paused_ns:

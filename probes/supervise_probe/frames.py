@@ -146,6 +146,8 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
         if frame.f_code.co_flags & _GENERATOR:
             name = frame.f_code.co_name
             return f"{_where(frame)} makes the step inside the generator or coroutine {name!r}"
+        if not place.reachable:
+            return f"{_where(frame)} makes the step inside an exception handler"
         if place.for_line is not None and not library:
             file = os.path.basename(frame.f_code.co_filename)
             return (
@@ -158,8 +160,6 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
             return f"{_where(frame)} is repeated by a built-in such as map(), which goes on"
         if library:
             continue
-        if not place.reachable:
-            return f"{_where(frame)} makes the step inside an exception handler"
         if place.waiting and not _harmless(frame, place.waiting):
             return (
                 f"{_where(frame)} makes the step in the middle of an expression, whose first "

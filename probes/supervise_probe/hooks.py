@@ -143,7 +143,7 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
         probe.guard.run(part, probe.without_grad, collector.saw_clip, params, norm)
 
     def wrap(name: str, tells_norm: bool) -> None:
-        original = getattr(module, name, None)
+        original = getattr(torch.nn.utils, name, None)
         if original is None:
             return
 
@@ -201,7 +201,7 @@ def _patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
 def _saw_batch(probe: Probe, batch: Any) -> None:
     values = batch.values() if isinstance(batch, dict) else batch
     several = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
-    probe.collectors["batch"].saw(several)
+    probe.collectors["batch"].saw_loaded(several)
 
 
 def _patch_losses(torch: Any, probe: Probe) -> None:

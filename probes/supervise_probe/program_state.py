@@ -21,7 +21,6 @@ from .frames import (
 from .values import Back, Fields
 from .walk import Walk
 
-
 _MODULES_MAX = 256  # about 10 ms; a job of more is a framework under development
 
 

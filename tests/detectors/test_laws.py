@@ -115,12 +115,14 @@ def test_rewind_is_never_having_seen_the_later_samples(name, data):
     """Against a watch that was fed up to the step only, and rewound to where it stands."""
     detector = ALL[name]
     before = data.draw(_events(detector, 5, 60))
-    step = max(step for step, _ in before)
     later = data.draw(st.lists(_sample(detector), max_size=DEPTH))
     after = data.draw(st.lists(_sample(detector), min_size=30, max_size=30))
+    newest = max(step for step, _ in before)
+    gap = data.draw(st.integers(0, 9))  # lost frames, and the step gone back to may be one of them
+    step = newest + data.draw(st.integers(0, gap))
 
     undone, fresh = detector.start(), detector.start()
-    _feed(undone, before + list(enumerate(later, step + 1)))
+    _feed(undone, before + list(enumerate(later, newest + gap + 1)))
     _feed(fresh, before)
     undone.rewind(step)
     fresh.rewind(step)

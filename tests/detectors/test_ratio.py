@@ -85,13 +85,14 @@ def test_what_has_no_ratio_is_unknown(read):
     assert read(zeros, [0.0] * 20) == "?" * 20
 
 
-def test_rewind_goes_back_to_a_mark_not_far_before(read):
-    """From step 99 to 60: the state of the mark at 47, so it answers and knows no 1.9."""
+@pytest.mark.parametrize("step", [60, 47])
+def test_rewind_goes_back_to_a_mark_not_far_before(read, step):
+    """From step 99 to the mark at 47, that of 48 samples: it answers and knows no 1.9."""
     watch = _slow(freeze=64).start()
     read(watch, [1.0] * 80 + [1.9] * 20)
 
-    watch.rewind(60)
-    reading = watch.feed(1.0, 61)
+    watch.rewind(step)
+    reading = watch.feed(1.0, step + 1)
 
     assert reading == OK
     assert watch.numbers()["samples"] == 48 + 1

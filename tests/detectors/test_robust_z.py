@@ -162,6 +162,21 @@ def test_a_rollback_past_a_rebaseline_brings_the_old_baseline_back(read):
     assert read(watch, [10.0, 20.0], first=15) == "oB"
 
 
+def test_copies_may_go_back_past_a_rebaseline_each_for_itself(read):
+    """What one of them is fed after its return does not show in the other."""
+    watch = _small().start()
+    read(watch, [*QUIET, *[20.0] * 10])
+    twin = watch.copy()
+
+    twin.rewind(14)
+    read(twin, [5.0] * 30, first=15)
+    watch.rewind(14)
+
+    assert watch.feed(10.0, 15) == OK
+    assert watch.numbers()["median"] == 10.0
+    assert watch.numbers()["samples"] == 15
+
+
 def test_a_step_that_is_not_newer_is_not_taken(read):
     """A frame that comes twice neither counts nor enters the window."""
     watch = _small().start()

@@ -40,18 +40,26 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._hash: Any = None
+        self._loaded: Any = None
         self._of_step: Any = None
         self._weights: Dict[Any, Any] = {}
 
+    def saw_loaded(self, values: Iterable[Any]) -> None:
+        """These came out of a loader."""
+        tensor = self._first(values)
+        if tensor is not None:
+            self._loaded = self._mix(self._loaded, self._digest(tensor.detach()))
+
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
-        """These went into the model, or came out of a loader; return the tensor that was hashed."""
+        """These went into the model; return the tensor that was hashed."""
         tensor = self._first(values)
         if tensor is not None:
             self._hash = self._mix(self._hash, self._digest(tensor.detach()))
         return tensor
 
     def after_update(self, update: Update) -> None:
-        found, self._hash = self._hash, None
+        found = self._loaded if self._hash is None else self._hash
+        self._hash = self._loaded = None
         if found is not None:
             self._of_step = self._mix(self._of_step, found)
 

@@ -10,7 +10,7 @@ from . import Fault, Value
 
 
 class BitFlip(Fault):
-    """Strikes once, in the middle of the largest float32 parameter or of its gradient."""
+    """Strikes once: the largest value in the largest float32 parameter, or in its gradient."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
@@ -34,8 +34,8 @@ class BitFlip(Fault):
         mask = bit - (1 << 32) if bit >= 1 << 31 else bit
         with self.torch.no_grad():
             bits = victim.view(-1).view(self.torch.int32)
-            middle = bits.numel() // 2
-            bits[middle : middle + 1].bitwise_xor_(mask)
+            place = int(victim.view(-1).abs().argmax())  # a zero would become a harmless number
+            bits[place : place + 1].bitwise_xor_(mask)
         self._done = True
 
     def before_update(self, params: List[Any]) -> None:

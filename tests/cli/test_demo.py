@@ -1,0 +1,35 @@
+"""The demo is the first thing a stranger runs, so it has to keep its word, and to say so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from supervise.store import audit
+
+
+@pytest.mark.slow
+def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
+    """Exit code 0 is a verdict: detected, contained, verified, replayed; all of it on one screen."""
+    done = subprocess.run(
+        [sys.executable, "-m", "supervise", "demo", "--run-dir", "run"],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    story = done.stdout.partition("what happened")[2]
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "detected: yes, contained: yes, verified: yes, loss back in its band: yes" in story
+    for word in ("broken", "seen", "decided", "done", "contained", "verified"):
+        assert f"\n{word} " in story
+    assert "rollback: from step" in story
+    assert "same: " in story  # replay's word
+    assert story.count("\n  supervise ") == 3  # what to try next
+    assert audit.verify(tmp_path / "run" / "audit.log").exit_code == 0
+    assert (tmp_path / "run" / "checkpoints" / "ckpt_000400.pt").is_file()

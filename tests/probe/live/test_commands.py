@@ -1,0 +1,254 @@
+"""The supervisor's verbs, on jobs that know nothing of them."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+LOOP = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{setup}
+step = 0
+while step < {steps}:
+    if step == 5:
+        barrier("go")
+    x = torch.randn(8, 4)
+    {before}
+    optimizer.zero_grad()
+    loss = ((model(x) - 1) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    {after}
+    step += 1
+finish(model)
+"""
+
+
+def loop(steps=30, setup="pass", before="pass", after="pass"):
+    return LOOP.format(steps=steps, setup=setup, before=before, after=after)
+
+
+def command(server, job, verb, **args):
+    """Send a command while the job waits before step 5; returns the answer."""
+    job.segment()
+    key = job.send(verb, **args)
+    job.go()
+    return job.answer(key)
+
+
+REWRITTEN = {"before": 'optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / 60)'}
+SCHEDULES = {
+    "rewritten-each-step": REWRITTEN,
+    "lambda": {
+        "setup": "s = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / 60)",
+        "after": "s.step()",
+    },
+    "recursive-cosine": {
+        "setup": "s = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)",
+        "after": "s.step()",
+    },
+    "tensor": {
+        "setup": 'optimizer.param_groups[0]["lr"] = torch.tensor(0.1); '
+        "s = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)",
+        "after": "s.step()",
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_scale_composes_with_any_schedule(probed, bare, name):
+    """Half the rate from the next step on, then linearly back; the job's schedule never notices."""
+    tell = 'tell(lr=float(optimizer.param_groups[0]["lr"])); '
+    parts = {**SCHEDULES[name]}
+    parts["after"] = tell + parts.get("after", "pass")
+    job = probed.start(loop(**parts))
+    ack = command(probed, job, "lr_scale", value=0.5, rewarm_steps=10)
+    probed.wait(job)
+    first = ack.step + 1
+    assert ack.ok and ack.result["lr_scale"] == 0.5
+    factors = [1.0] * first + [0.5 + 0.05 * k for k in range(10)] + [1.0] * 30
+    untouched = bare.start(loop(**parts))
+    untouched.go()
+    own = [row["lr"] for row in bare.wait(untouched).told[:-1]]
+    assert [row["lr"] for row in job.told[:-1]] == own
+    assert job.column("learning_rate_scheduled") == pytest.approx(own)
+    assert job.column("lr_scale") == pytest.approx(factors[:30])
+    assert job.column("learning_rate") == pytest.approx([f * lr for f, lr in zip(factors, own)])
+
+
+def test_a_scale_without_rewarm_stays(probed):
+    """With rewarm_steps 0 the factor holds until the next command; the target is absolute."""
+    job = probed.start(loop())
+    keys = [job.send("lr_scale", value=0.5), job.send("lr_scale", value=0.5)]
+    job.go()
+    assert job.answer(keys[1]).result["learning_rate_before"] == pytest.approx(0.05)
+    probed.wait(job)
+    assert set(job.column("lr_scale")) == {1.0, 0.5} and job.column("lr_scale")[-1] == 0.5
+
+
+def test_a_pause_holds_the_job_until_resume(probed, bare):
+    """It stands still with a beat of its own, obeys other verbs meanwhile, and goes on unchanged."""
+    job = probed.start(loop())
+    ack = command(probed, job, "pause", lease_s=60)
+    assert ack.result == {"paused_step": ack.step}
+    assert job.segment().beat().phase == "paused" and job.segment().status()["paused"]
+    scaled = job.answer(job.send("lr_scale", value=1.0))
+    assert scaled.ok and scaled.step == ack.step
+    before = len(job.frames)
+    time.sleep(0.2)
+    job.poll()
+    assert len(job.frames) == before == ack.step + 1
+    resumed = job.answer(job.send("resume"))
+    assert resumed.result["resumed"] and resumed.result["held_s"] > 0.2
+    probed.wait(job)
+    assert job.column("step_time")[ack.step + 1] < 0.2
+    untouched = bare.start(loop())
+    untouched.go()
+    assert job.told[-1] == bare.wait(untouched).told[-1]
+
+
+def test_a_dead_supervisor_strands_no_job(probed):
+    """A pause ends with its lease, which only a living supervisor renews."""
+    job = probed.start(loop())
+    began = time.monotonic()
+    ack = command(probed, job, "pause", lease_s=0.2)
+    job.segment().lease(time.monotonic_ns() + 800_000_000)
+    probed.wait(job)
+    assert ack.ok and time.monotonic() - began > 0.6
+    assert "lease" in job.notices[-1].message and len(job.frames) == 30
+
+
+def test_stop_interrupts_at_the_boundary(probed):
+    """KeyboardInterrupt in the job's own loop, where it can still save its state."""
+    job = probed.start(
+        "try:\n    "
+        + loop().replace("\n", "\n    ")
+        + "\nexcept KeyboardInterrupt:\n    tell(saved=step)\n    raise SystemExit(3)"
+    )
+    ack = command(probed, job, "stop", how="interrupt")
+    probed.wait(job, code=3)
+    assert job.told == [{"saved": ack.result["stopping_step"]}]
+    assert len(job.frames) == ack.step + 1
+
+
+def test_a_skipped_step_leaves_the_weights_alone(probed):
+    """The update is not applied, is counted, and its frame says so."""
+    weight = "old = model.weight.detach().clone()"
+    job = probed.start(loop(before=weight, after="tell(same=bool((old == model.weight).all()))"))
+    ack = command(probed, job, "skip_step", count=2)
+    probed.wait(job)
+    assert ack.result == {"will_skip": 2}
+    skipped = [i for i, row in enumerate(job.told[:-1]) if row["same"]]
+    assert skipped == [ack.step + 1, ack.step + 2]
+    assert [i for i, n in enumerate(job.column("update_skipped")) if n] == skipped
+    assert [job.column("update_norm")[i] for i in skipped] == [0.0, 0.0]
+    assert job.frames[-1]["steps_seen"] == 28 and job.frames[-1]["skipped_updates"] == 2
+
+
+def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
+    """Evidence that only the inside of the job has; taking it changes no random draw."""
+    job = probed.start(loop())
+    ack = command(probed, job, "snapshot", directory=str(tmp_path / "evidence"))
+    probed.wait(job)
+    stacks, rng, batches = (Path(path).read_text() for path in ack.result["files"])
+    assert "train.py" in stacks
+    assert {"python", "torch"} <= set(json.loads(rng))
+    assert [row["step"] for row in json.loads(batches)] == list(range(1, ack.step + 1))
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "says"),
+    [
+        ("dance", {}, "no verb 'dance'"),
+        ("lr_scale", {"value": -1}, "lr_scale of -1"),
+        ("rollback", {"before_step": 5}, "no savepoints are kept"),
+        ("snapshot", {"directory": "/proc/nowhere"}, "nowhere"),
+        ("stop", {"how": "kill"}, "interrupt"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
+    """And the job goes on."""
+    job = probed.start(loop())
+    ack = command(probed, job, verb, **args)
+    probed.wait(job)
+    assert not ack.ok and says in ack.error
+    assert len(job.frames) == 30
+
+
+def test_one_of_several_ranks_is_not_changed_alone(probed):
+    """Verbs that change training are refused with several ranks; evidence and stop work."""
+    job = probed.start(loop(), environ={"RANK": "1", "WORLD_SIZE": "2"})
+    assert job.segment().path.name.startswith("rank-1.") and job.segment().world_size == 2
+    verbs = ("pause", "lr_scale", "rollback", "skip_step", "savepoint")
+    keys = [job.send(verb, value=0.5, before_step=3) for verb in verbs]
+    job.go()
+    assert all("step-fenced" in job.answer(key).error for key in keys)
+    probed.wait(job)
+    assert set(job.column("lr_scale")) == {1.0}
+
+
+KEEP = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rollback_repeats_the_steps_and_the_counters(probed, late):
+    """The same losses come again under a new attempt; tokens and steps count as if never left."""
+    script = loop(
+        setup="late = True",
+        before="if step == 18 and late: late = barrier('more')",
+        after="F.cross_entropy(torch.ones(2, 3).requires_grad_(), torch.ones(2).long())",
+    )
+    job = probed.start(script, savepoints=KEEP, late=late)
+    job.go()
+    while len(job.frames) < 17:
+        job.poll()
+    key = job.send("rollback", before_step=12, rng="restore", rewarm={"start": 0.1, "steps": 4})
+    job.go("more")
+    ack = job.answer(key)
+    probed.wait(job)
+    assert ack.ok, ack.error
+    assert ack.result["step"] == ack.step == 10 and ack.result["attempt"] == 1
+    back = ack.result["from_step"] + 1
+    assert [f["step"] for f in job.frames] == [*range(back), *range(11, 30)]
+    assert [f["attempt"] for f in job.frames] == [0] * back + [1] * 19
+    again = {f["step"]: f for f in job.frames[back:]}
+    assert job.frames[11]["train_loss_raw"] == again[11]["train_loss_raw"]
+    ramp = [again[step]["lr_scale"] for step in range(11, 16)]
+    assert ramp == pytest.approx([0.1, 0.325, 0.55, 0.775, 1])
+    assert job.frames[-1]["steps_seen"] == 30
+    assert job.frames[-1]["tokens_seen"] == 2 * 29  # those of the last step come behind it
+    assert job.segment().status()["rollback"] == "ready"
+
+
+def test_without_rewarm_a_rolled_back_run_ends_as_an_undisturbed_one(probed, bare):
+    """Weights are bit-identical in the end."""
+    script = loop(before="if step == 18: barrier('more')")
+    job = probed.start(script, savepoints=KEEP)
+    job.go()
+    while len(job.frames) < 17:
+        job.poll()
+    key = job.send("rollback", before_step=12, rng="restore", rewarm=None)
+    job.go("more")
+    assert job.answer(key).ok
+    probed.wait(job)
+    straight = bare.start(script)
+    straight.go(), straight.go("more")
+    assert job.told[-1] == bare.wait(straight).told[-1]
+
+
+def test_a_loop_that_cannot_go_back_says_so(probed):
+    """The status and one notice carry the reason; training is not disturbed."""
+    script = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+"""
+    job = probed.run(script, savepoints=KEEP)
+    assert job.kinds() == ["rollback-unavailable"]
+    assert "for statement" in job.segment().status()["rollback"]
+    assert math.isfinite(job.frames[-1]["train_loss_raw"]) and len(job.frames) == 12

@@ -1,0 +1,264 @@
+"""How the probe gets into a job, and how it stays out of everything else."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+TRAIN = """
+import sys, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_plain_script(launch):
+    """Marks for every stage, frames in the segment, its end recorded, not a word on its streams."""
+    job = launch(TRAIN + "print('done')")
+    assert [frame["step"] for frame in job.frames] == [0, 1, 2, 3, 4]
+    assert sorted(job.marks) == ["armed", "boot"]
+    assert (job.folder / "out").read_text() == "done\n" and job.err == ""
+    assert job.segment().end() == (None, "") and job.segment().beat().phase == "exiting"
+    assert oct(job.segment().path.stat().st_mode)[-3:] == "600"
+
+
+NAMES = """
+import sys, os
+import probe, probes            # the job's own
+assert probe.mine and probes.mine
+import supervise_probe          # by name: the one that is in the process
+assert supervise_probe is sys.modules["_supervise_probe"] and supervise_probe._probe is None
+import importlib.util, inspect
+assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
+import torch
+assert type(torch.__loader__).__name__ == type(torch.__spec__.loader).__name__ == "SourceFileLoader"
+assert inspect.getsource(torch.typename)
+assert supervise_probe._probe is not None and supervise_probe.__name__ == "_supervise_probe"
+assert not [p for p in sys.path if "inject" in p]
+assert os.environ["PYTHONPATH"].endswith("inject")
+try:
+    import sitecustomize
+except ImportError:
+    print("no sitecustomize")
+"""
+
+
+def test_it_leaves_no_names_behind(launch, make_folder):
+    """Not on sys.path, not in the job's namespace; a job's own `probe` and `probes` are its own."""
+    folder = make_folder()
+    for name in ("probe", "probes"):
+        (folder / f"{name}.py").write_text("mine = True")
+    job = launch(NAMES, "-X", "frozen_modules=on", folder=folder)
+    assert (folder / "out").read_text() in ("no sitecustomize\n", "")
+    assert job.err == "" and "off" not in job.marks
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["good", "broken"])
+def test_the_sitecustomize_that_it_hides_runs_too(launch, make_folder, breaks):
+    """Under its own name, with its own errors; Python reports those as it always does."""
+    folder, theirs = make_folder(), make_folder()
+    text = "import sys\nprint('theirs', __name__)\nmarker = 1\n" + "1 / 0" * breaks
+    (theirs / "sitecustomize.py").write_text(text)
+    environ = {"PYTHONPATH": os.pathsep.join([str(INJECT), str(theirs)])}
+    job = launch(
+        "import sys; print(getattr(sys.modules.get('sitecustomize'), 'marker', None))",
+        environ=environ,
+        folder=folder,
+    )
+    out = (folder / "out").read_text().split("\n")
+    assert out[:2] == ["theirs sitecustomize", "None" if breaks else "1"]
+    assert ("ZeroDivisionError" in job.err) == breaks
+    assert list(job.marks) == ["boot"]
+
+
+INJECT = __import__("pathlib").Path(__file__).parents[3] / "probes/supervise_probe/inject"
+
+
+@pytest.mark.parametrize("value", ["1", "yes"])
+def test_the_kill_switch(launch, value):
+    """SUPERVISE_DISABLE: as if there were no probe."""
+    job = launch(TRAIN, environ={"SUPERVISE_DISABLE": value})
+    assert job.marks == {} and not list((job.folder / "shm").iterdir())
+
+
+def test_an_isolated_python_is_not_reached(launch, make_folder):
+    """`python -I` reads no environment; without a mark the supervisor can tell."""
+    folder = make_folder()
+    (folder / "train.py").write_text("print('ran')")
+    job = launch(None, "-I", "train.py", folder=folder)
+    assert job.marks == {} and (folder / "out").read_text() == "ran\n"
+
+
+def test_a_job_without_torch_loads_nothing(launch):
+    """Only a boot mark; no module of ours, not one more module than Python has anyway."""
+    code = "import sys; print(sorted(m for m in sys.modules))"
+    job = launch(code)
+    bare = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PATH": ""}, check=True
+    )
+    ours = set(eval((job.folder / "out").read_text())) - set(eval(bare.stdout))
+    assert ours == set() and list(job.marks) == ["boot"]
+
+
+def test_what_trains_nothing_is_spared(launch):
+    """pip and multiprocessing's resource tracker are not even marked."""
+    assert launch(None, "-m", "pip", "--version").marks == {}
+    tracker = "from multiprocessing.resource_tracker import main; print(main)"
+    assert launch(None, "-c", tracker).marks == {}
+
+
+WORKERS = """
+import sys, torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        import torch
+        probe = sys.modules.get("_supervise_probe")
+        armed = probe is not None and probe._probe.writer is not None
+        return torch.ones(4), float(armed)
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        loader = torch.utils.data.DataLoader(
+            Data(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1])
+        for x, armed in loader:
+            assert not armed.any()
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loader_workers_never_attach(launch, make_folder, method):
+    """One segment and one set of marks, however many workers come and go."""
+    folder = make_folder()
+    (folder / "train.py").write_text(WORKERS)
+    job = launch(None, "train.py", method, folder=folder)
+    assert len(job.frames) == 8 and job.err == ""
+    assert len(list((folder / "shm").iterdir())) == 1
+    assert len(list((folder / "probe").iterdir())) == 2
+    assert all(frame["input_time"] > 0 for frame in job.frames[1:])
+
+
+FORKS = """
+import os
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(steps):
+    for step in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+train(3)
+for child in range(2):
+    if os.fork() == 0:
+        if child:
+            os.environ["RANK"] = "1"
+            train(2)
+        raise SystemExit
+    os.wait()
+train(3)
+"""
+
+
+def test_a_forked_child_starts_clean(probed):
+    """It never writes to its parent's segment; one that trains has a segment of its own."""
+    job = probed.run(FORKS)
+    first, second = sorted((job.folder / "shm").iterdir())
+    assert first.name.startswith("rank-0.") and second.name.startswith("rank-1.")
+    assert [frame["step"] for frame in job.frames] == list(range(6))
+
+
+def test_no_room_in_shared_memory_switches_the_probe_off(probed, make_folder):
+    """The job trains to its end, and a mark says why nobody sees it."""
+    job = probed.run("for i in range(1):\n    " + TRAIN.replace("\n", "\n    "), shm="/proc/1/none")
+    assert "no segment in /proc/1/none" in job.marks["off"]
+    assert job.err == ""
+
+
+def test_a_torch_that_cannot_be_watched_switches_the_probe_off(launch, make_folder):
+    """A stand-in without an optimizer to watch: a mark says so, the import works."""
+    folder = make_folder()
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("answer = 42")
+    job = launch("import torch; print(torch.answer)", folder=folder)
+    assert (folder / "out").read_text() == "42\n" and "AttributeError" in job.marks["off"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_damaged_probe_json_switches_the_probe_off(launch, make_folder, content):
+    """As does a torch from a zip file, without any loss to the job."""
+    folder = make_folder()
+    with zipfile.ZipFile(folder / "lib.zip", "w") as archive:
+        archive.writestr("torch/__init__.py", "answer = 42")
+    (folder / "bad").mkdir()
+    (folder / "bad.json").write_text(content)
+    environ = {"SUPERVISE_PROBE": str(folder / "bad.json")}
+    launch("import sys; sys.path[:0] = ['lib.zip']; import torch; print(torch.answer)",
+           folder=folder, environ=environ)  # fmt: skip
+    assert (folder / "out").read_text() == "42\n"
+    assert [path.name.split(".")[0] for path in sorted((folder / "bad").iterdir())] == ["boot", "off"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "end"),
+    [
+        ("raise SystemExit(5)", 5, (None, "")),
+        ("raise ValueError('bad data\\nmore')", 1, (1, "ValueError: bad data (train.py:")),
+        ("sys.excepthook = lambda *a: print('own hook'); 1 / 0", 1, (1, "ZeroDivisionError")),
+        ("import os; os._exit(9)", 9, None),
+    ],
+)
+def test_the_end_of_the_job_is_recorded(launch, ending, code, end):
+    """Exit code where it is known, last words in one line; the job's own hooks stay its own."""
+    job = launch(TRAIN + ending, code=code)
+    found = job.segment().end()
+    assert found == end or (found[0] == end[0] and found[1].startswith(end[1]))
+    assert ("own hook" in (job.folder / "out").read_text()) == ("own hook" in ending)
+    assert len(job.frames) == 5
+
+
+REPORT = """
+import supervise_probe
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    if step >= 2:
+        supervise_probe.report(val_loss=step, shard=torch.tensor(7.0), learning_rate=99.0,
+                               tokens_per_update=5, name="text", flag=True)
+    optimizer.step()
+tell(sha="")
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_may_report_values_of_its_own(probed, late):
+    """They join the next frame, under late names; what the probe measures stays as measured."""
+    job = probed.run(REPORT, late=late)
+    assert job.column("val_loss") == [None, None, 2.0, 3.0]
+    assert job.column("shard")[2:] == [7.0, 7.0] and job.column("flag")[3] == 1.0
+    assert job.column("tokens_per_update")[2:] == [5.0, 5.0] and job.frames[3]["tokens_seen"] == 10
+    assert set(job.column("learning_rate")) == {0.1} and job.column("name") == [None] * 4
+    assert job.segment().status()["tier"] == "T2"
+
+
+def test_without_a_supervisor_a_report_does_nothing():
+    """The installed package is a no-op that needs no torch."""
+    code = "import supervise_probe; supervise_probe.report(x=1); print(supervise_probe.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) == ["report"]
