@@ -13,7 +13,7 @@ from supervise.store import audit
 
 @pytest.mark.slow
 def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
-    """Exit code 0 is a verdict: detected, contained, verified, replayed; all of it on one screen."""
+    """Exit code 0 is a verdict: detected, contained, verified and replayed, all on one screen."""
     done = subprocess.run(
         [sys.executable, "-m", "supervise", "demo", "--run-dir", "run"],
         cwd=tmp_path,

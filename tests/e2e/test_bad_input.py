@@ -78,6 +78,11 @@ def test_a_command_that_is_not_there(supervise, tmp_path):
     assert done.returncode == 127
     assert "command not found" in done.stderr
     assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    supervise("--run-dir", "mine", "--", "pythn-no-such-command")
+    supervise("--", "pythn-no-such-command")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_a_command_that_is_not_executable(supervise, tmp_path):

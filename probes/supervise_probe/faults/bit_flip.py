@@ -10,7 +10,8 @@ from . import Fault, Value
 
 
 class BitFlip(Fault):
-    """Strikes once: the largest value in the largest float32 parameter, or in its gradient."""
+    """Strikes once, in the largest float32 parameter or its gradient, where it makes the largest
+    value that it can."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
@@ -34,7 +35,9 @@ class BitFlip(Fault):
         mask = bit - (1 << 32) if bit >= 1 << 31 else bit
         with self.torch.no_grad():
             bits = victim.view(-1).view(self.torch.int32)
-            place = int(victim.view(-1).abs().argmax())  # a zero would become a harmless number
+            size = victim.view(-1).abs()
+            size[(bits & mask) != 0] = -1.0  # a bit that is set already would make it small
+            place = int(size.argmax())
             bits[place : place + 1].bitwise_xor_(mask)
         self._done = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,6 @@ def supervise(
     """Start the job and watch it; return the exit code. Nothing half-done is left behind."""
     environ = dict(os.environ)
     tier, reason = environment.tier(argv, environ)
-    fresh = run_dir is None or not run_dir.exists()
     run = RunDir.create(
         run_dir, argv=argv, policy=policy, wall=clock.wall(), info={"tier": tier, "drills": told}
     )
@@ -122,8 +120,7 @@ def supervise(
         )
     except SuperviseError:
         shm.remove(directory)
-        if fresh:
-            shutil.rmtree(run.path, ignore_errors=True)
+        run.discard()
         raise
     forwarder.attach(process)
     tell(receipt.opening(run, policy, tier, reason))

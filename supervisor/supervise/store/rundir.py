@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,9 +31,10 @@ RUNS = Path("runs")
 class RunDir:
     """The directory of one run; get one from `create` or `open`."""
 
-    def __init__(self, path: Path, run_id: str) -> None:
+    def __init__(self, path: Path, run_id: str, made: Sequence[Path] = ()) -> None:
         self.path = path
         self.id = run_id
+        self._made = made  # directories that did not exist before, outermost first
 
     @classmethod
     def create(
@@ -58,6 +60,7 @@ class RunDir:
         stamp = wall[:19].replace("-", "").replace(":", "").replace("T", "-")
         run_id = f"{stamp}-{secrets.token_hex(3)}"
         path = (RUNS / run_id if path is None else path).absolute()
+        made = [p for p in (*reversed(path.parents), path) if not p.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -65,7 +68,7 @@ class RunDir:
                     f"{path} is not empty",
                     hint="a run has a directory of its own: choose another --run-dir",
                 )
-            run = cls(path, run_id)
+            run = cls(path, run_id, made)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 directory.mkdir()
             files.replace(path / "policy.yaml", policy.resolved.encode(), durable=True)
@@ -138,6 +141,19 @@ class RunDir:
     def policy_path(self) -> Path:
         """The policy as resolved when the run began."""
         return self.path / "policy.yaml"
+
+    def discard(self) -> None:
+        """Remove all of it, for a job that could not be started; a directory given to us stays."""
+        for child in self.path.iterdir():
+            if child.is_dir():
+                shutil.rmtree(child, ignore_errors=True)
+            else:
+                child.unlink(missing_ok=True)
+        for made in reversed(self._made):
+            try:
+                made.rmdir()
+            except OSError:  # something else lives there by now
+                return
 
     def write_json(self, name: str, obj: Any, *, durable: bool = False) -> None:
         """Write the file `name` atomically; `durable` also through a power cut.

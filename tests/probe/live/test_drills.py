@@ -55,7 +55,11 @@ def test_every_fault_is_described_as_data():
     found = faults.catalog()
     assert set(found) == {"bad_batch", "bit_flip", "hang", "lr_spike", "nan_grad"}
     assert faults.complete("lr_spike", {"factor": "10"}) == {"factor": 10.0, "steps": 20}
-    for name, params in (("lr_spikes", {}), ("lr_spike", {"facto": 1}), ("lr_spike", {"steps": "x"})):
+    for name, params in (
+        ("lr_spikes", {}),
+        ("lr_spike", {"facto": 1}),
+        ("lr_spike", {"steps": "x"}),
+    ):
         with pytest.raises(ValueError, match=r"no fault|no parameter|is no int"):
             faults.complete(name, params)
     assert all(fault.MEANING and fault.__doc__ for fault in found.values())
@@ -76,7 +80,7 @@ def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
 def test_nan_grad_strikes_once(probed, clip):
     """The gradient norm is NaN in that step, and without a reflex the weights are NaN after it."""
     job = probed.run(loop(clip), drills=[drill("nan_grad")])
-    assert [s for s, n in enumerate(job.column("grad_global_norm")) if math.isnan(n)][0] == 8
+    assert next(s for s, n in enumerate(job.column("grad_global_norm")) if math.isnan(n)) == 8
     assert [row["finite"] for row in job.told[:-1]] == [True] * 8 + [False] * 12
     assert job.frames[8]["nan_inf_events"] == 2  # the gradient, and the update it made
 
@@ -145,7 +149,7 @@ def test_on_a_device_the_order_says_that_it_cannot_act(probed):
     job = probed.run(loop(), drills=[drill("nan_grad")], standing_orders=order, late=True)
     assert not job.told[-2]["finite"]
     assert "live on a device" in job.segment().status()["standing_orders"]["skip_nonfinite"]
-    assert [s for s, n in enumerate(job.column("nan_inf_events")) if n][0] == 8
+    assert next(s for s, n in enumerate(job.column("nan_inf_events")) if n) == 8
 
 
 def test_bad_batch_feeds_random_tokens(probed):
