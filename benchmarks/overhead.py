@@ -146,12 +146,14 @@ def publishing(rounds: int) -> None:
     columns = ("cpu_p50", "cpu_p99", "wall_p50", "wall_p99", "all")
     for name, results in found.items():
         if name in missing:
-            print(f"{name:24}skipped: {missing[name]} (pip install 'supervise-train[bench]')")
+            print(f"{name:24}skipped: {missing[name]}")
             continue
         cells = (median(result[column] for result in results) for column in columns)
         print(f"{name:24}" + "".join(f"{cell:10.1f}" for cell in cells))
     print("CPU: of the calling thread; all CPU: with the logger's threads and ended processes")
-    if not missing:
+    if missing:
+        print("make bench installs what is missing")
+    else:
         ours, theirs = (
             median(result["cpu_p50"] for result in found[name])
             for name in ("supervise probe", "wandb offline")

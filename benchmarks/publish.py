@@ -98,7 +98,7 @@ def wandb_offline(folder: Path) -> Iterator[Log]:
     settings = wandb.Settings(silent=True, x_disable_stats=True)
     run = wandb.init(project="bench", dir=str(folder), mode="offline", settings=settings)
     yield lambda step, values: run.log(values, step=step)
-    run.finish(quiet=True)
+    run.finish()
 
 
 LOGGERS = {

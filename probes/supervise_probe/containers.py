@@ -20,7 +20,7 @@ class Table(Value):
     def __init__(self, value: Dict[Any, Any]) -> None:
         self.id = id(value)
         self.type = type(value)
-        self.keys = list(dict.keys(value))
+        self.keys = list(table_base(value).keys(value))
         self.fields = Fields()
         factory = getattr(value, "default_factory", None)
         held = isinstance(factory, type) or getattr(factory, "__closure__", self) is None
@@ -33,7 +33,7 @@ class Table(Value):
         back.done[id(self)] = target
         if target is GONE:
             return GONE
-        now = dict(dict.items(live)) if isinstance(live, dict) else {}
+        now = dict(table_base(live).items(live)) if isinstance(live, dict) else {}
         content = self.fields.content(now, back, lambda key: f"{path}[{key!r}]")
         for key in self.fields.special:
             if key in now:
@@ -43,15 +43,16 @@ class Table(Value):
 
     def _apply(self, target: Dict[Any, Any], content: Dict[Any, Any]) -> None:
         """Change what differs, and nothing else: a dict in use must never be empty in between."""
-        for key in [key for key in dict.keys(target) if key not in content]:
-            dict.__delitem__(target, key)
+        base = table_base(target)
+        for key in [key for key in base.keys(target) if key not in content]:
+            base.__delitem__(target, key)
         for key, value in content.items():
-            if dict.get(target, key, GONE) is not value:
-                dict.__setitem__(target, key, value)
+            if base.get(target, key, GONE) is not value:
+                base.__setitem__(target, key, value)
         order = [key for key in self.keys if key in content]
-        if order != list(dict.keys(target)):
+        if order != list(base.keys(target)):
             for key in order:
-                dict.__setitem__(target, key, dict.pop(target, key))
+                base.__setitem__(target, key, base.pop(target, key))
 
     def _new(self) -> Any:
         if self.type is defaultdict:
@@ -120,6 +121,11 @@ class Bag(Value):
             live.clear()
             live.update(self.content)
         return live
+
+
+def table_base(table: Dict[Any, Any]) -> Any:
+    """Whose methods read and write a dict; an OrderedDict keeps its order beside the dict's."""
+    return OrderedDict if isinstance(table, OrderedDict) else dict
 
 
 def _identical(a: List[Any], b: List[Any]) -> bool:

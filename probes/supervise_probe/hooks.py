@@ -2,7 +2,7 @@
 
 Each replacement calls the original with the job's own arguments, whatever happens to the probe.
 Code that torch.compile may meet is either hidden from it (`_hidden`), or a plain pass-through while
-it compiles, so that no graph breaks and nothing recompiles; see the measurements in probes/README.
+it compiles, so that no graph breaks that would not break anyway, and nothing recompiles.
 
 Nothing is ever un-patched: that would fail the guards of compiled code. The switch is
 `probe.off_duty()`.

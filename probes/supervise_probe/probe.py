@@ -63,6 +63,7 @@ class Probe:
         self._tracing = torch._C._get_tracing_state
         self._set_grad_enabled = torch._C._set_grad_enabled
         self._modules = catalog.modules()
+        self._before_forward = hooks.before_forward(self)
         self._start_clean()
 
     def _start_clean(self) -> None:
@@ -224,7 +225,7 @@ class Probe:
         """An optimizer steps for the first time: look which modules it trains."""
         self.registry.saw_optimizer(optimizer)
         for root in self.registry.roots():
-            forward.attach(self, root, hooks.before_forward(self))
+            forward.attach(self, root, self._before_forward)
 
     def at_boundary(self, result: Any) -> Any:
         """If a step has just ended on time: keep a savepoint, obey commands.

@@ -6,11 +6,13 @@ a column. Knows no metric.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional
 
 from .scalars import Number, Pending, Scalars
 
+FLUSH_S = 1.0
 DEPTH = 32  # frames that may wait for a device before the oldest goes without its late values
 
 
@@ -62,8 +64,11 @@ class Publisher:
             self._publish(self._drafts.popleft())
 
     def flush(self) -> None:
-        """Publish everything; values that are still on a device stay absent."""
+        """Publish everything. Values that a device does not give within FLUSH_S stay absent."""
+        end = time.monotonic() + FLUSH_S
         while self._drafts:
+            while not self._drafts[0].pending.ready() and time.monotonic() < end:
+                time.sleep(0.001)
             self._publish(self._drafts.popleft())
 
     def _publish(self, draft: Draft) -> None:

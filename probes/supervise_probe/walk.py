@@ -13,7 +13,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import rng
-from .containers import Bag, Listing, Table
+from .containers import Bag, Listing, Table, table_base
 from .copies import Copies
 from .frames import is_library
 from .objects import attributes, closure
@@ -205,11 +205,12 @@ class Walk:
         constant = self._kinds.is_constant
         if dict.__contains__(value, "__builtins__") or value is sys.modules:
             return Other(value)  # a namespace of Python's own
-        if dict.__len__(value) > _LENGTH_MAX or not all(map(constant, list(dict.keys(value)))):
+        items = list(table_base(value).items(value))
+        if len(items) > _LENGTH_MAX or not all(constant(key) for key, _ in items):
             return Other(value, stamp=dict.__len__)
         table = Table(value)
         self._seen[id(value)] = table
-        self._fill(table.fields, list(dict.items(value)), depth)
+        self._fill(table.fields, items, depth)
         return table
 
     def _listing(self, value: Any, depth: int) -> Value:

@@ -100,7 +100,7 @@ def test_what_it_promises_is_what_arrived(doctor, supervise):
 
     assert code == 0, checks
     assert checks["probe"][0] == "ok"
-    assert "rollback ready" in checks["probe"][1]
+    assert checks["rollback"] == ("ok", "ready, for a training loop that is a `while`")
     certain = {name for name, answer in found["metrics"].items() if answer == "yes"}
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain
     assert found["metrics"]["loss_scale"] == "only under a torch.amp.GradScaler"

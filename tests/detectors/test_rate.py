@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from supervise.core.values import BREACH, OK, UNKNOWN
 from supervise.detectors.rate import Rate
@@ -35,6 +37,13 @@ def test_clear_holds_it_until_fewer_came(read):
     watch = Rate("skip", window=4, count_gte=3, clear=2).start()
 
     assert read(watch, [1, 1, 1, 0, 0, 0, 1]) == "ooBBBoo"
+
+
+def test_doubt_does_not_end_it(read):
+    """Whether it is over is not known while one step is; a single event then keeps it up."""
+    watch = Rate("skip", window=3, count_gte=3, clear=1).start()
+
+    assert read(watch, [1, 1, 1, 0, None, 0, 1, 0, 0, 0]) == "ooBB??BBBo"
 
 
 def test_lost_steps_may_have_been_events():
@@ -109,3 +118,42 @@ def test_what_cannot_work_is_refused(fields, key):
 def test_a_good_one_passes():
     """The example of the docs."""
     assert Rate("skip", window=200, count_gte=10, clear=4).check() == []
+
+
+@given(
+    moves=st.lists(
+        st.tuples(
+            st.sampled_from([1] * 10 + [2, 6, 0, -4]),
+            st.sampled_from([0.0] * 6 + [1.0] * 3 + [None, math.nan]),
+        ),
+        max_size=100,
+    ),
+    window=st.sampled_from([1, 4, 9]),
+    bounds=st.sampled_from([(1, None), (3, None), (3, 1), (4, 2)]),
+)
+@settings(max_examples=200, deadline=None)
+def test_it_agrees_with_a_count_over_the_whole_history(moves, window, bounds):
+    """What is not known is tried both ways: all of it events, none of it events."""
+    need, clear = min(bounds[0], window), bounds[1]
+    clear = None if clear is None or clear >= need else clear
+    watch = Rate("skip", window=window, count_gte=need, clear=clear).start()
+    seen, step, firing = {}, 10, False
+    for jump, value in moves:
+        step += jump
+        code = watch.feed(value, step)
+        if seen and step <= max(seen):
+            assert code == UNKNOWN
+            step = max(seen)
+            continue
+        seen[step] = value
+        last = [seen.get(s) for s in range(max(min(seen), step - window + 1), step + 1)]
+        unknown = sum(v is None or v != v for v in last)
+        events = sum(v == 1 for v in last)
+        bound = clear if firing and clear is not None else need
+        expected = BREACH if events >= bound else UNKNOWN if events + unknown >= bound else OK
+        if value is None or value != value:
+            expected = UNKNOWN
+        elif expected != UNKNOWN:
+            firing = expected == BREACH
+
+        assert code == expected

@@ -43,7 +43,7 @@ def _best(rows, last, low, spec, counts, stops):
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_sequence_agrees_with_brute_force(data):
     """Every path through the history is tried: certain ones, then possible ones."""
     stages = data.draw(st.integers(2, 3))

@@ -11,7 +11,7 @@ from . import Fault, Value
 
 class BitFlip(Fault):
     """Strikes once, in the largest float32 parameter or its gradient, where it makes the largest
-    value that it can."""
+    number that it can."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
@@ -35,9 +35,8 @@ class BitFlip(Fault):
         mask = bit - (1 << 32) if bit >= 1 << 31 else bit
         with self.torch.no_grad():
             bits = victim.view(-1).view(self.torch.int32)
-            size = victim.view(-1).abs()
-            size[(bits & mask) != 0] = -1.0  # a bit that is set already would make it small
-            place = int(size.argmax())
+            flipped = (bits ^ mask).view(self.torch.float32).abs()
+            place = int(flipped.nan_to_num(-1.0, -1.0, -1.0).argmax())
             bits[place : place + 1].bitwise_xor_(mask)
         self._done = True
 

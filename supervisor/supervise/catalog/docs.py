@@ -1,4 +1,4 @@
-"""The generated parts of policies/README.md and runbooks/README.md, and the JSON Schemas.
+"""The generated parts of the READMEs of policies, runbooks and probes, and the JSON Schemas.
 
 A table stands between `<!-- generated: name -->` and `<!-- end -->`; everything else in a README is
 written by hand and left alone.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import discover, load, schema, shipped
+from . import discover, load, metrics, schema, shipped
 from .compound import OneOf
 from .forms import BudgetForm, InhibitForm, PackFile, PolicyFile, RuleForm, RunbookFile
 from .nodes import plain
@@ -25,7 +25,7 @@ from .record import Key, Record, keys_of
 from .resolved import inline
 from .runbook import RUNBOOKS
 
-READMES = ("policies/README.md", "runbooks/README.md")
+READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
 _PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -139,6 +139,15 @@ def runbooks() -> str:
     return table(("runbook", "meaning", "steps", "if it fails"), rows)
 
 
+def measured() -> str:
+    """Return the metrics of the probe."""
+    rows = [
+        (f"`{spec.id}`", spec.unit, spec.meaning, spec.source, spec.cost or "–")
+        for spec in metrics.known().values()
+    ]
+    return table(("id", "unit", "meaning", "source", "cost"), rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "policy-keys": lambda: keys(PolicyFile),
     "rule-keys": lambda: keys(RuleForm),
@@ -147,6 +156,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "pack-keys": lambda: keys(PackFile),
     "runbook-keys": lambda: keys(RunbookFile),
     "detectors": detectors,
+    "metrics": measured,
     "actions": actions,
     "notifiers": notifiers,
     "policies": policies,

@@ -36,12 +36,14 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 16))
 groups = [{"params": [p]} for p in model.parameters()]
 optimizer = torch.optim.AdamW(groups, lr=1e-3)
-rows = [torch.randint(16, (8,)) for _ in range(8)]
-for row in torch.utils.data.DataLoader(rows, batch_size=2):
-    F.cross_entropy(model(row).flatten(0, 1), row.flatten()).backward()
+step = 0
+while step < 4:  # a `for` over a range or a loader cannot be rewound
+    rows = torch.randint(16, (2, 8))
+    F.cross_entropy(model(rows).flatten(0, 1), rows.flatten()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+    step += 1
 print("trained", flush=True)
 """
 
@@ -96,7 +98,7 @@ def attempt(interpreter: str) -> Trial:
             "marks": str(marks),
             "slots": shm.LEAST_SLOTS,
             "capacity": CAPACITY,
-            "savepoints": {"every": 1, "keep": 1},
+            "savepoints": {"every": 1, "keep": 1, "max_bytes": 1 << 24},
         }
         path = Path(folder, "probe.json")
         path.write_text(json.dumps(config))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -209,12 +210,15 @@ def _bar(value: float | None, low: float, high: float) -> str:
 
 
 def _next(console: Console, path: Path, drill: str, job: list[str]) -> None:
-    """Print where the run is and what to try."""
+    """Print where the run is and what to try, as it can be typed here."""
     where = shlex.quote(str(path))
+    ours = Path(sys.executable).with_name("supervise")
+    on_path = shutil.which("supervise") == str(ours) or not ours.exists()
+    program = "supervise" if on_path else os.path.relpath(ours)
     console.print(f"\nthe run is in {where}; now try")
     for line in (
-        f"supervise audit show {where}",
-        f"supervise export {where} --csv --metrics train_loss_raw,learning_rate,grad_global_norm",
-        f"supervise --policy nano --mode shadow --drill {drill} -- {shlex.join(job)}",
+        f"{program} audit show {where}",
+        f"{program} export {where} --csv --metrics train_loss_raw,learning_rate,grad_global_norm",
+        f"{program} --policy nano --mode shadow --drill {drill} -- {shlex.join(job)}",
     ):
         console.print(Text(f"  {line}"), soft_wrap=True)

@@ -164,9 +164,12 @@ def _judge(trial: Trial) -> Iterator[Check]:
         yield Check("probe", "fail", f"it did not report: {why}")
         return
     off = [f"{k} {how}" for k, how in trial.status.get("collectors", {}).items() if how != "on"]
-    rollback = f"rollback {trial.status.get('rollback', 'unknown')}"
-    text = f"four steps tried: {len(trial.names)} metrics arrived, {rollback}"
+    text = f"four steps tried, {len(trial.names)} metrics arrived"
     yield Check("probe", "note" if off else "ok", "; ".join([text, *off]))
+    rollback = str(trial.status.get("rollback", "unknown"))
+    ready = rollback == "ready"
+    text = "ready, for a training loop that is a `while`" if ready else rollback
+    yield Check("rollback", "ok" if ready else "note", text)
 
 
 def _measured(trial: Trial | None, reason: str | None) -> dict[str, str]:
@@ -192,13 +195,13 @@ def _show(checks: list[Check], measured: dict[str, str], asked: bool) -> None:
     if not asked:
         click.echo("      supervise doctor -- COMMAND looks into a job's own Python too")
         return
-    groups: dict[str, list[str]] = {}
-    for metric, answer in measured.items():
-        groups.setdefault(answer, []).append(metric)
-    if len(groups) == 1 and "yes" not in groups:
-        click.echo(f"\nno metrics of single steps{next(iter(groups))[2:]}")
+    certain = [metric for metric, answer in measured.items() if answer == "yes"]
+    if not certain:
+        click.echo(f"\nno metrics of single steps: {next(iter(measured.values()))[4:]}")
         return
-    for answer, names in sorted(groups.items(), key=lambda group: group[0] != "yes"):
-        head = "metrics in every frame" if answer == "yes" else answer
-        click.echo(f"\n{head}")
-        click.echo(textwrap.fill(", ".join(names), 96, initial_indent="  ", subsequent_indent="  "))
+    click.echo("\nmetrics in every frame")
+    click.echo(textwrap.fill(", ".join(certain), 98, initial_indent="  ", subsequent_indent="  "))
+    click.echo("\nother metrics")
+    for metric, answer in measured.items():
+        if answer != "yes":
+            click.echo(f"  {metric:18} {answer}")

@@ -132,12 +132,12 @@ class SequenceWatch(Memory):
                 continue
             start = self.maybe[stage - 1] if stage else step
             if start != NEVER:
-                self.maybe[stage] = max(self.maybe[stage], start)
+                self.maybe[stage] = start  # never older than the one it replaces
             if code == BREACH:
                 self.seen[stage] = step
                 start = self.sure[stage - 1] if stage else step
                 if start != NEVER:
-                    self.sure[stage] = max(self.sure[stage], start)
+                    self.sure[stage] = start
         self.raw = self._verdict(step)
         return self.raw | note
 

@@ -1,5 +1,6 @@
 """State in every corner of a script; each step's loss depends on all of it."""
 
+import copy
 import hashlib
 import json
 import random
@@ -25,8 +26,16 @@ class Net(nn.Module):
         self.calls += 1
         self.history = [*self.history[-3:], self.calls]
         self.gain = torch.full((1,), 1 + self.calls / 100)
-        self.last = x.mean(0)  # a buffer bound anew at every call
-        return self.inner(x * self.gain) + sum(self.history) / 50
+        before, self.last = self.last, x.mean(0)  # a buffer bound anew at every call
+        moved = 0 if before is None else (self.last - before).abs().mean()
+        return self.inner(x * self.gain) + sum(self.history) / 50 + moved
+
+
+class Quiet(nn.Linear):
+    """Its copies announce themselves to nobody."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
 
 
 class Config:
@@ -73,11 +82,14 @@ window, table, by_kind = deque(maxlen=4), OrderedDict(), defaultdict(list)
 tally, moments, scalar = Counter(), np.zeros(3), np.float64(0.0)
 reused, pair, objects = torch.zeros(8), (0, torch.zeros(1)), [SimpleNamespace(n=0), net]
 alias, losses, wide = window, [], torch.zeros(400_000)
+fixed, big, ema = torch.randn(400_000), np.zeros(500_000, np.float32), copy.deepcopy(Quiet(4, 4))
 
 while space.step < 30:
     x = stream.get_batch()
     scalar = scalar + np.float64(0.5)
     extra = sampler.draw() + count() + noisy() + len(window) + len(by_kind) + tally["steps"]
+    extra += next(iter(table), 0) + getattr(space, "bonus", 0) + globals().get("late", 0)
+    extra += float(big[7] + fixed[space.step] + ema.weight.detach().sum())
     extra += float(moments.sum() + scalar) + pair[0] + objects[0].n + Config.rate_changes
     reused.copy_(x[0])
     loss = (net(x) + extra / 1000 + reused + pair[1] - 1).square().mean() + wide[space.step]
@@ -91,6 +103,9 @@ while space.step < 30:
     table.move_to_end(space.step % 7)
     by_kind[space.step % 3].append(value)
     tally.update(steps=1)
+    big += 0.1
+    with torch.no_grad():
+        ema.weight.add_(value / 100)
     moments[space.step % 3] += 0.1
     pair = (pair[0] + 1, pair[1] + 0.01)
     objects[0].n += 1
@@ -102,9 +117,8 @@ while space.step < 30:
         net.inner.bias.requires_grad_(not net.inner.bias.requires_grad)
     if space.step == 14:
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5})
-        late = 1
-    if space.step > 14:
-        losses[-1] += late
+        late = space.bonus = 1
+        optimizer.state.clear()
     space.step += 1
 
 also = [sorted(sampler.used), sampler.order, list(alias), list(table.items()), dict(by_kind)]

@@ -76,7 +76,9 @@ def test_the_scale_composes_with_any_schedule(probed, bare, name):
     assert [row["lr"] for row in job.told[:-1]] == own
     assert job.column("learning_rate_scheduled") == pytest.approx(own)
     assert job.column("lr_scale") == pytest.approx(factors[:30])
-    assert job.column("learning_rate") == pytest.approx([f * lr for f, lr in zip(factors, own)])
+    assert job.column("learning_rate") == pytest.approx(
+        [f * lr for f, lr in zip(factors[:30], own, strict=True)]
+    )
 
 
 def test_a_scale_without_rewarm_stays(probed):
@@ -90,7 +92,7 @@ def test_a_scale_without_rewarm_stays(probed):
 
 
 def test_a_pause_holds_the_job_until_resume(probed, bare):
-    """It stands still with a beat of its own, obeys other verbs meanwhile, and goes on unchanged."""
+    """It stands still with a beat of its own, obeys other verbs, and goes on unchanged."""
     job = probed.start(loop())
     ack = command(probed, job, "pause", lease_s=60)
     assert ack.result == {"paused_step": ack.step}

@@ -1,0 +1,131 @@
+"""Undisturbed runs of the example under the nano policy: nothing may happen.
+
+    python benchmarks/soak.py [--seeds 3] [--steps 1000]
+
+Zero actions, zero reflexes, zero incidents of SEV0 or SEV1; a SEV2 (a notice) is printed and
+allowed. Each finished seed is kept in `benchmarks/.soak/`, so that a broken-off soak goes on where
+it was; a change of the code or the policies starts anew. Exit code 1 when something happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from supervise.report import receipt
+from supervise.store import audit, history
+from supervise.store.rundir import RunDir
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "benchmarks" / ".soak"
+TRAIN = ROOT / "examples" / "nano" / "train.py"
+COLUMNS = (
+    "seed",
+    "steps",
+    "exit",
+    "val_loss",
+    "SEV0",
+    "SEV1",
+    "SEV2",
+    "actions",
+    "reflexes",
+    "min",
+)
+
+
+def fingerprint() -> str:
+    """Return a digest of all that can change the outcome."""
+    digest = hashlib.sha256()
+    for folder in ("supervisor", "probes", "policies", "runbooks", "examples"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def soak(seed: int, steps: int) -> dict[str, Any]:
+    """Run one seed to its end and return what happened."""
+    path = KEPT / f"seed-{seed}"
+    shutil.rmtree(path, ignore_errors=True)
+    supervise = [
+        sys.executable,
+        "-m",
+        "supervise",
+        "-q",
+        "--policy",
+        "nano",
+        "--run-dir",
+        str(path),
+    ]
+    job = [sys.executable, str(TRAIN), "--steps", str(steps), "--seed", str(seed)]
+    job += ["--out", str(path / "checkpoints"), "--log-every", "100"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*supervise, "--", *job],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    run = RunDir.open(path)
+    records = list(audit.read(run.audit_path))
+    severities = Counter(
+        one["severity"]
+        for one in records
+        if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
+    )
+    reflexes = [r for r in records if (r.get("data") or {}).get("what") == "standing-order"]
+    loss = re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    return {
+        "seed": seed,
+        "steps": sum(1 for _ in history.frames(run)),
+        "exit": done.returncode,
+        "val_loss": loss[1] if loss else "-",
+        **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},
+        "actions": receipt.outcome(records)["actions"],
+        "reflexes": len(reflexes),
+        "min": round((time.monotonic() - began) / 60, 1),
+    }
+
+
+def is_silent(found: dict[str, Any], steps: int) -> bool:
+    """Whether the run went through, was watched at every step, and nothing happened in it."""
+    happened = ("exit", "SEV0", "SEV1", "actions", "reflexes")
+    return found["steps"] == steps and not any(found[column] for column in happened)
+
+
+def main() -> None:
+    """Soak all seeds, the missing ones only."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000)
+    args = parser.parse_args()
+    KEPT.mkdir(exist_ok=True)
+    key = {"steps": args.steps, "code": fingerprint()}
+    print("".join(f"{column:>10}" for column in COLUMNS), flush=True)
+    silent = True
+    for seed in range(args.seeds):
+        kept = KEPT / f"seed-{seed}.json"
+        saved = json.loads(kept.read_text()) if kept.exists() else {}
+        if saved.get("key") != key:
+            saved = {"key": key, "found": soak(seed, args.steps)}
+            kept.write_text(json.dumps(saved))
+        found = saved["found"]
+        silent &= is_silent(found, args.steps)
+        print("".join(f"{found[column]!s:>10}" for column in COLUMNS), flush=True)
+    print(f"{'PASS' if silent else 'FAIL'}  undisturbed runs are left alone")
+    sys.exit(0 if silent else 1)
+
+
+if __name__ == "__main__":
+    main()

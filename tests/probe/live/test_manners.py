@@ -1,0 +1,328 @@
+"""The probe is a guest: nothing that the job can see, keep, save, compile or catch is changed."""
+
+import subprocess
+import sys
+
+import pytest
+
+MODEL = """
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def step():
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 4, (8,)))
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+SAVED = (
+    MODEL
+    + """
+import copy, pickle
+from pathlib import Path
+for _ in range(3):
+    step()
+model.loss = F.cross_entropy
+torch.save(model, "model.pt")
+torch.save({"optimizer": optimizer, "state": optimizer.state_dict()}, "optimizer.pt")
+twin = copy.deepcopy(model)
+twin(torch.randn(2, 8)).sum().backward()
+raw = pickle.dumps(twin) + Path("model.pt").read_bytes() + Path("optimizer.pt").read_bytes()
+assert b"supervise" not in raw and vars(copy.copy(model)).keys() == vars(model).keys() - {
+    "_compiled_call_impl"}
+graph = torch.fx.symbolic_trace(model)
+copy.deepcopy(graph)
+replica = model._replicate_for_data_parallel()
+assert "_compiled_call_impl" not in vars(replica)
+step()
+"""
+)
+
+
+def test_models_are_saved_and_copied_without_a_trace(probed):
+    """A whole model that is saved under the probe loads where there is none."""
+    job = probed.run(SAVED)
+    assert job.err == "" and len(job.frames) == 4
+    code = "import torch; print(torch.load('model.pt', weights_only=False)(torch.ones(1, 8)).shape)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=job.folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "torch.Size([1, 4])\n"
+
+
+COMPILED = (
+    MODEL
+    + """
+import warnings
+from torch._dynamo.utils import counters
+warnings.simplefilter("ignore")         # torch's own
+step()                                  # the probe sits on the model before it is compiled
+whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+def loss_of(x, y):
+    return F.cross_entropy(model(x), y)
+
+inner = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
+
+@torch.compile(backend="aot_eager")
+def train(x, y):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss
+
+for _ in range(3):
+    x, y = torch.randn(8, 8), torch.randint(0, 4, (8,))
+    optimizer.zero_grad()
+    F.cross_entropy(whole(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    inner(x, y).backward()
+    optimizer.step()
+    tell(loss=train(x, y).item())
+tell(graphs=counters["stats"]["unique_graphs"], recompiled=len(counters["recompiles"]))
+finish(model)
+"""
+)
+
+
+@pytest.mark.slow
+def test_compiled_code_has_no_more_graphs(probed, bare):
+    """fullgraph=True still works, nothing recompiles, and the losses are the same to the bit."""
+    job, untouched = probed.run(COMPILED), bare.run(COMPILED)
+    assert job.told[:3] == untouched.told[:3] and job.told[-1] == untouched.told[-1]
+    assert job.told[3]["graphs"] <= untouched.told[3]["graphs"] + 2
+    assert job.told[3]["recompiled"] == untouched.told[3]["recompiled"]
+    assert len(job.frames) == 10
+    assert [f["train_loss_raw"] for f in job.frames[3::3]] == [row["loss"] for row in job.told[:3]]
+
+
+TRANSFORMED = (
+    MODEL
+    + """
+import warnings
+warnings.simplefilter("ignore")         # torch's own
+
+@torch.jit.script
+def scripted(x, y):
+    return torch.nn.functional.cross_entropy(x, y)
+
+step()
+x, y = torch.randn(8, 8), torch.randint(0, 4, (8,))
+assert scripted(model(x), y) == F.cross_entropy(model(x), y)
+torch.jit.script(model)
+assert "sum" not in str(torch.jit.trace(model, (x,)).graph)
+
+def loss(weights, x, y):
+    return F.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
+
+weights = dict(model.named_parameters())
+torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x[:, None], y[:, None])
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    ghost = nn.Linear(4, 4)
+    shadow = torch.optim.SGD(ghost.parameters(), lr=0.1)
+    ghost(torch.ones(2, 4)).sum().backward()
+    shadow.step()
+step()
+"""
+)
+
+
+def test_other_transformations_do_not_meet_the_probe(probed):
+    """TorchScript, tracing, functorch and fake tensors see torch's own functions."""
+    job = probed.run(TRANSFORMED)
+    assert job.err == "" and job.notices == []
+    assert len(job.frames) == 2
+    assert set(job.segment().status()["collectors"].values()) == {"on"}
+
+
+FREED = """
+import gc, weakref
+gc.disable()
+base = None
+for trial in range(30):
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+    gone = weakref.ref(model)
+    probe = __import__("sys").modules["_supervise_probe"]._probe
+    del model, optimizer
+    assert gone() is None, trial
+    if trial == 10:
+        base = len(gc.get_objects())
+tell(grown=len(gc.get_objects()) - base, known=len(probe.boundary.optimizers()))
+"""
+
+
+def test_nothing_is_kept_alive(probed):
+    """Models go when the job lets them go, without the garbage collector; nothing grows."""
+    job = probed.run(FREED)
+    assert job.told[0]["known"] == 0 and job.told[0]["grown"] < 60
+
+
+BROKEN = (
+    MODEL
+    + """
+probe = __import__("sys").modules["_supervise_probe"]._probe
+
+def boom(*args):
+    raise RuntimeError("no such luck")
+
+def dear(*args):
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end:
+        pass
+
+calls = probe.calls["{call}"]
+part = probe.guard.part("{part}")
+calls[:] = [(p, {what} if p is part else f) for p, f in calls]
+for _ in range(70):
+    step()
+finish(model)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "part", "what", "why"),
+    [
+        ("collect", "loss", "boom", "RuntimeError: no such luck (train.py:"),
+        ("finish", "tokens", "boom", "RuntimeError"),
+        ("after_update", "timing", "dear", "cost 10."),
+        ("before_update", "rates", "dear", "cost 10."),
+    ],
+)
+def test_a_collector_that_fails_or_is_dear_is_switched_off(probed, bare, call, part, what, why):
+    """It is said once, the others go on, and training is the same to the bit."""
+    job = probed.run(BROKEN.format(call=call, part=part, what=what))
+    status = job.segment().status()["collectors"]
+    assert status.pop(part).startswith(f"off: {why}") and set(status.values()) == {"on"}
+    assert job.kinds() == ["collector-off"] and len(job.frames) == 70
+    straight = bare.run(MODEL + "for _ in range(70):\n    step()\nfinish(model)")
+    assert job.told == straight.told and job.err == ""
+
+
+DEAD = (
+    MODEL
+    + """
+probe = __import__("sys").modules["_supervise_probe"]._probe
+for n in range(10):
+    if n == 4:
+        probe.boundary.{what} = None
+    step()
+finish(model)
+"""
+)
+
+
+@pytest.mark.parametrize("what", ["before_step", "after_step", "saw_backward", "close"])
+def test_a_broken_probe_goes_off_and_the_job_goes_on(probed, bare, what):
+    """Whatever breaks inside: the weights are those of an undisturbed run, and a mark says why."""
+    job = probed.run(DEAD.format(what=what))
+    assert "TypeError" in job.marks["off"] and job.kinds()[-1] == "probe-off"
+    straight = bare.run(MODEL + "for n in range(10):\n    step()\nfinish(model)")
+    assert job.told == straight.told and job.err == ""
+
+
+ALARM = (
+    MODEL
+    + """
+import signal
+probe = __import__("sys").modules["_supervise_probe"]._probe
+
+class TooLate(Exception):
+    pass
+
+def handler(number, frame):
+    raise TooLate
+
+def wait(*args):
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    time.sleep(1)
+
+signal.signal(signal.SIGALRM, handler)
+step()
+step()
+probe.calls["{call}"].append((probe.guard.part("loss"), wait))
+try:
+    step()
+except TooLate:
+    tell(caught=True)
+"""
+)
+
+
+@pytest.mark.parametrize("call", ["after_backward", "before_update", "collect"])
+def test_what_a_signal_handler_raises_reaches_the_job(probed, call):
+    """Even if the signal comes while the probe runs."""
+    assert probed.run(ALARM.format(call=call)).told == [{"caught": True}]
+
+
+RAISES = """
+class Moody(torch.optim.SGD):
+    def step(self, closure=None):
+        if self.param_groups[0].pop("sulk", False):
+            raise ValueError("not today")
+        return super().step(closure)       # two classes with a step: still one step
+
+model = nn.Linear(4, 1)
+optimizer = Moody(model.parameters(), lr=torch.tensor(0.1))
+step = 0
+while step < 8:
+    if step == 4:
+        barrier("go")
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.param_groups[0]["sulk"] = step == 6
+    try:
+        optimizer.step()
+    except ValueError as error:
+        tell(error=str(error), lr=optimizer.param_groups[0]["lr"].item())
+        optimizer.step()
+    step += 1
+"""
+
+
+def test_a_step_that_raises_is_put_right(probed):
+    """The job gets its exception and its own rate back; the step that succeeds then is counted."""
+    job = probed.start(RAISES)
+    job.send("lr_scale", value=0.5)
+    job.go()
+    probed.wait(job)
+    assert job.told == [{"error": "not today", "lr": pytest.approx(0.1)}]
+    assert [frame["step"] for frame in job.frames] == list(range(8))
+    assert job.column("learning_rate")[6] == pytest.approx(0.05)
+
+
+THREADS = (
+    MODEL
+    + """
+import threading
+other = nn.Linear(8, 4)
+adam = torch.optim.SGD(other.parameters(), lr=0.1)
+
+def aside():
+    for _ in range(20):
+        F.cross_entropy(other(torch.ones(8, 8)), torch.zeros(8).long()).backward()
+        adam.step()
+
+step()
+thread = threading.Thread(target=aside)
+thread.start()
+for _ in range(9):
+    step()
+thread.join()
+"""
+)
+
+
+def test_other_threads_are_not_measured(probed):
+    """Only the thread that trained first is watched; the others run free."""
+    job = probed.run(THREADS)
+    assert len(job.frames) == 10 and set(job.column("tokens_per_update")) == {8}
