@@ -26,7 +26,9 @@ def report(**values: Any) -> None:
             has room for 64 names in all, whichever come first.
     """
     if _probe is not None:
-        _probe.guard.run(_probe.reporting, _probe.report, values)
+        from .reporting import take
+
+        _probe.guard.run(_probe.reporting, take, _probe, values)
 
 
 def arm(torch: Any, path: str) -> None:

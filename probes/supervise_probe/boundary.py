@@ -75,6 +75,7 @@ class Boundary:
             return None
         if self._phantom(update) or not probe.open():
             return None
+        probe.training_thread()
         key = id(optimizer)
         if key in self._members:
             self.close(on_time=False)

@@ -97,7 +97,7 @@ def _saw_backward(probe: Probe, tensors: Any) -> None:
 
 
 def _patch_scaler(torch: Any, probe: Probe) -> None:
-    scaler = torch.amp.GradScaler
+    scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     scale, unscale, step = scaler.scale, scaler.unscale_, scaler.step
 
     @functools.wraps(scale)

@@ -133,7 +133,6 @@ class Probe:
             self.off(f"no segment in {config.shm}: {error}")
             return False
         self._phases = {name: index for index, name in enumerate(wire.PHASES)}
-        self._thread = get_ident()
         self._mailbox = Mailbox(self.writer)
         self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
         self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
@@ -142,6 +141,11 @@ class Probe:
         self.drills.begin(0)
         self._write_status()
         return True
+
+    def training_thread(self) -> None:
+        """This thread steps an optimizer: from now on it alone is watched."""
+        if self._thread is None:
+            self._thread = get_ident()
 
     def off(self, reason: str) -> None:
         """Switch the whole probe off; the job goes on as if it had never been there."""
@@ -152,7 +156,6 @@ class Probe:
             path = os.path.join(self.config.marks, f"off.{os.getpid()}")
             with open(path, "w", encoding="utf-8") as mark:
                 mark.write(reason.replace("\n", " ") + "\n")
-            self.notice("probe-off", reason)
             self._write_status()
         except Exception:  # nobody is left to tell
             pass
@@ -206,20 +209,6 @@ class Probe:
         """Return the loss of the step under way."""
         total: Optional[Number] = self.collectors["loss"].total
         return total
-
-    def report(self, values: Mapping[str, Any]) -> None:
-        """Let `values` join the next frame; what is no number is left out."""
-        self.adapted = True
-        pending = self.boundary.reported
-        for name, value in values.items():
-            if len(pending) >= self.config.capacity and name not in pending:
-                return
-            if isinstance(value, self.torch.Tensor) and value.numel() == 1:
-                pending[name] = self.scalars.value(value)
-            elif isinstance(value, (int, float)):
-                pending[name] = float(value)
-            elif hasattr(value, "item"):
-                pending[name] = float(value.item())
 
     def optimizer_appeared(self, optimizer: Any) -> None:
         """An optimizer steps for the first time: look which modules it trains."""

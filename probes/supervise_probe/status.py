@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def describe(probe: Probe) -> Dict[str, Any]:
     """Return the status.
 
-    `tier` is T2 once the job reports values itself. `self_us` is what the probe cost from the
-    last frame to the one before, in microseconds.
+    `tier` is T2 once the job reports values itself, T0 when the probe is off. `self_us` is what
+    the probe cost from the last frame to the one before, in microseconds.
     """
     rollbacks = probe.rollbacks
     steps = [] if rollbacks is None else rollbacks.steps
@@ -28,7 +28,7 @@ def describe(probe: Probe) -> Dict[str, Any]:
         part = probe.guard.part(name)
         collectors[name] = "on" if part.on else f"off: {part.reason}"
     status: Dict[str, Any] = {
-        "tier": "T2" if probe.adapted else "T1",
+        "tier": "T0" if not probe.on else "T2" if probe.adapted else "T1",
         "torch": str(probe.torch.__version__),
         "python": platform.python_version(),
         "collectors": collectors,

@@ -32,12 +32,16 @@ def scaled(args):
     return {"lr_scale": args["value"]}
 
 
-def test_the_ack_of_rank_0_comes_back_with_the_number_of_ranks(controlled, fake_rank):
+def test_the_ack_of_rank_0_comes_back_with_its_step_and_the_number_of_ranks(controlled, fake_rank):
     """Every rank is asked and every rank must answer."""
     ranks = [fake_rank(n, 2, answer={"x": lambda _, n=n: {"from": n}}) for n in (0, 1)]
     control = controlled(*ranks)
 
-    assert control.command("x", {"a": 1}, key="k1", deadline_s=10) == {"from": 0, "ranks": 2}
+    assert control.command("x", {"a": 1}, key="k1", deadline_s=10) == {
+        "from": 0,
+        "ranks": 2,
+        "ack_step": 7,
+    }
     assert [rank.letters for rank in ranks] == [[("k1", "x", {"a": 1})]] * 2
     assert control.world_size == 2
 
@@ -49,7 +53,11 @@ def test_the_same_key_is_carried_out_once(controlled, fake_rank):
     control = controlled(rank)
 
     for _ in range(2):
-        assert control.command("x", {}, key="same", deadline_s=10) == {"n": 1, "ranks": 1}
+        assert control.command("x", {}, key="same", deadline_s=10) == {
+            "n": 1,
+            "ranks": 1,
+            "ack_step": 7,
+        }
 
 
 def test_a_refusal_is_the_actions_error(controlled, fake_rank):

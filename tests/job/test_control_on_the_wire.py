@@ -96,7 +96,8 @@ def perform(action, control, key="k"):
 
 def test_commands_arrive_and_their_effects_come_back(live):
     """The multiplier that the probe has is the one that was asked for."""
-    assert perform(LrScale(set=0.5), live) == {"lr_scale": 0.5, "ranks": 1}
+    seen = perform(LrScale(set=0.5), live)
+    assert seen == {"lr_scale": 0.5, "ranks": 1, "ack_step": seen["ack_step"]}
     with pytest.raises(ActionError, match="rank 0 refused dance: no such verb"):
         live.command("dance", {}, key="d", deadline_s=10)
 

@@ -143,7 +143,7 @@ class AbsenceWatch(Memory, Clockwork):
         elif at_ns - self.tick_ns > AWAY_NS and self.since_ns is not None:
             silent_before = self.tick_ns - max(self.since_ns, self._signalled(heard_ns))
             self.since_ns = at_ns - max(silent_before, 0)
-        if phase != self.phase or phase == PAUSED:
+        if phase != self.phase:
             self.phase, self.since_ns = phase, at_ns
         if phase != STEPPING:
             self.stepping = False

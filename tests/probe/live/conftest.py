@@ -36,6 +36,7 @@ def norm(tensors):
 
 
 def barrier(name):
+    open(name + ".reached", "w").close()
     while not os.path.exists(name):
         time.sleep(0.002)
 
@@ -68,7 +69,7 @@ class Job:
         """The segment, as soon as there is one."""
         end = time.monotonic() + PATIENCE_S
         while self._segment is None:
-            found = list((self.folder / "shm").glob("rank-*.seg"))
+            found = sorted((self.folder / "shm").glob("rank-*.seg"))
             if found:
                 self._segment = Segment.open(found[0], time.monotonic_ns)
             assert time.monotonic() < end, "no segment"
@@ -101,6 +102,14 @@ class Job:
             assert time.monotonic() < end, "no answer"
             time.sleep(0.002)
         return self.acks[key]
+
+    def reached(self, name="go"):
+        """Wait until the script stands at a barrier; all frames up to there are in."""
+        end = time.monotonic() + PATIENCE_S
+        while not (self.folder / f"{name}.reached").exists():
+            assert time.monotonic() < end, "never got there"
+            time.sleep(0.002)
+        self.poll()
 
     def go(self, name="go"):
         """Let the script pass a barrier."""

@@ -33,7 +33,7 @@ def loop(steps=30, setup="pass", before="pass", after="pass"):
 
 def command(server, job, verb, **args):
     """Send a command while the job waits before step 5; returns the answer."""
-    job.segment()
+    job.reached()
     key = job.send(verb, **args)
     job.go()
     return job.answer(key)
@@ -205,8 +205,7 @@ def test_a_rollback_repeats_the_steps_and_the_counters(probed, late):
     )
     job = probed.start(script, savepoints=KEEP, late=late)
     job.go()
-    while len(job.frames) < 17:
-        job.poll()
+    job.reached("more")
     key = job.send("rollback", before_step=12, rng="restore", rewarm={"start": 0.1, "steps": 4})
     job.go("more")
     ack = job.answer(key)
@@ -230,8 +229,7 @@ def test_without_rewarm_a_rolled_back_run_ends_as_an_undisturbed_one(probed, bar
     script = loop(before="if step == 18: barrier('more')")
     job = probed.start(script, savepoints=KEEP)
     job.go()
-    while len(job.frames) < 17:
-        job.poll()
+    job.reached("more")
     key = job.send("rollback", before_step=12, rng="restore", rewarm=None)
     job.go("more")
     assert job.answer(key).ok

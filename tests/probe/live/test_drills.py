@@ -200,8 +200,7 @@ def test_a_drill_fires_once_per_run(probed, make_folder):
     drills = [drill("lr_spike", step=12, factor=10, steps=4)]
     keep = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
     job = probed.start(loop(wait=14), drills=drills, savepoints=keep)
-    while len(job.frames) < 14:
-        job.poll()
+    job.reached()
     key = job.send("rollback", before_step=12, rng="restore", rewarm=None)
     job.go()
     assert job.answer(key).ok

@@ -1,0 +1,27 @@
+"""Numbers that the job reports itself; they join the frame of the step under way.
+
+What is no number is left out, and a report can never fail in the job. Values on an accelerator are
+not waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Mapping
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+
+def take(probe: Probe, values: Mapping[str, Any]) -> None:
+    """Keep `values` for the next frame, as many as a frame has room for."""
+    probe.adapted = True
+    pending = probe.boundary.reported
+    for name, value in values.items():
+        if len(pending) >= probe.config.capacity and name not in pending:
+            return
+        if isinstance(value, probe.torch.Tensor) and value.numel() == 1:
+            pending[name] = probe.scalars.value(value)
+        elif isinstance(value, (int, float)):
+            pending[name] = float(value)
+        elif hasattr(value, "item"):
+            pending[name] = float(value.item())

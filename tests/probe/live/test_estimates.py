@@ -1,0 +1,80 @@
+"""What is counted or estimated where it cannot be read off: tokens, inputs, a dear update."""
+
+import math
+
+import pytest
+
+SAMPLED = """
+model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+updates = __import__("sys").modules["_supervise_probe"]._probe.collectors["updates"]
+for step in range(6):
+    if step == 2:
+        updates.relax()
+    optimizer.zero_grad()
+    model(torch.randn(2, 256)).pow(2).mean().backward()
+    old = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    moved = norm(p - q for p, q in zip(model.parameters(), old))
+    tell(update_norm=moved, update_to_weight=moved / norm(old))
+"""
+
+
+def test_a_sampled_update_is_close_to_the_exact_one(probed):
+    """Where the exact update is too dear, a third of the weights estimates it within 5 %."""
+    job = probed.run(SAMPLED)
+    for frame, row in zip(job.frames, job.told, strict=True):
+        rel = 1e-6 if frame["step"] < 2 else 0.05
+        for metric, value in row.items():
+            assert math.isclose(frame[metric], value, rel_tol=rel)
+    assert job.segment().status()["update_to_weight"] == "sampled"
+    exact = [row["update_norm"] for row in job.told]
+    assert job.column("update_norm")[5] != pytest.approx(exact[5], rel=1e-6)
+
+
+TOKENS = """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def forward(self, x):
+        return self.head(self.table(x))
+
+model, data = Words(), torch.randint(0, 20, (40, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+rows = iter(loader)
+for step in range(10):
+    x = next(rows)
+    y = x.clone()
+    y[:, :step] = -100
+    logits = model(x).reshape(-1, 20)
+    optimizer.zero_grad()
+    if step == 3:
+        loss = F.nll_loss(logits.log_softmax(-1), y.reshape(-1))
+    else:
+        loss = F.cross_entropy(logits, y.reshape(-1))
+    with torch.no_grad():
+        F.cross_entropy(model(x).reshape(-1, 20), x.reshape(-1))  # evaluation does not count
+    loss.backward()
+    optimizer.step()
+    tell(tokens_per_update=40 - 4 * step)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_tokens_are_targets_that_carry_loss(probed, late):
+    """Ignored targets and evaluation do not count; rates and sums follow."""
+    job = probed.run(TOKENS, late=late)
+    told = [row["tokens_per_update"] for row in job.told]
+    assert job.column("tokens_per_update") == told
+    assert job.column("tokens_seen") == [sum(told[: i + 1]) for i in range(10)]
+    assert all(
+        frame["tokens_per_sec"] == pytest.approx(frame["tokens_per_update"] / frame["step_time"])
+        for frame in job.frames[1:]
+    )
+    assert len(set(job.column("batch_fingerprint"))) == 10
+    for frame in job.frames[1:]:
+        parts = ("input", "forward", "backward", "optimizer", "other")
+        assert sum(frame[f"{part}_time"] for part in parts) == pytest.approx(frame["step_time"])
