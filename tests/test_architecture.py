@@ -9,7 +9,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -210,6 +210,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
 )
 
 
+@cache
 def read_modules() -> list[Module]:
     """Return every Python file of ours; packages of the two source roots by their import name."""
     found = []

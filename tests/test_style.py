@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ FORBIDDEN = {
 OURSELVES = Path(__file__).relative_to(ROOT).as_posix()
 
 
+@cache
 def published() -> list[str]:
     """Return the paths of all files that git keeps or would add."""
     if not (ROOT / ".git").exists():
@@ -36,6 +38,7 @@ def published() -> list[str]:
     return [name for name in names if name != OURSELVES]
 
 
+@cache
 def lines() -> list[tuple[str, str]]:
     """Return every line of every text file with its `path:line`."""
     found = []

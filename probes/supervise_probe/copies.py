@@ -13,7 +13,7 @@ import weakref
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
-_LARGE_BYTES = 1 << 20  # from here on a copy is shared between savepoints while nothing changed
+_LARGE_BYTES = 1 << 18  # from here on a copy is shared between savepoints while nothing changed
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
 
 
@@ -36,10 +36,6 @@ class Pool:
         if free:
             return free.pop()
         return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=key[-1])
-
-    def clear(self) -> None:
-        """Let go of what was not needed again."""
-        self._free.clear()
 
 
 class _Slot:
@@ -78,7 +74,6 @@ class Copies:
         self._sources: List[Any] = []
         self._owners: List[Any] = []  # keeps the ids in _numbers valid until `copy`
         self._events: List[Any] = []
-        self._before = before
         self._shareable: Dict[int, _Slot] = {}
         if before is not None:
             self._shareable = {
@@ -126,20 +121,22 @@ class Copies:
             event.record(torch.cuda.current_stream(device))
             self._events.append(event)
         self._sources, self._owners, self._numbers = [], [], {}
-        self._before, self._shareable = None, {}
+        self._shareable = {}
 
     def _share(self, slot: _Slot, tensor: Any) -> bool:
         """Use the previous savepoint's copy of a large tensor that nobody wrote to since.
 
-        Writes that torch counts are seen by the version, others (numpy, `.data`) by a sample.
+        Writes through torch are seen by the version, most others (`.data`) by a sample.
         """
         if slot.requires_grad or tensor.numel() * tensor.element_size() < _LARGE_BYTES:
             return False
-        if slot.device.type != "cpu" or not tensor.is_contiguous():
+        if slot.key[-1] or slot.array or not writes_are_counted(tensor):
+            return False
+        if not tensor.is_contiguous():
             return False
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLES)]
-        slot.version = _version(tensor)
+        slot.version = tensor._version
         old = self._shareable.get(id(slot.owner()))
         if (
             old is not None
@@ -243,8 +240,9 @@ def _same_bits(torch: ModuleType, a: Any, b: Any) -> bool:
     return bool(torch.equal(*raw))
 
 
-def _version(tensor: Any) -> int:
-    try:
-        return int(tensor._version)
-    except RuntimeError:  # inference tensors have none
-        return -1
+def writes_are_counted(tensor: Any) -> bool:
+    """Whether torch's version counter sees the writes: no numpy array shares the memory.
+
+    Torch marks such memory as not resizable, whichever of the two was first.
+    """
+    return not tensor.is_inference() and bool(tensor.untyped_storage().resizable())

@@ -59,6 +59,11 @@ class Drills:
                     {"fault": drill.name, "params": drill.params, "steps": fault.steps},
                 )
 
+    @property
+    def active(self) -> bool:
+        """Whether any fault acts in this step."""
+        return bool(self._active)
+
     def end_all(self) -> None:
         """The run was rolled back: what acts now is over, what has not begun still comes."""
         self._active.clear()
@@ -92,11 +97,10 @@ class Drills:
 
     def after_backward(self) -> None:
         """A backward has run."""
-        if self._active:
-            optimizers = self._probe.boundary.optimizers()
-            params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
-            for fault, _, _ in self._active:
-                self._probe.guard.run(self._part, fault.after_backward, params)
+        optimizers = self._probe.boundary.optimizers()
+        params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        for fault, _, _ in self._active:
+            self._probe.guard.run(self._part, fault.after_backward, params)
 
     def block(self) -> None:
         """Inside the step, outside the guard."""

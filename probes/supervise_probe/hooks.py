@@ -75,7 +75,8 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
         finally:
             probe.in_backward = False
             probe.times.add("backward", monotonic_ns() - began)
-            after()
+            if probe.drills.active:
+                after()
 
     torch.autograd.backward = functools.wraps(original)(hidden(backward, recursive=False))
 

@@ -232,16 +232,14 @@ class Probe:
             return result
         self.boundary.on_time = False
         self.rollbacks.result = result
-        self.guard.run(self.guard.part("savepoints", share=1.0), self.rollbacks.regular)
-        self.guard.run(self.core, self._regular_status)
+        if self.rollbacks.due():
+            self.guard.run(self.guard.part("savepoints", share=1.0), self.rollbacks.regular)
+        self._status_age += 1
+        if self._status_due or self._status_age >= STATUS_EVERY:
+            self.guard.run(self.core, self._write_status)
         self.commands.run()
         result, self.rollbacks.result = self.rollbacks.result, None
         return result
-
-    def _regular_status(self) -> None:
-        self._status_age += 1
-        if self._status_due or self._status_age >= STATUS_EVERY:
-            self._write_status()
 
     def state(self) -> Dict[str, float]:
         """Return the counters that go back with a rollback."""
@@ -284,7 +282,6 @@ class Probe:
                 if isinstance(error, KeyboardInterrupt):
                     code = -2
             self.beat("exiting")
-            self._write_status()
             self.writer.last_words(code, text)
             self.writer.close()
         except Exception:  # at exit nobody is left to tell

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set
 
 from .scalars import Number, Pending, Scalars
 
@@ -17,12 +17,17 @@ DEPTH = 32  # frames that may wait for a device before the oldest goes without i
 
 
 class Draft(NamedTuple):
-    """One frame that is not published yet."""
+    """One frame that is not published yet: `values`, unless some of them are `pending`."""
 
     step: int
     attempt: int
     at_ns: int
-    pending: Pending
+    pending: Optional[Pending]
+    values: Dict[str, Number]
+
+    def ready(self) -> bool:
+        """Whether all values have arrived."""
+        return self.pending is None or self.pending.ready()
 
 
 class Publisher:
@@ -48,7 +53,7 @@ class Publisher:
         self._finish = finish
         self._refused = refused
         self._names: List[str] = []
-        self._known: Dict[str, int] = {}
+        self._known: Set[str] = set()
         self._drafts: Deque[Draft] = deque()
         self._overflow = False
 
@@ -57,39 +62,39 @@ class Publisher:
         """How many frames wait for a device."""
         return len(self._drafts)
 
-    def submit(self, step: int, attempt: int, at_ns: int, values: Mapping[str, Number]) -> None:
+    def submit(self, step: int, attempt: int, at_ns: int, values: Dict[str, Number]) -> None:
         """Publish the frame now if the host has all its values, else at a later step."""
-        self._drafts.append(Draft(step, attempt, at_ns, self._scalars.pack(values)))
-        while self._drafts and (self._drafts[0].pending.ready() or len(self._drafts) > DEPTH):
-            self._publish(self._drafts.popleft())
+        pending = self._scalars.pack(values)
+        if pending is None and not self._drafts:
+            self._publish(step, attempt, at_ns, values)
+            return
+        self._drafts.append(Draft(step, attempt, at_ns, pending, values))
+        while self._drafts and (self._drafts[0].ready() or len(self._drafts) > DEPTH):
+            self._publish_draft(self._drafts.popleft())
 
     def flush(self) -> None:
         """Publish everything. Values that a device does not give within FLUSH_S stay absent."""
         end = time.monotonic() + FLUSH_S
         while self._drafts:
-            while not self._drafts[0].pending.ready() and time.monotonic() < end:
+            while not self._drafts[0].ready() and time.monotonic() < end:
                 time.sleep(0.001)
-            self._publish(self._drafts.popleft())
+            self._publish_draft(self._drafts.popleft())
 
-    def _publish(self, draft: Draft) -> None:
-        values = draft.pending.read()
-        self._finish(draft.step, draft.attempt, values)
-        known = self._known
-        late = [name for name in values if name not in known]
-        if late:
-            self._announce(late)
-        row: List[Optional[float]] = [None] * len(self._names)
-        for name, value in values.items():
-            index = known.get(name)
-            if index is not None:
-                row[index] = float(value)
-        self._writer.publish(draft.step, draft.attempt, row, draft.at_ns)
+    def _publish_draft(self, draft: Draft) -> None:
+        values = draft.values if draft.pending is None else draft.pending.read()
+        self._publish(draft.step, draft.attempt, draft.at_ns, values)
+
+    def _publish(self, step: int, attempt: int, at_ns: int, values: Dict[str, float]) -> None:
+        self._finish(step, attempt, values)
+        if not values.keys() <= self._known:
+            self._announce([name for name in values if name not in self._known])
+        row: List[Optional[float]] = list(map(values.get, self._names))
+        self._writer.publish(step, attempt, row, at_ns)
 
     def _announce(self, late: List[str]) -> None:
         room = self._writer.capacity - len(self._names)
-        for name in late[:room]:
-            self._known[name] = len(self._names)
-            self._names.append(name)
+        self._names += late[:room]
+        self._known.update(late[:room])
         if room > 0:
             self._writer.announce(self._names)
         if len(late) > room and not self._overflow:

@@ -49,12 +49,15 @@ class Rollbacks:
         """The steps that can be gone back to."""
         return [] if self._savepoints is None else list(self._savepoints.steps)
 
+    def due(self) -> bool:
+        """Whether it is time for a savepoint. A step that was not finite is nothing to keep."""
+        late_enough = self._probe.boundary.number > self._next
+        return late_enough and self._savepoints is not None and self._probe.finite
+
     def regular(self) -> None:
-        """Take a savepoint if one is due. A step that was not finite is no state to go back to."""
+        """Take the savepoint that is due."""
         probe = self._probe
         step = probe.boundary.number - 1
-        if self._savepoints is None or step < self._next or not probe.finite:
-            return
         began = monotonic_ns()
         try:
             self.take()

@@ -19,11 +19,12 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import rng as chance
 from .copies import Copies, Pool
 from .frames import CannotRestore, Step, driver, itinerary, job_frames, why_stuck
+from .kinds import Kinds
 from .program_state import OwnModules, ProgramState
 from .registry import Registry
 from .training_state import TrainingState
 from .values import Back
-from .walk import Kinds, Walk
+from .walk import Walk
 
 __all__ = ["CannotRestore", "Savepoints"]
 
@@ -61,7 +62,7 @@ class Savepoints:
         self._saved: List[_Savepoint] = []  # oldest first
         self._last_seen: List[Step] = []
         self._last_crossed: Optional[str] = None
-        self._too_large: Optional[str] = None
+        self._never: Optional[str] = None
         self._busy = False
         self._optimizer_died = functools.partial(_forget, weakref.ref(self))
 
@@ -77,8 +78,8 @@ class Savepoints:
         Which frame drives the loop shows when two savepoints are compared. Crossing a `for` once,
         as between two epochs, only strands the savepoints before it; twice in a row is for good.
         """
-        if self._too_large is not None:
-            return self._too_large
+        if self._never is not None:
+            return self._never
         try:
             frames = job_frames(self._torch)
         except CannotRestore as refusal:
@@ -106,8 +107,8 @@ class Savepoints:
             {"step", "bytes"}: bytes of host memory that this savepoint holds.
 
         Raises:
-            CannotRestore: it could never be gone back to, or not even one fits the budget. Older
-                savepoints are given up with it.
+            CannotRestore: it could never be gone back to, or not even one fits the budget; asked
+                again, `impossible` says the same. Older savepoints are given up with it.
         """
         reason = self.impossible()
         if reason is not None:
@@ -122,20 +123,24 @@ class Savepoints:
         self._saved = [saved for saved in self._saved if saved.step < step]
         self._busy = True
         try:
-            new = self._new(step, attempt, extra)
+            new = self._new(step, attempt, extra, frames)
+        except CannotRestore as refusal:
+            self._never = str(refusal)
+            self._saved.clear()
+            raise
         finally:
             self._busy = False
         self._saved.append(new)
         return {"step": step, "bytes": new.copies.nbytes}
 
-    def _new(self, step: int, attempt: int, extra: Any) -> _Savepoint:
+    def _new(self, step: int, attempt: int, extra: Any, frames: List[FrameType]) -> _Savepoint:
         copies = Copies(self._torch, self._saved[-1].copies if self._saved else None)
         new = _Savepoint(step, attempt, extra, copies)
         walk = Walk(self._torch, self._kinds, copies, self._registry.saw)
         new.training = TrainingState(
             self._torch, self._registry, walk, copies, self._optimizer_died
         )
-        new.program = ProgramState(job_frames(self._torch), self._modules, walk)
+        new.program = ProgramState(frames, self._modules, walk)
         new.training.add_new(self._registry, walk)
         new.rng = chance.global_states(self._torch)
         copies.copy(self._make_room(copies.nbytes))
@@ -189,17 +194,15 @@ class Savepoints:
             )
         if had_any:
             raise CannotRestore("the optimizer of the savepoints no longer exists")
-        raise CannotRestore(self._too_large or "no savepoint has been taken yet")
+        raise CannotRestore(self._never or "no savepoint has been taken yet")
 
     def _make_room(self, nbytes: int) -> Pool:
         """Give up old savepoints for a new one of `nbytes`; their buffers are used again."""
         if nbytes > self._max_bytes:
-            self._saved.clear()
-            self._too_large = (
+            raise CannotRestore(
                 f"one savepoint takes {nbytes:,} bytes, more than the {self._max_bytes:,} that are "
                 f"allowed for all of them"
             )
-            raise CannotRestore(self._too_large)
         pool = Pool()
         held = sum(saved.copies.nbytes for saved in self._saved)
         while self._saved and (len(self._saved) >= self._keep or held + nbytes > self._max_bytes):

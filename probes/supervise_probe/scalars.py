@@ -10,7 +10,7 @@ without one walk the same path.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Union
+from typing import Any, Dict, List, Mapping, Optional, Union
 
 Number = Union[float, Any]  # a float, or a 0-dim tensor on an accelerator
 
@@ -42,8 +42,10 @@ class Scalars:
         """Whether `value` is a number that can be looked at now."""
         return not isinstance(value, self._torch.Tensor)
 
-    def pack(self, values: Mapping[str, Number]) -> Pending:
-        """Start to bring `values` to the host."""
+    def pack(self, values: Mapping[str, Number]) -> Optional[Pending]:
+        """Start to bring `values` to the host; None if all of them are there."""
+        if self._torch.Tensor not in set(map(type, values.values())):
+            return None
         host: Dict[str, float] = {}
         names: List[str] = []
         tensors: List[Any] = []
@@ -53,8 +55,6 @@ class Scalars:
                 tensors.append(value)
             else:
                 host[name] = value
-        if not tensors:
-            return Pending(host, names, None, None, self._buffers)
         with self._torch.no_grad():
             device = tensors[0].device
             packed = self._torch.stack([t.to(device, non_blocking=True) for t in tensors])
@@ -100,7 +100,7 @@ class Pending:
 
     def ready(self) -> bool:
         """Whether `read` finds everything. Never waits."""
-        return self._event is None or bool(self._event.query())
+        return bool(self._event.query())
 
     def read(self) -> Dict[str, float]:
         """Return the values; those that have not arrived are left out."""

@@ -104,6 +104,24 @@ def test_the_time_of_an_evaluation_is_no_step_time():
     assert watch.p99_ns() == S
 
 
+def test_the_time_over_lost_frames_is_no_step_time():
+    """Fifty seconds between steps 59 and 109 were fifty steps."""
+    watch = Absence().start()
+    at = _stepping(watch, 60)
+    for _ in range(3):
+        at = _stepping(watch, 20, begin_s=at + 50, first=watch.last + 50)
+
+    assert watch.p99_ns() == S
+
+
+def test_grace_never_shortens_the_limit():
+    """Steps of 25 seconds allow for 200; a grace of 60 does not take that away."""
+    watch = Absence(grace={"startup": 60.0, "checkpoint": 60.0, "eval": 60.0}).start()
+    at = _stepping(watch, 30, every_s=25.0)
+
+    assert _wait(watch, at, 300, "eval")[0] == at + 201
+
+
 def test_a_paused_job_is_never_absent_and_starts_afresh():
     """A thousand seconds of pause, then 120 more."""
     watch = Absence().start()

@@ -73,6 +73,7 @@ def test_a_job_that_went_back_ends_as_one_that_never_left(jobs, script):
     assert result == jobs.untouched(*script)
 
 
+@pytest.mark.slow
 def test_a_script_started_by_python_itself_goes_back(tmp_path):
     """The same through `python train.py` with the driver in a sitecustomize, without any fork."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -179,17 +180,18 @@ print(json.dumps([losses, other.weight.tolist()]))
 
 
 def test_what_cannot_be_brought_back_is_named(jobs):
-    """Iterators, long lists that grew, a library's objects that changed: by name; the rest is
-    exact."""
+    """Iterators, data too large to copy each time, a library's objects that changed: by name; the
+    rest is exact."""
     code = """
 import queue
+import numpy as np
 
 class Loader:
     def __init__(self):
         self.source = itertools.count()
 
 loader, batches, ready = Loader(), iter(range(99)), queue.Queue()
-n, log, short = 0, [0.0] * 2000, []
+n, log, short, large = 0, [0.0] * 2000, [], np.zeros(3_000_000)
 while n < 12:
     train_step(next(batches) + next(loader.source))
     n += 1
@@ -200,7 +202,7 @@ print(json.dumps([n, len(log), short]))
 """
     result, events = jobs.run(PREAMBLE + code, every=3, rollbacks=[back(7, 6)])
     (outcome,) = restored(events)
-    assert sorted(outcome["not_restored"]) == ["batches", "loader.source", "log", "ready"]
+    assert sorted(outcome["not_restored"]) == ["batches", "large", "loader.source", "log", "ready"]
     assert result == [12, 2016, list(range(1, 13))]
 
 

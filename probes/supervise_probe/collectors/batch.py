@@ -24,7 +24,7 @@ METRICS = (
         "batch_fingerprint",
         "1",
         "Hash of the step's input as a whole number below 2^52; absent if no input was seen.",
-        "CRC-32 and Adler-32 of the first 16384 values; on a device a weighted sum of them",
+        "CRC-32 of the first 16384 values, and their size; on a device a weighted sum of them",
         "one pass over the input",
     ),
 )
@@ -48,13 +48,13 @@ class Collector(Base):
         """These came out of a loader."""
         tensor = self._first(values)
         if tensor is not None:
-            self._loaded = self._mix(self._loaded, self._digest(tensor.detach()))
+            self._loaded = self._mix(self._loaded, self._digest(tensor))
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return the tensor that was hashed."""
         tensor = self._first(values)
         if tensor is not None:
-            self._hash = self._mix(self._hash, self._digest(tensor.detach()))
+            self._hash = self._mix(self._hash, self._digest(tensor))
         return tensor
 
     def after_update(self, update: Update) -> None:
@@ -87,11 +87,12 @@ class Collector(Base):
 
     def _digest(self, tensor: Any) -> Any:
         torch = self.torch
-        if self.scalars.reads(tensor) and tensor.is_contiguous():
+        if self.scalars.reads(tensor):
+            tensor = tensor.contiguous()
             size = min(tensor.numel(), LONGEST) * tensor.element_size()
             raw = (ctypes.c_char * size).from_address(tensor.data_ptr())
-            return zlib.crc32(raw) | (zlib.adler32(raw) & 0xFFFFF) << 32
-        flat = tensor.reshape(-1)[:LONGEST]
+            return zlib.crc32(raw) | (size & 0xFFFFF) << 32
+        flat = tensor.detach().reshape(-1)[:LONGEST]
         if flat.dtype is torch.float32:
             flat = flat.view(torch.int32)
         weights = self._weights.get(flat.device)

@@ -91,14 +91,15 @@ class Bank:
         self._clocks: list[tuple[int, Clockwork]] = []
         for i, (_, detector) in enumerate(self.detectors):
             watch = self.watches[i]
-            columns = tuple(column[m] for m in detector.metrics if m in column)
+            columns = tuple(column.get(m, -1) for m in detector.metrics)
+            known = any(c >= 0 for c in columns)
             inputs = [self.watches[self.index[name]] for name in detector.detectors]
             if isinstance(watch, Clockwork):
                 self._clocks.append((i, watch))
             elif detector.reads == "metric":
-                if columns:
+                if known:
                     self._singles.append((i, watch.feed, columns[0]))
-            elif columns or inputs:
+            elif known or inputs:
                 self._others.append((i, watch.feed, columns, inputs))
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
@@ -175,10 +176,10 @@ class Bank:
     ) -> Any:
         reads = self.detectors[i][1].reads
         if reads == "metrics":
-            return [values[c] for c in columns]
+            return [values[c] if c >= 0 else None for c in columns]
         if reads == "detectors":
             return [watch.raw for watch in inputs]
-        return (values[columns[0]] if columns else None, inputs[0].raw)
+        return (values[columns[0]] if columns[0] >= 0 else None, inputs[0].raw)
 
     def _settle(self, i: int, code: int) -> int:
         if code & NOTE:
@@ -252,6 +253,16 @@ class Bank:
             ):
                 watch.blind = True
                 found.append(r)
+        return found
+
+    def uses(self, rule: Rule) -> set[str]:
+        """Return the names of the rule's detectors, inputs of couplings included."""
+        found: set[str] = set()
+        todo = list(rule.uses)
+        while todo:
+            name = todo.pop()
+            found.add(name)
+            todo += self.policy.detectors[name].detectors
         return found
 
     # ── what people and runbooks ask ──────────────────────────────────────────────────────────────

@@ -133,6 +133,10 @@ def _notes(turn: Turn, bank: Bank) -> None:
         kind = str(note.get("kind", "note"))
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
         turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, **data)
+        incident = turn.state.incident
+        if kind == "rebaseline" and incident is not None:
+            rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
+            incident.rebaselined |= any(name in bank.uses(rule) for rule in rules)
     bank.notes.clear()
 
 
@@ -198,7 +202,10 @@ def _settle(turn: Turn, incident: Incident) -> None:
         elif incident.quiet_since is None:
             incident.quiet_since = state.pace
         elif state.pace - incident.quiet_since >= QUIET_STEPS:
-            _close(turn, incident, "over: its rules cleared by themselves")
+            over = "its rules cleared by themselves"
+            if incident.rebaselined:
+                over = "not recovered, but the new level is the baseline now"
+            _close(turn, incident, f"over: {over}")
             turn.move("clear", f"{incident.id} is over")
 
 

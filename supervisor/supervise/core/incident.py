@@ -89,6 +89,7 @@ class Incident:
     band: Band | None = None
     probation_until: int = 0
     quiet_since: int | None = None
+    rebaselined: bool = False  # a detector behind it took the new level for its baseline
     headline: str = ""
     shadowed: list[str] = field(default_factory=list)  # runbooks that shadow mode only wrote down
 
