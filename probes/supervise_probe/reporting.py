@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def take(probe: Probe, values: Mapping[str, Any]) -> None:
     """Keep `values` for the next frame, as many as a frame has room for."""
-    probe.adapted = True
+    if not probe.adapted:
+        probe.adapted = True
+        probe.status_changed()
     pending = probe.boundary.reported
     for name, value in values.items():
         if len(pending) >= probe.config.capacity and name not in pending:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.rule import Budget, Ladder
+from supervise.core.rule import Budget, Ladder, Rule
 from supervise.core.values import Announced, Exited, Finished, Gap, Noticed, Told
+from supervise.detectors.nonfinite import Nonfinite
+from supervise.detectors.robust_z import RobustZ
 
 
 def test_a_quiet_run_decides_nothing_but_its_states(tell):
@@ -274,3 +276,30 @@ def test_flapping_is_said_once(tell, times):
     story.frames(8.0, 2.0, times=times)
 
     assert len(story.kinds("note", "flapping")) == 1
+
+
+def test_a_metric_that_does_not_exist_keeps_its_place(tell, make_policy):
+    """The evidence names the metric that was NaN, also when one before it was never announced."""
+    detectors = {"bad": Nonfinite(metrics=("loss_of_nobody", "grad_global_norm"))}
+    rules = (Rule("bad", lambda codes: codes[0], "bad", ("bad",), "SEV2"),)
+    story = tell(detectors=detectors, rules=rules)
+    story.frames(2.0, times=50)
+    story.frames(2.0, grad=float("nan"))
+
+    fired = story.kinds("rule", "fired")[0]
+    assert fired.data["numbers"]["bad"]["nonfinite"] == ["grad_global_norm"]
+    assert "grad_global_norm is not finite" in fired.reason
+
+
+def test_a_new_baseline_is_no_recovery(tell):
+    """A level that stays up becomes the baseline; its incident ends, but not as recovered."""
+    detectors = {"z": RobustZ(metric="train_loss_raw", gt=6.0)}
+    rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV2"),)
+    story = tell(detectors=detectors, rules=rules)
+    story.frames(2.0, 2.1, 1.9, times=60)
+    story.frames(5.0, 5.1, 4.9, times=60)
+
+    assert len(story.kinds("rebaseline")) == 1
+    closed = story.kinds("incident", "closed")
+    assert closed
+    assert "not recovered" in closed[0].reason

@@ -55,6 +55,7 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self.mode = "exact"
+        self._status_changed = probe.status_changed
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._squares: Optional[Tuple[Number, Number]] = None
 
@@ -62,7 +63,7 @@ class Collector(Base):
         kept = self._kept.get(update.optimizer)
         if kept is None or not kept.still(update.all_params):
             if sum(p.numel() for p in update.all_params) > EXACT_LIMIT:
-                self.mode = "sampled"
+                self._sample()
             sample = SAMPLE if self.mode == "sampled" else None
             kept = Kept(self.torch, self.scalars, update.all_params, sample)
             self._kept[update.optimizer] = kept
@@ -89,9 +90,13 @@ class Collector(Base):
     def relax(self) -> bool:
         if self.mode == "sampled":
             return False
-        self.mode = "sampled"
+        self._sample()
         self._kept.clear()
         return True
+
+    def _sample(self) -> None:
+        self.mode = "sampled"
+        self._status_changed()
 
 
 class Chunk:

@@ -48,7 +48,7 @@ class Bank:
         self.watches: list[Watch] = [detector.start() for _, detector in self.detectors]
         self.codes = [UNKNOWN] * len(self.watches)
         self.rules = [RuleWatch() for _ in policy.rules]
-        self.needs = [self._metrics_of(rule.uses) for rule in policy.rules]
+        self.needs = [self._metrics_of(rule) for rule in policy.rules]
         self.names: tuple[str, ...] = ()
         self.pid = 0
         self.attempt = 0
@@ -104,17 +104,15 @@ class Bank:
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
 
-    def _metrics_of(self, uses: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    def _metrics_of(self, rule: Rule) -> tuple[tuple[str, ...], ...]:
         """Return the metrics a rule cannot do without, one tuple of alternatives per detector."""
         found: list[tuple[str, ...]] = []
-        todo = list(uses)
-        while todo:
-            detector = self.policy.detectors[todo.pop()]
+        for name in self.policy.behind(rule):
+            detector = self.policy.detectors[name]
             if detector.reads == "metrics":
                 found.append(detector.metrics)  # looks at whatever is present: any one will do
             else:
                 found += [(metric,) for metric in detector.metrics]
-            todo += detector.detectors
         return tuple(found)
 
     def active(self, rule: int) -> bool:
@@ -255,31 +253,16 @@ class Bank:
                 found.append(r)
         return found
 
-    def uses(self, rule: Rule) -> set[str]:
-        """Return the names of the rule's detectors, inputs of couplings included."""
-        found: set[str] = set()
-        todo = list(rule.uses)
-        while todo:
-            name = todo.pop()
-            found.add(name)
-            todo += self.policy.detectors[name].detectors
-        return found
-
     # ── what people and runbooks ask ──────────────────────────────────────────────────────────────
 
     def numbers(self, rule: Rule) -> dict[str, Any]:
         """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
         found: dict[str, Any] = {}
-        todo = list(rule.uses)
-        while todo:
-            name = todo.pop(0)
-            if name in found:
-                continue
+        for name in self.policy.behind(rule):
             i, detector = self.index[name], self.policy.detectors[name]
             found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:
                 found[name]["metric"] = detector.metrics[0]
-            todo += detector.detectors
         return found
 
     def value(self, metric: str) -> float | None:

@@ -136,7 +136,7 @@ def _notes(turn: Turn, bank: Bank) -> None:
         incident = turn.state.incident
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
-            incident.rebaselined |= any(name in bank.uses(rule) for rule in rules)
+            incident.rebaselined |= any(name in turn.policy.behind(rule) for rule in rules)
     bank.notes.clear()
 
 

@@ -109,3 +109,14 @@ class Policy:
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     resolved: str = ""  # the resolved policy as YAML text, kept in the run directory
+
+    def behind(self, rule: Rule) -> tuple[str, ...]:
+        """Return the names of a rule's detectors, those that its couplings read included."""
+        found: dict[str, None] = {}
+        todo = list(rule.uses)
+        while todo:
+            name = todo.pop(0)
+            if name not in found:
+                found[name] = None
+                todo += self.detectors[name].detectors
+        return tuple(found)
