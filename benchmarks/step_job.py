@@ -49,7 +49,7 @@ def main() -> None:
             for group in optimizer.param_groups:
                 group["lr"] = nano.learning_rate(step, STEPS, 2e-3, 50)
             starts = torch.randint(len(training) - shape.context, (12,))
-            loss = model(*nano.windows(training, starts, shape.context, "cpu"))
+            loss = model(*nano.windows(training, starts, shape.context))
             loss.backward()
             loss.item()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()

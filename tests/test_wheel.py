@@ -32,7 +32,7 @@ def dist(tmp_path_factory):
     shutil.copytree(
         ROOT,
         source,
-        ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", "runs", "dist", "__pycache__"),
+        ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", ".soak", "runs", "__pycache__"),
     )
     litter = source / "examples" / "nano" / "__pycache__"  # what a run in the tree leaves behind
     litter.mkdir()

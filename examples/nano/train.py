@@ -7,7 +7,7 @@ that every machine has:
     python train.py --steps 600 --resume               # go on from the newest checkpoint in --out
     torchrun --nproc-per-node 2 train.py --steps 600   # the same on two processes
 
-A resumed run is bit-identical to one that was never interrupted, on the CPU and with the same
+A resumed run is bit-identical to one that was never interrupted with the same
 arguments. The last line is the loss on held-out files, in nats per byte: `val_loss 1.9876`.
 """
 
@@ -86,8 +86,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(inputs.shape[1], device=inputs.device)
-        x = self.tokens(inputs) + self.positions(positions)
+        x = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1]))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -107,19 +106,19 @@ def load_text() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def windows(
-    text: torch.Tensor, starts: torch.Tensor, length: int, device: str
+    text: torch.Tensor, starts: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and targets, each (len(starts), length): the targets are one byte ahead."""
-    spans = text[starts[:, None] + torch.arange(length + 1)].long().to(device)
+    spans = text[starts[:, None] + torch.arange(length + 1)].long()
     return spans[:, :-1], spans[:, 1:]
 
 
 @torch.no_grad()
-def validate(model: nn.Module, text: torch.Tensor, length: int, device: str) -> float:
+def validate(model: nn.Module, text: torch.Tensor, length: int) -> float:
     """Return the mean loss over 256 windows, always the same ones."""
     model.eval()
     starts = torch.linspace(0, len(text) - length - 1, 256).long()
-    losses = [model(*windows(text, part, length, device)).item() for part in starts.split(32)]
+    losses = [model(*windows(text, part, length)).item() for part in starts.split(32)]
     model.train()
     return sum(losses) / len(losses)
 
@@ -168,7 +167,7 @@ def resume(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: int, rank: int
 ) -> int:
     """Load the checkpoint into all three, the random generator too; return its step."""
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    checkpoint = torch.load(path, weights_only=True)
     if len(checkpoint["rng"]) != world:
         raise SystemExit(f"train.py: {path} is of {len(checkpoint['rng'])} processes, not {world}")
     model.load_state_dict(checkpoint["model"])
@@ -177,18 +176,14 @@ def resume(
     return checkpoint["step"]
 
 
-def set_up(args: argparse.Namespace) -> tuple[int, int, str]:
-    """Return world size, rank and device, as `torchrun` (or nobody) gave them."""
+def set_up(args: argparse.Namespace) -> tuple[int, int]:
+    """Return world size and rank, as `torchrun` (or nobody) gave them."""
     torch.set_num_threads(args.threads)
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    device = "cpu"
-    if args.device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        torch.cuda.set_device(device)
     if world > 1:
-        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
+        dist.init_process_group("gloo")
     torch.manual_seed(args.seed + rank)  # every process draws its own batches
-    return world, rank, device
+    return world, rank
 
 
 def arguments() -> argparse.Namespace:
@@ -210,16 +205,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--checkpoint-every", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
-    world, rank, device = set_up(args)
+    world, rank = set_up(args)
     training, held_out = load_text()
     shape = Shape()
-    gpt = GPT(shape).to(device)
+    gpt = GPT(shape)
     optimizer = make_optimizer(gpt, args.lr)
 
     step = 0
@@ -243,7 +237,7 @@ def main() -> None:
             alone = world == 1 or micro == args.accum - 1  # else the gradients are exchanged later
             with contextlib.nullcontext() if alone else model.no_sync():
                 starts = torch.randint(len(training) - shape.context, (args.batch_size,))
-                loss = model(*windows(training, starts, shape.context, device)) / args.accum
+                loss = model(*windows(training, starts, shape.context)) / args.accum
                 loss.backward()
             total += loss.item()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
@@ -265,7 +259,7 @@ def main() -> None:
                 save(args.out / f"ckpt_{step:06d}.pt", checkpoint)
 
     if rank == 0:
-        print(f"val_loss {validate(gpt, held_out, shape.context, device):.4f}")
+        print(f"val_loss {validate(gpt, held_out, shape.context):.4f}")
     if world > 1:
         dist.barrier()  # gloo may abort a process that leaves while others are still at work
         dist.destroy_process_group()

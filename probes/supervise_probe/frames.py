@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from .bytecode import Waiting, instruction_offset, position
 
-_PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PROBE = os.path.dirname(__file__) + os.sep  # as in co_filename: not made absolute
 _STDLIB = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
 _TYPED_IN = ("<string>", "<stdin>", "<ipython")  # code of the user's that never was in a file
 _BACKWARD = ("backward", "grad", "_engine_run_backward")
@@ -69,7 +69,7 @@ def job_frames(torch: ModuleType) -> List[FrameType]:
     Raises:
         CannotRestore: there are none, or the step is made inside backward.
     """
-    home = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
+    home = os.path.dirname(str(torch.__file__)) + os.sep
     frame: Optional[FrameType] = sys._getframe(1)
     frames: List[FrameType] = []
     while frame is not None:

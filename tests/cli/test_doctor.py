@@ -44,6 +44,15 @@ def test_it_says_where_it_cannot_write(doctor, monkeypatch):
     assert checks["shared memory"][0] == "fail"
 
 
+def test_a_person_gets_a_line_per_check(supervise):
+    """The same as the JSON document, and what to try next."""
+    code, text, _ = supervise("doctor")
+
+    assert code == 0
+    assert "\nok    shared memory  /dev/shm: " in text
+    assert "supervise doctor -- COMMAND looks into a job's own Python too" in text
+
+
 def test_a_command_that_is_not_there_is_a_failure(doctor):
     """As `run` would end with 127."""
     code, checks, found = doctor("--", "no-such-program", "x")
@@ -94,7 +103,7 @@ def test_a_program_that_is_not_python_after_all_is_said(doctor, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_it_promises_is_what_arrived(doctor, supervise):
+def test_what_it_promises_is_what_arrived(doctor):
     """Four real steps with the probe in the job's own Python; all that was measured is named."""
     code, checks, found = doctor("--", sys.executable, "train.py")
 
@@ -105,6 +114,3 @@ def test_what_it_promises_is_what_arrived(doctor, supervise):
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain
     assert found["metrics"]["loss_scale"] == "only under a torch.amp.GradScaler"
     assert not [a for a in found["metrics"].values() if a.startswith("no:")]
-
-    _, text, _ = supervise("doctor", "--", sys.executable, "train.py")
-    assert "metrics in every frame" in text

@@ -55,6 +55,8 @@ def command(run_dir: Path | None) -> int:
             hint="pip install 'supervise-train[torch]', or in a checkout: make demo",
         )
     path = run_dir or Path("runs") / f"demo-{clock.wall()[:19].replace(':', '')}"
+    if (path / "run.json").exists():
+        raise UsageError(f"{path} holds a run already", hint="name another --run-dir, or none")
     console = Console(highlight=False)
     train = shipped.folder("examples") / "nano" / "train.py"
     drill = f"{FAULT}@{FAULT_STEP}"
@@ -63,6 +65,8 @@ def command(run_dir: Path | None) -> int:
     words += [*job, "--out", str(path / "checkpoints")]
     console.print(Text(f"$ supervise {shlex.join(words)}", style="bold"))
     code = _supervise(*words)
+    if not (path / "run.json").exists():
+        return code  # it has said why
 
     run = RunDir.open(path)
     records = list(audit.read(run.audit_path))
