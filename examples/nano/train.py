@@ -7,8 +7,8 @@ that every machine has:
     python train.py --steps 600 --resume               # go on from the newest checkpoint in --out
     torchrun --nproc-per-node 2 train.py --steps 600   # the same on two processes
 
-A resumed run is bit-identical to one that was never interrupted with the same
-arguments. The last line is the loss on held-out files, in nats per byte: `val_loss 1.9876`.
+With the same arguments, a resumed run is bit-identical to one that was never interrupted. The last
+line is the loss on held-out files, in nats per byte: `val_loss 1.9876`.
 """
 
 import argparse

@@ -195,6 +195,8 @@ class Boundary:
         self.number += 1
         self.on_time = on_time
         probe.drills.begin(self.number)
+        if on_time:
+            probe.commands.fetch()
 
     def _learn(self, on_time: bool) -> None:
         members, self._members = self._members, []

@@ -9,7 +9,7 @@ ranks, verbs that change training are refused: one rank alone would leave the ot
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import evidence
 from .guard import describe
@@ -42,6 +42,7 @@ class Commands:
         self._paused_ns = 0
         self._until_ns = 0
         self._stopping = False
+        self._arrived: List[Any] = []
 
     @property
     def paused(self) -> bool:
@@ -53,6 +54,8 @@ class Commands:
         Raises:
             KeyboardInterrupt: after a `stop` was acknowledged.
         """
+        if not self._arrived:
+            return
         self._probe.guard.run(self._part, self._handle)
         while self._paused_ns and self._part.on:
             time.sleep(POLL_S)
@@ -61,8 +64,13 @@ class Commands:
             self._stopping = False
             raise KeyboardInterrupt("stopped by the supervisor")
 
+    def fetch(self) -> None:
+        """Look whether anything has arrived; for `run`."""
+        self._arrived = self._mailbox.poll()
+
     def _handle(self) -> None:
-        for command in self._mailbox.poll():
+        arrived, self._arrived = self._arrived, []
+        for command in arrived:
             began = time.monotonic_ns()
             verb = getattr(self, "_do_" + command.verb, None)
             result: Dict[str, Any] = {}
@@ -86,6 +94,7 @@ class Commands:
     def _while_paused(self) -> None:
         probe = self._probe
         probe.beat("paused")
+        self.fetch()
         self._handle()
         now = time.monotonic_ns()
         if self._paused_ns and now >= max(self._until_ns, probe.writer.lease_until_ns()):

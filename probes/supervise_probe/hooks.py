@@ -257,7 +257,7 @@ def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[st
     """Return what runs in front of each call of an outermost module."""
 
     def look(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        hashed = probe.collectors["batch"].saw([*args, *kwargs.values()])
+        hashed = probe.collectors["batch"].saw((*args, *kwargs.values()) if kwargs else args)
         if hashed is not None and not hashed.is_floating_point():
             probe.collectors["tokens"].saw_inputs(hashed.numel())
 

@@ -66,6 +66,11 @@ class LearningRate:
                 self._changed.append((group, rate, used, factor))
                 group["lr"] = used
 
+    @property
+    def changed(self) -> bool:
+        """Whether a rate is scaled now."""
+        return bool(self._changed)
+
     def restore(self) -> None:
         """Put back what the job had set, bit for bit."""
         while self._changed:

@@ -78,22 +78,24 @@ class Savepoints:
         Which frame drives the loop shows when two savepoints are compared. Crossing a `for` once,
         as between two epochs, only strands the savepoints before it; twice in a row is for good.
         """
-        if self._never is not None:
-            return self._never
         try:
             frames = job_frames(self._torch)
         except CannotRestore as refusal:
             return str(refusal)
-        stuck = why_stuck(frames, len(frames) - 1, known=False)
-        crossed = self._crossed(frames, itinerary(frames))
-        return stuck or (crossed if crossed == self._last_crossed else None)
+        return self._judge(frames, itinerary(frames))[0]
 
-    def _crossed(self, frames: List[FrameType], now: List[Step]) -> Optional[str]:
-        """What lies between the last savepoint and here that cannot be gone back over."""
-        if not self._last_seen:
-            return None
+    def _judge(
+        self, frames: List[FrameType], now: List[Step]
+    ) -> Tuple[Optional[str], Optional[str]]:
+        """Why it can never work, and what was crossed since the last savepoint."""
+        if self._never is not None:
+            return self._never, None
+        stuck = why_stuck(frames, len(frames) - 1, known=False)
+        if stuck is not None or not self._last_seen:
+            return stuck, None
         start = driver(self._last_seen, now)
-        return why_stuck(frames, max(start, 0), known=start >= 0)
+        crossed = why_stuck(frames, max(start, 0), known=start >= 0)
+        return (crossed if crossed == self._last_crossed else None), crossed
 
     def take(self, step: int, attempt: int, extra: Any) -> Dict[str, int]:
         """Remember the job as it is now.
@@ -110,16 +112,16 @@ class Savepoints:
             CannotRestore: it could never be gone back to, or not even one fits the budget; asked
                 again, `impossible` says the same. Older savepoints are given up with it.
         """
-        reason = self.impossible()
+        frames = job_frames(self._torch)
+        now = itinerary(frames)
+        reason, crossed = self._judge(frames, now)
         if reason is not None:
             self._saved.clear()
             raise CannotRestore(reason)
         self._drop_dead()
-        frames = job_frames(self._torch)
-        now = itinerary(frames)
-        self._last_crossed, self._last_seen = self._crossed(frames, now), now
-        if self._last_crossed is not None:
+        if crossed is not None:
             self._saved.clear()
+        self._last_seen, self._last_crossed = now, crossed
         self._saved = [saved for saved in self._saved if saved.step < step]
         self._busy = True
         try:

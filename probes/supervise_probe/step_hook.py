@@ -112,7 +112,8 @@ def _make_run(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
                 probe.boundary.abandon(update)
             raise
         finally:
-            restore()
+            if probe.rate.changed:
+                restore()
             probe.inside = False
         after(update)
         return probe.at_boundary(result)

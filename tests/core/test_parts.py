@@ -58,7 +58,7 @@ def test_a_budget_counts_at_its_edges():
     ledger.spend("rollback", 100, 0)
     assert ledger.exhausted(budgets, "lr_scale", 101, 0)[0] == "all"
     assert ledger.exhausted(budgets, "lr_scale", 101, int(60e9)) is None
-    assert ledger.usage(budgets, 149, 0) == {"rollback": "2/2", "all": "0/3"}
+    assert ledger.usage(budgets, 149, int(60e9)) == {"rollback": "2/2", "all": "0/3"}
 
 
 def test_the_ladder_never_goes_lower():
@@ -71,6 +71,7 @@ def test_the_ladder_never_goes_lower():
     assert ladder.climb(rungs, 0) == ("rollback", 1)
     assert ladder.climb(rungs, 2) == ("hold", 3)
     assert ladder.entry(rungs, "stop-and-page", -1) == ("stop-and-page", -1)
+    assert ladder.entry(rungs, "stop-and-page", 1) == ("stop-and-page", -1)
     assert ladder.climb(rungs, -1)[0] == "hold"
 
 

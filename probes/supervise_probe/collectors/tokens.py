@@ -48,7 +48,7 @@ class Collector(Base):
 
     def saw_targets(self, target: Any, ignored: int) -> None:
         """A loss function was called with these class indices."""
-        if target.is_floating_point():
+        if target.dtype is not self.torch.int64:
             return
         count: Number = float(target.numel())
         look = ignored < 0 and count > 0 and self.scalars.reads(target)

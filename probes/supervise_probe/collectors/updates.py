@@ -39,7 +39,7 @@ METRICS = (
 EXACT_LIMIT = 16_000_000  # parameters; above, the kept copy would take too much memory
 SAMPLE = 262_144  # parameters in a sample
 ROTATE = 64  # steps between two samples
-CHUNK = 262_144  # parameters per pass: a chunk and its old values fit into a core's cache
+RUN = 131_072  # squares added up in float32; sums of these are added in float64
 
 
 class Collector(Base):
@@ -49,7 +49,7 @@ class Collector(Base):
         mode: `exact` or `sampled`.
     """
 
-    SHARE = 0.0125
+    SHARE = 0.01
     FLOOR_US = 300
 
     def __init__(self, probe: Probe) -> None:
@@ -99,21 +99,6 @@ class Collector(Base):
         self._status_changed()
 
 
-class Chunk:
-    """A run of tensors on one device, and their old values side by side in one flat buffer."""
-
-    __slots__ = ("old", "parts", "sources")
-
-    def __init__(self, old: Any, sources: List[Any]) -> None:
-        self.old = old  # flat: the weights before the step
-        self.sources = sources
-        self.parts = []  # pieces of `old`, shaped like `sources`
-        at = 0
-        for source in sources:
-            self.parts.append(old[at : at + source.numel()].view(source.shape))
-            at += source.numel()
-
-
 class Kept:
     """The old weights of one optimizer, or a sample of them.
 
@@ -135,7 +120,8 @@ class Kept:
         self._versions: List[int] = []
         self._places: List[int] = []
         self.weight: Number = 0.0
-        self._chunks: List[Chunk] = []
+        # Per device and type: old values side by side, their pieces, and where they come from.
+        self._kinds: List[Tuple[Any, List[Any], List[Any]]] = []
 
     def still(self, params: List[Any]) -> bool:
         """Whether these are the parameters it keeps."""
@@ -146,72 +132,61 @@ class Kept:
         versions = [t._version for t in self._tensors]
         places = [t.data_ptr() for t in self._tensors]
         self._age += 1
-        moved = places != self._places or (self._sample is not None and self._age % ROTATE == 0)
-        if moved:
-            self._chunks = self._layout()
+        rotate = self._sample is not None and self._age % ROTATE == 0
+        if rotate or places != self._places:
+            self._kinds = self._layout()
         elif versions == self._versions:
             return
         self._versions, self._places = versions, places
         self.weight = 0.0
-        for chunk in self._chunks:
-            self._torch._foreach_copy_(chunk.parts, chunk.sources)
-            self.weight = self.weight + self._square(chunk.old)
+        for old, pieces, sources in self._kinds:
+            self._torch._foreach_copy_(pieces, sources)
+            self.weight = self.weight + self._square(old)
 
     def advance(self) -> Tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
         torch = self._torch
         moved: Number = 0.0
         weight: Number = 0.0
-        for chunk in self._chunks:
-            torch._foreach_sub_(chunk.parts, chunk.sources)
-            moved = moved + self._square(chunk.old)
-            torch._foreach_copy_(chunk.parts, chunk.sources)
-            weight = weight + self._square(chunk.old)
-        old, self.weight = self.weight, weight
+        for old, pieces, sources in self._kinds:
+            torch._foreach_sub_(pieces, sources)
+            moved = moved + self._square(old)
+            torch._foreach_copy_(pieces, sources)
+            weight = weight + self._square(old)
+        before, self.weight = self.weight, weight
         self._versions = [t._version for t in self._tensors]
-        return moved, old
+        return moved, before
 
     def _square(self, flat: Any) -> Number:
         torch = self._torch
         if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-            return self._scalars.value(torch.dot(flat, flat)) * self._scale
+            square: Number = 0.0
+            for part in flat.split(RUN):
+                square = square + self._scalars.value(torch.dot(part, part))
+            return square * self._scale
         wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
         norm = self._scalars.value(torch.linalg.vector_norm(flat, dtype=wide))
         return norm * norm * self._scale
 
-    def _layout(self) -> List[Chunk]:
+    def _layout(self) -> List[Tuple[Any, List[Any], List[Any]]]:
         torch = self._torch
-        kinds: Dict[Tuple[Any, Any], List[List[Any]]] = {}
-        sizes: Dict[Tuple[Any, Any], int] = {}
+        by_kind: Dict[Tuple[Any, Any], List[Any]] = {}
         for source in self._sources():
-            kind = (source.device, source.dtype)
-            runs = kinds.setdefault(kind, [[]])
-            if runs[-1] and sizes[kind] + source.numel() > CHUNK:
-                runs.append([])
-                sizes[kind] = 0
-            runs[-1].append(source)
-            sizes[kind] = sizes.get(kind, 0) + source.numel()
-        chunks: List[Chunk] = []
-        for (device, dtype), runs in kinds.items():
-            for run in runs:
-                length = sum(source.numel() for source in run)
-                chunks.append(Chunk(torch.empty(length, device=device, dtype=dtype), run))
-        return chunks
+            by_kind.setdefault((source.device, source.dtype), []).append(source)
+        kinds = []
+        for (device, dtype), sources in by_kind.items():
+            old = torch.empty(sum(s.numel() for s in sources), device=device, dtype=dtype)
+            pieces, at = [], 0
+            for source in sources:
+                pieces.append(old[at : at + source.numel()].view(source.shape))
+                at += source.numel()
+            kinds.append((old, pieces, sources))
+        return kinds
 
     def _sources(self) -> List[Any]:
         dense = [t for t in self._tensors if t.numel() and t.dtype.is_floating_point]
-        torch = self._torch
         if self._sample is None:
-            whole: List[Any] = []
-            for tensor in dense:
-                size, at = tensor.numel(), tensor.storage_offset()
-                if size <= CHUNK or not tensor.is_contiguous():
-                    whole.append(tensor)
-                    continue
-                for first in range(0, size, CHUNK):
-                    length = min(CHUNK, size - first)
-                    whole.append(torch.as_strided(tensor, (length,), (1,), at + first))
-            return whole
+            return dense
         total = sum(t.numel() for t in dense)
         share = min(1.0, self._sample / max(1, total))
         taken, slices = 0, []
@@ -222,7 +197,7 @@ class Kept:
             length = max(1, round(share * size))
             first = self._offset * length % max(1, size - length + 1)
             at = tensor.storage_offset() + first
-            slices.append(torch.as_strided(tensor, (length,), (1,), at))
+            slices.append(self._torch.as_strided(tensor, (length,), (1,), at))
             taken += length
         self._offset += 1
         self._scale = total / max(1, taken)

@@ -78,7 +78,6 @@ class BudgetForm:
     per: Annotated[SomeSteps | Seconds | None, About("window: steps, or a time; none: the run")] = (
         None
     )
-    then: Annotated[Literal["holding", "halted"], About("state when it is spent")] = "holding"
 
 
 @dataclass(frozen=True)

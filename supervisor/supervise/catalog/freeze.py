@@ -102,4 +102,4 @@ def policy(draft: Draft) -> Policy:
 def _budget(form: BudgetForm) -> Budget:
     steps = form.per if isinstance(form.per, int) else None
     seconds = form.per if isinstance(form.per, float) else None
-    return Budget(form.max, steps, seconds, form.then)
+    return Budget(form.max, steps, seconds)

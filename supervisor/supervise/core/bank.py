@@ -54,6 +54,7 @@ class Bank:
         self.attempt = 0
         self.step = -1
         self.frames = 0
+        self.deaf = False  # the probe of this rank is off or cannot be read
         self.latest: tuple[float | None, ...] = ()
         self.losses: deque[tuple[int, float]] = deque(maxlen=HISTORY_STEPS)
         self.notes: list[tuple[str, dict[str, Any]]] = []
@@ -117,7 +118,9 @@ class Bank:
 
     def active(self, rule: int) -> bool:
         """Return whether every metric that the rule needs exists in this job."""
-        return all(any(m in self.names for m in options) for options in self.needs[rule])
+        return not self.deaf and all(
+            any(m in self.names for m in options) for options in self.needs[rule]
+        )
 
     # ── feeding ───────────────────────────────────────────────────────────────────────────────────
 
@@ -150,11 +153,18 @@ class Bank:
         return self._judge(changed, pace, frame.at_ns)
 
     def tick(self, at_ns: int, beat: Beat | None, pace: int) -> list[tuple[int, bool]]:
-        """Let the clockworks see the time; return rules that fired or cleared."""
+        """Let the clockworks see the time; return rules that fired or cleared.
+
+        Silence means something only while the probe is known to be there: without a `beat`, or once
+        it was switched off (`deaf`), nothing is known.
+        """
         changed = False
         for i, clock in self._clocks:
-            heard = beat.seen_ns if beat is not None else None
-            code = clock.tick(at_ns, heard, beat.phase if beat is not None else "startup")
+            code = UNKNOWN
+            if beat is not None and not self.deaf:
+                code = clock.tick(at_ns, beat.seen_ns, beat.phase)
+                if beat.phase == "exiting":  # a job that ends makes no step, and that is all right
+                    code = OK
             if code != self.codes[i]:
                 self.codes[i] = self._settle(i, code)
                 changed = True
@@ -237,21 +247,36 @@ class Bank:
         return None
 
     def blind(self, pace: int, at_ns: int) -> list[int]:
-        """Return rules that could have been judged but were UNKNOWN for too long, once each."""
+        """Return rules that lack a metric which was there before, for too long, once each.
+
+        A detector that is still warming up, or undecided on good values, is not blind.
+        """
         found: list[int] = []
-        for r, watch in enumerate(self.rules):
-            if watch.unknown_since is None or watch.blind or not self.active(r):
-                continue
-            if self.policy.rules[r].unknown in ("ok", "ignore"):
+        for r, (rule, watch) in enumerate(zip(self.policy.rules, self.rules, strict=True)):
+            if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
                 continue
             since_pace, since_ns = watch.unknown_since
-            if (
+            long = (
                 pace - since_pace > self.policy.blind_after_steps
                 or at_ns - since_ns > self.policy.blind_after_s * 1e9
-            ):
+            )
+            if long and pace > since_pace and self.active(r) and self._lacking(r):
                 watch.blind = True
                 found.append(r)
         return found
+
+    def _lacking(self, rule: int) -> bool:
+        """Return whether a metric that the rule needs has no finite value in the newest frame."""
+        return any(
+            all((value := self.value(m)) is None or value - value != 0.0 for m in options)
+            for options in self.needs[rule]
+        )
+
+    def release(self) -> None:
+        """Forget which rules fire, so that one that is still in breach fires, and acts, again."""
+        for watch in self.rules:
+            watch.firing, watch.held = False, 0
+        self._hot = list(range(len(self.rules)))
 
     # ── what people and runbooks ask ──────────────────────────────────────────────────────────────
 

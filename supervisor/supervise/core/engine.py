@@ -10,12 +10,15 @@ uses up the state it is given; keep `state.copy()` to go back.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import machine, response, runner, verification
 from .bank import Bank
 from .incident import CLOSED, OPEN, PROBATION, Incident
 from .rule import Policy, Rule
 from .state import State, Turn
 from .values import (
+    BREACH,
     Announced,
     Decision,
     Event,
@@ -23,7 +26,6 @@ from .values import (
     Finished,
     Frame,
     Gap,
-    Launched,
     Noticed,
     Tick,
     Told,
@@ -50,8 +52,6 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     elif isinstance(event, Announced):
         _bank(turn, event.rank).announce(event.names, event.pid)
         state.world_size = event.world_size
-    elif isinstance(event, Launched):
-        _bank(turn, 0)
     elif isinstance(event, Finished):
         runner.finished(turn, event)
     elif isinstance(event, Gap):
@@ -85,7 +85,9 @@ def _bank(turn: Turn, rank: int) -> Bank:
 def _frame(turn: Turn, frame: Frame) -> None:
     state = turn.state
     bank = _bank(turn, frame.rank)
-    if frame.rank == min(state.banks):
+    leader = state.leader()
+    leads = leader is None or frame.rank <= leader
+    if leads:
         state.pace += 1
         state.step, state.attempt = frame.step, frame.attempt
     if state.machine == machine.LAUNCHING:
@@ -97,8 +99,10 @@ def _frame(turn: Turn, frame: Frame) -> None:
         _notes(turn, bank)
     if moved:
         response.moved(turn, bank, frame.rank, moved)
+    if state.muted:
+        response.unmuted(turn, bank)
     incident = state.incident
-    if incident is not None:
+    if incident is not None and leads:
         verification.watch(turn, incident, frame)
         _settle(turn, incident)
 
@@ -118,8 +122,9 @@ def _tick(turn: Turn, tick: Tick) -> None:
         if tick.at_ns > run.overdue_ns:
             why = f"{run.waiting_for} has no outcome"
             turn.say("in_doubt", why, action={"id": run.waiting_for})
-            runner.hold(turn, incident, why)
-    elif incident is not None and run is None:
+            runner.fail(turn, incident, why)
+    elif incident is not None:
+        verification.overdue(turn, incident)
         _settle(turn, incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > turn.policy.hold_max_s * 1e9:
         state.held_ns = tick.at_ns
@@ -147,6 +152,9 @@ def _noticed(turn: Turn, event: Noticed) -> None:
     if event.kind == "suspended":  # silence meanwhile means nothing
         for bank in turn.state.banks.values():
             bank.awake(event.at_ns)
+    if event.kind in ("probe-off", "segment-fault"):
+        for rank, bank in turn.state.banks.items():
+            bank.deaf |= event.rank is None or event.rank == rank
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
         turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
 
@@ -157,6 +165,8 @@ def _told(turn: Turn, event: Told) -> None:
     if event.word == "release" and state.machine == machine.HOLDING:
         if incident is not None:
             _close(turn, incident, f"released by {event.operator}")
+        for bank in state.banks.values():
+            bank.release()
         turn.move("released", f"released by {event.operator}")
 
 
@@ -165,7 +175,7 @@ def _exited(turn: Turn, event: Exited) -> None:
     state.returncode = event.returncode
     how = f"signal {-event.returncode}" if event.returncode < 0 else f"code {event.returncode}"
     if incident is not None:
-        _close(turn, incident, f"the job ended with {how}")
+        _close(turn, incident, f"the job ended with {how}", "look at what it left")
     turn.move("exited", f"the job ended with {how}")
     if state.stopping:
         turn.tell(
@@ -174,15 +184,21 @@ def _exited(turn: Turn, event: Exited) -> None:
     elif event.returncode == 0:
         turn.tell("INFO", f"finished at step {state.step}", news=True)
     else:
-        turn.tell("SEV1", f"the job ended with {how} at step {state.step}", news=True)
+        turn.tell(
+            "SEV1",
+            f"the job ended with {how} at step {state.step}",
+            then="look at its last output",
+            news=True,
+        )
 
 
 def _blind(turn: Turn, rule: Rule, rank: int) -> None:
+    """A metric that was there went missing: an incident of its own, not health."""
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
     turn.say("blind", why, rule=rule.id, severity=severity, rank=rank)
+    response.enlist(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
     turn.move("notice", why)
-    turn.tell(severity, f"blind: {rule.id}", verdict=why, why=f"when: {rule.text}")
 
 
 # ── the end of an incident ────────────────────────────────────────────────────────────────────────
@@ -192,7 +208,10 @@ def _settle(turn: Turn, incident: Incident) -> None:
     """Close an incident that is over."""
     state = turn.state
     if incident.phase == PROBATION and incident.run is None:
-        if state.pace >= incident.probation_until:
+        relapsed = _relapsed(turn, incident)
+        if relapsed is not None:
+            runner.climb(turn, incident, f"{relapsed} is in breach on probation")
+        elif state.pace >= incident.probation_until:
             steps = turn.policy.probation_steps
             _close(turn, incident, f"recovered: no relapse in {steps} steps")
             turn.move("passed", f"{incident.id} recovered")
@@ -209,14 +228,25 @@ def _settle(turn: Turn, incident: Incident) -> None:
             turn.move("clear", f"{incident.id} is over")
 
 
-def _close(turn: Turn, incident: Incident, why: str) -> None:
+def _relapsed(turn: Turn, incident: Incident) -> str | None:
+    """Return a rule of the incident that acts and is in breach, also one that never cleared."""
+    rungs = turn.policy.ladder.rungs
+    for r, rule in enumerate(turn.policy.rules):
+        if rule.id not in incident.rules or rule.severity == "SEV2" or rule.runbook not in rungs:
+            continue
+        if any(bank.rules[r].code == BREACH for bank in turn.state.banks.values()):
+            return rule.id
+    return None
+
+
+def _close(turn: Turn, incident: Incident, why: str, then: str = "nothing to do") -> None:
     acted = incident.runs > 0
     incident.phase = CLOSED
     turn.say(
         "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
         opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
     )  # fmt: skip
-    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then="nothing to do")
+    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
         turn.state.floor = (incident.rung, turn.state.pace)
     turn.state.incident = None

@@ -68,7 +68,9 @@ class Run:
     exhausted: bool = False  # it failed for want of budget: nothing else may be tried
     overdue_ns: int = 0  # when the outcome waited for is in doubt
     effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    reduced: str = ""  # why only evidence is taken and people are told
     verify_until: int | None = None  # pace at which the verification has failed
+    verify_ns: int = 0  # when the newest frame to verify by came
     clear_steps: int = 0
     last_trouble: str = ""
 

@@ -8,12 +8,13 @@ from .rule import HOLD, Ladder
 def entry(ladder: Ladder, wanted: str, floor: int) -> tuple[str, int]:
     """Return `(runbook, rung)` for a rule that wants `wanted`, never below rung `floor`.
 
-    A runbook that is on no rung is taken as it is (rung -1) unless the incident climbed before.
+    A runbook on no rung (rung -1) is taken as it is: what was tried before is no reason to answer a
+    hang with a rollback.
     """
-    rung = ladder.rungs.index(wanted) if wanted in ladder.rungs else -1
-    if rung >= floor:
-        return wanted, rung
-    return at(ladder, floor) if floor >= 0 else (wanted, rung)
+    if wanted not in ladder.rungs:
+        return wanted, -1
+    rung = ladder.rungs.index(wanted)
+    return (wanted, rung) if rung >= floor else at(ladder, floor)
 
 
 def climb(ladder: Ladder, rung: int) -> tuple[str, int]:

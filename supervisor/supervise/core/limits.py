@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from .rule import Budget
 
 ALL = "all"
+KEPT = 1000  # newest intents of a class; no sane budget allows more
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Ledger:
     def spend(self, kind: str, pace: int, at_ns: int) -> None:
         """Count one intent in its class and in `all`."""
         for name in (kind, ALL):
-            self.spent.setdefault(name, deque()).append((pace, at_ns))
+            self.spent.setdefault(name, deque(maxlen=KEPT)).append((pace, at_ns))
 
     def usage(self, budgets: Mapping[str, Budget], pace: int, at_ns: int) -> dict[str, str]:
         """Return `{"rollback": "1/2", ...}` for people."""
@@ -48,12 +49,8 @@ class Ledger:
         }
 
     def _used(self, name: str, budget: Budget, pace: int, at_ns: int) -> int:
-        entries = self.spent.get(name)
-        if not entries:
-            return 0
-        while entries and _expired(budget, entries[0], pace, at_ns):
-            entries.popleft()
-        return len(entries)
+        entries = self.spent.get(name, ())
+        return sum(not _expired(budget, entry, pace, at_ns) for entry in entries)
 
 
 def _expired(budget: Budget, entry: tuple[int, int], pace: int, at_ns: int) -> bool:

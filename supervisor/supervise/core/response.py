@@ -6,6 +6,8 @@ All rules of an event are enlisted before anything is answered; the most severe 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from . import ladder, machine, runner
 from .bank import Bank
@@ -36,11 +38,38 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
                 "rule", f"{rule.id} cleared", rule=rule.id, severity=rule.severity,
                 what="cleared", rank=rank,
             )  # fmt: skip
-        _flap(turn, rule)
-    if not fired:
-        return
-    fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
+        _flap(turn, rule, rank)
     firing = set(state.firing(policy))
+    state.muted = {rule_id: by for rule_id, by in state.muted.items() if rule_id in firing}
+    if fired:
+        _answer(turn, bank, fired, firing, was_in)
+
+
+def unmuted(turn: Turn, bank: Bank) -> None:
+    """Offer rules again that still fire when what muted them is gone."""
+    state = turn.state
+    firing = set(state.firing(turn.policy))
+    free = [
+        (rule, bank.numbers(rule))
+        for rule in turn.policy.rules
+        if rule.id in state.muted and _muted(turn, rule, firing, state.machine) is None
+    ]
+    for rule, _ in free:
+        del state.muted[rule.id]
+    if free:
+        _answer(turn, bank, free, firing, state.machine)
+
+
+def _answer(
+    turn: Turn,
+    bank: Bank,
+    fired: list[tuple[Rule, dict[str, Any]]],
+    firing: set[str],
+    was_in: str,
+) -> None:
+    """Enlist what fired, most severe first, then let the first rule that acts speak."""
+    state = turn.state
+    fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
     acting: list[Rule] = []
     for rule, numbers in fired:
         muted = _muted(turn, rule, firing, was_in)
@@ -49,25 +78,34 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
                 "suppressed", f"{rule.id} is muted by {muted}", rule=rule.id,
                 severity=rule.severity, suppressed_by=f"inhibit:{muted}",
             )  # fmt: skip
+            state.muted[rule.id] = muted
             continue
-        _enlist(turn, bank, rule, numbers)
-        if rule.runbook is not None:
+        enlist(turn, bank, rule, numbers, headline(numbers, rule.text))
+        if rule.runbook is None:
+            continue
+        mode = min(turn.policy.mode, rule.mode or turn.policy.mode, key=MODES.index)
+        if mode == "enforce":
             acting.append(rule)
+        else:
+            _shadow(turn, rule, mode)
     if acting:
-        _respond(turn, acting[0])
+        _respond(turn, bank, acting[0])
     elif state.incident is not None and state.machine == machine.NOMINAL:
         turn.move("notice", f"{state.incident.id}: {state.incident.headline}")
 
 
-def _flap(turn: Turn, rule: Rule) -> None:
+def _flap(turn: Turn, rule: Rule, rank: int) -> None:
     state = turn.state
-    flips = state.flips.setdefault(rule.id, deque(maxlen=FLAP_CHANGES + 1))
+    flips = state.flips.setdefault((rule.id, rank), deque(maxlen=FLAP_CHANGES + 1))
     flips.append(state.pace)
     busy = len(flips) == flips.maxlen and state.pace - flips[0] <= FLAP_STEPS
     if busy and rule.id not in state.flapping:
         state.flapping.add(rule.id)
         turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {FLAP_STEPS} steps",
                  rule=rule.id, what="flapping")  # fmt: skip
+        turn.tell(rule.severity, f"{rule.id} is flapping",
+                  verdict=f"{len(flips)} changes in {FLAP_STEPS} steps",
+                  then="told no more of until it settles")  # fmt: skip
     elif not busy:
         state.flapping.discard(rule.id)
 
@@ -83,10 +121,12 @@ def _muted(turn: Turn, rule: Rule, firing: set[str], was_in: str) -> str | None:
     return None
 
 
-def _enlist(turn: Turn, bank: Bank, rule: Rule, numbers: dict[str, dict[str, object]]) -> None:
+def enlist(
+    turn: Turn, bank: Bank, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], text: str
+) -> None:
     """Open an incident for a rule, or let the rule join the open one."""
     state, incident = turn.state, turn.state.incident
-    text, breach = headline(numbers, rule.text), first_breach(numbers, bank.step)
+    breach = first_breach(numbers, bank.step)
     if incident is None:
         state.incidents += 1
         incident = state.incident = Incident(
@@ -110,50 +150,57 @@ def _enlist(turn: Turn, bank: Bank, rule: Rule, numbers: dict[str, dict[str, obj
         turn.say(
             "incident", f"{rule.id} joins", rule=rule.id, severity=rule.severity, what="joined"
         )
-        return
+        incident.quiet_since = None
+        if incident.phase != HELD or rule.severity == "SEV2":
+            return
     incident.quiet_since = None
     if rule.id not in state.flapping:
         turn.tell(rule.severity, f"{incident.id}: {rule.id} at step {state.step}",
                   verdict=text, why=f"when: {rule.text}", then="watching")  # fmt: skip
 
 
-def _respond(turn: Turn, rule: Rule) -> None:
-    """A rule with a runbook fired and nothing mutes it."""
+def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
+    """A rule with a runbook fired, may act, and nothing mutes it."""
     policy, state, incident = turn.policy, turn.state, turn.state.incident
-    assert incident is not None and rule.runbook is not None
-    mode = min(policy.mode, rule.mode or policy.mode, key=MODES.index)
-    if mode != "enforce":
-        _shadow(turn, incident, rule, mode)
+    assert incident is not None
+    assert rule.runbook is not None
+    name, rung = ladder.entry(policy.ladder, rule.runbook, _floor(turn))
+    aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
+    if incident.phase == HELD and not aside:
+        turn.say("suppressed", f"{rule.id}: held, a person is needed", rule=rule.id,
+                 severity=rule.severity, suppressed_by="holding")  # fmt: skip
         return
-    if state.machine in (machine.HOLDING, machine.HALTED) or incident.phase == HELD:
-        turn.say("suppressed", f"{rule.id}: {state.machine}, a person is needed", rule=rule.id,
-                 severity=rule.severity, suppressed_by=state.machine)  # fmt: skip
+    if incident.run is not None:
+        worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.run.severity)
+        if worse and not aside and rung <= incident.rung:
+            name, rung = ladder.climb(policy.ladder, incident.rung)
+        if worse or aside:
+            _preempt(turn, incident, rule, name, rung)
+        else:
+            turn.say("suppressed", f"{rule.id}: {incident.run.runbook.name} is running",
+                     rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
         return
-    floor = -1
-    if state.floor is not None and state.pace - state.floor[1] < policy.ladder.reset_after_steps:
-        floor = state.floor[0]
-    name, rung = ladder.entry(policy.ladder, rule.runbook, floor)
     last = state.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
-    if incident.run is not None:
-        if SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.run.severity):
-            if rung <= incident.rung:
-                name, rung = ladder.climb(policy.ladder, incident.rung)
-            _preempt(turn, incident, rule, name, rung)
-        return
-    if cooling or incident.phase == PROBATION:
-        assert last is not None or incident.phase == PROBATION
-        before = max(rung, incident.rung, last[1] if cooling and last is not None else -1)
-        why = f"{rule.id} fired again " + ("on probation" if not cooling else "inside its cooldown")
-        turn.say("suppressed", f"{name}: {why}", rule=rule.id, severity=rule.severity,
+    why = f"{rule.id}: {incident.headline}"
+    tried = max(incident.rung, last[1] if cooling and last is not None else -1)
+    if not aside and (cooling or incident.phase == PROBATION) and rung <= tried:
+        why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
+        why += f", and {name} was tried"
+        turn.say("suppressed", why, rule=rule.id, severity=rule.severity,
                  suppressed_by="cooldown" if cooling else "probation", runbook=name)  # fmt: skip
-        incident.rung = before
-        name, rung = ladder.climb(policy.ladder, before)
-        state.cooldown[rule.id] = (state.pace, rung)
-        runner.start(turn, incident, name, rung, why)
-        return
+        name, rung = ladder.climb(policy.ladder, tried)
+    if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
+        incident.breach_step = first_breach(bank.numbers(rule), bank.step)
     state.cooldown[rule.id] = (state.pace, rung)
-    runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}")
+    runner.start(turn, incident, name, rung, why)
+
+
+def _floor(turn: Turn) -> int:
+    """Return the rung that the last incident came to, unless that was long enough ago."""
+    floor, state = turn.state.floor, turn.state
+    recent = floor is not None and state.pace - floor[1] < turn.policy.ladder.reset_after_steps
+    return floor[0] if floor is not None and recent else -1
 
 
 def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -> None:
@@ -170,8 +217,10 @@ def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}")
 
 
-def _shadow(turn: Turn, incident: Incident, rule: Rule, mode: str) -> None:
+def _shadow(turn: Turn, rule: Rule, mode: str) -> None:
     """Write down what enforce would have done; touch nothing."""
+    incident = turn.state.incident
+    assert incident is not None
     assert rule.runbook is not None
     if turn.state.machine == machine.NOMINAL:
         turn.move("notice", f"{incident.id}: {incident.headline}")

@@ -56,12 +56,11 @@ class Inhibit:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most `max` intents of a class per `per_steps` steps or `per_s` seconds, then `then`."""
+    """At most `max` intents of a class per `per_steps` steps or `per_s` seconds, then hold."""
 
     max: int
     per_steps: int | None = None
     per_s: float | None = None
-    then: str = "holding"  # holding | halted
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class Policy:
     warmup_steps: int = 64  # frames of rank 0 before `nominal`
     blind_after_steps: int = 256  # a rule UNKNOWN for longer is an incident of its own
     blind_after_s: float = 300.0
-    hold_max_s: float = 4 * 3600.0  # a hold that nobody ends is a reminder, then halt
+    hold_max_s: float = 4 * 3600.0  # people are reminded of a hold so often
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
     standing_orders: Mapping[str, Any] = field(default_factory=dict)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import ladder
-from .incident import ACTING, HELD, PROBATION, Incident, Run
-from .rule import HOLD
+from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run
+from .rule import HOLD, Runbook
 from .shapes import Action, Aim, Refused
 from .state import State, Turn
 from .values import Finished
@@ -24,16 +24,43 @@ def start(turn: Turn, incident: Incident, name: str, rung: int, why: str) -> Non
     if name == HOLD:
         hold(turn, incident, why)
         return
+    book = turn.policy.runbooks[name]
+    refusal = _refusal(turn, incident, book)
     incident.runs += 1
     incident.rung = rung
-    incident.phase = ACTING
-    incident.run = Run(incident.runs, turn.policy.runbooks[name], incident.severity)
-    turn.state.floor = (rung, turn.state.pace)
-    turn.move("run", f"runbook {name}: {why}")
-    turn.tell(
-        incident.severity, f"{incident.id}: running {name}", why=why, then=f"runbook {name} runs"
-    )
+    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal)
+    if refusal:
+        turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
+        turn.tell(
+            incident.severity if incident.severity != "SEV2" else "SEV1",
+            f"{incident.id}: nothing can be done about it here",
+            verdict=incident.headline,
+            why=f"{name}: {refusal}",
+            then="evidence is taken; the job goes on; a person should look",
+            news=True,
+        )
+    elif any(step.touches_job for step in book.steps):
+        incident.phase = ACTING
+        turn.state.floor = (rung, turn.state.pace)
+        turn.move("run", f"runbook {name}: {why}")
+        turn.tell(
+            incident.severity,
+            f"{incident.id}: running {name}",
+            why=why,
+            then=f"runbook {name} runs",
+        )
     proceed(turn, incident)
+
+
+def _refusal(turn: Turn, incident: Incident, book: Runbook) -> str:
+    """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
+    where = aim(turn.state, incident)
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        try:
+            step.aim(where)
+        except Refused as refusal:
+            return f"{verb}: {refusal}"
+    return ""
 
 
 def hold(turn: Turn, incident: Incident, why: str) -> None:
@@ -62,24 +89,28 @@ def proceed(turn: Turn, incident: Incident) -> None:
             _intend(turn, incident, run, action, _verb(action), f"undo-{_verb(action)}", {})
             return
         if run.index >= len(run.runbook.steps):
-            verified(turn, incident, "the runbook has no verify step")
+            _ended(turn, incident, run)
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
+        if run.reduced and (action.touches_job or verb == "verify"):
+            run.index += 1
+            continue
         if verb == "verify":
             run.verify_until = turn.state.pace + int(getattr(action, "within", 100))
+            run.verify_ns = turn.state.at_ns
             turn.say("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
             return
         if verb == "notify":
             turn.tell(incident.severity, f"{incident.id}: {incident.headline}")
             run.index += 1
             continue
-        if not _allowed(turn, incident, run, action, verb):
-            return
         try:
             args = action.aim(aim(turn.state, incident))
         except Refused as refusal:
             turn.say("abort", f"{verb} refused: {refusal}", what="refused", verb=verb)
-            fail(turn, incident, f"{verb} refused: {refusal}")
+            fail(turn, incident, f"{verb} refused: {refusal}", sent=False)
+            return
+        if not _allowed(turn, incident, run, action, verb):
             return
         _intend(turn, incident, run, action, verb, f"{run.index}-{verb}", args)
         return
@@ -119,7 +150,8 @@ def _allowed(turn: Turn, incident: Incident, run: Run, action: Action, verb: str
         "suppressed", f"{verb}: {why}", suppressed_by=f"budget:{name}", verb=verb, used=used,
         max=budget.max,
     )  # fmt: skip
-    fail(turn, incident, why, exhausted=True)
+    run.exhausted = True
+    fail(turn, incident, why, sent=False)
     return False
 
 
@@ -171,7 +203,9 @@ def finished(turn: Turn, event: Finished) -> None:
             run.undoing.pop(0)
         else:
             run.done.append(run.index)
-            run.effects.append((run.index, run.args, result))
+            # The attempt tells a frame after a rollback from one before the action.
+            shown = {"seen_attempt": turn.state.attempt, **result}
+            run.effects.append((run.index, run.args, shown))
             run.index += 1
     else:
         why = f"{event.action_id} failed: {event.error}"
@@ -186,14 +220,19 @@ def finished(turn: Turn, event: Finished) -> None:
     proceed(turn, incident)
 
 
-def fail(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
-    """The runbook failed: take back what can be taken back, newest first."""
+def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
+    """The runbook failed: take back what can be taken back, newest first.
+
+    Args:
+        sent: the step that failed may have reached the job, or may yet: it is taken back as well.
+    """
     run = incident.run
     assert run is not None
-    run.failed, run.exhausted = why, exhausted
-    verbs = [run.runbook.verbs[i] for i in run.done]
-    for position in range(len(run.done) - 1, -1, -1):
-        undo = run.runbook.steps[run.done[position]].undo()
+    run.failed, run.waiting_for = why, None
+    steps = [*run.done, run.index] if sent else run.done
+    verbs = [run.runbook.verbs[i] for i in steps]
+    for position in range(len(steps) - 1, -1, -1):
+        undo = run.runbook.steps[steps[position]].undo()
         if undo is not None and _verb(undo) not in verbs[position + 1 :]:
             run.undoing.append(undo)
     proceed(turn, incident)
@@ -213,6 +252,17 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
     """What was tried did not help: the next rung."""
     name, rung = ladder.climb(turn.policy.ladder, incident.rung)
     start(turn, incident, name, rung, why)
+
+
+def _ended(turn: Turn, incident: Incident, run: Run) -> None:
+    """The runbook is through without a verify step: it only told, took evidence, or stopped."""
+    incident.run = None
+    if any(run.runbook.steps[i].touches_job for i in run.done):
+        incident.phase = PROBATION
+        incident.probation_until = turn.state.pace + turn.policy.probation_steps
+        turn.move("verified", f"{run.runbook.name} is done")
+    else:
+        incident.phase, incident.quiet_since = OPEN, None
 
 
 def verified(turn: Turn, incident: Incident, why: str) -> None:

@@ -26,7 +26,8 @@ class State:
         pace: frames of the leading rank since launch; unlike `step` it never goes back.
         cooldown: rule id -> (pace, rung) of its last runbook.
         floor: (rung, pace) of the last incident that acted; the next one enters no lower.
-        flips: rule id -> paces of its last changes, to tell flapping.
+        flips: (rule id, rank) -> paces of its last changes, to tell flapping.
+        muted: rule id -> what muted it; such a rule is offered again when that is gone.
     """
 
     machine: str = machine.LAUNCHING
@@ -41,8 +42,9 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
     floor: tuple[int, int] | None = None
-    flips: dict[str, deque[int]] = field(default_factory=dict)
+    flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
     flapping: set[str] = field(default_factory=set)
+    muted: dict[str, str] = field(default_factory=dict)
     held_ns: int | None = None
     stopping: bool = False
     returncode: int | None = None
@@ -53,17 +55,22 @@ class State:
         twin.banks = {rank: bank.copy() for rank, bank in self.banks.items()}
         twin.incident = copy.deepcopy(self.incident)
         twin.ledger = copy.deepcopy(self.ledger)
-        twin.cooldown, twin.flapping = dict(self.cooldown), set(self.flapping)
-        twin.flips = {rule: deque(paces, maxlen=paces.maxlen) for rule, paces in self.flips.items()}
+        twin.cooldown, twin.muted = dict(self.cooldown), dict(self.muted)
+        twin.flapping = set(self.flapping)
+        twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
         return twin
 
     def firing(self, policy: Policy) -> list[str]:
-        """Return the ids of all rules that fire on any rank, in the policy's order."""
+        """Return the ids of all rules that fire, or are blind, on any rank, in policy order."""
         return [
             rule.id
             for r, rule in enumerate(policy.rules)
-            if any(bank.rules[r].firing for bank in self.banks.values())
+            if any(b.rules[r].firing or b.rules[r].blind for b in self.banks.values())
         ]
+
+    def leader(self) -> int | None:
+        """Return the lowest rank that has sent a frame: its frames are the run's pace."""
+        return next((rank for rank, bank in self.banks.items() if bank.frames), None)
 
 
 class Turn:

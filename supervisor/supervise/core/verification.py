@@ -13,6 +13,8 @@ from .incident import Incident, Run
 from .state import Turn
 from .values import BREACH, UNKNOWN, Frame
 
+SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
+
 
 def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     """Judge the runbook's effect by the frames that follow it."""
@@ -25,7 +27,10 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         incident.run = None
         runner.climb(turn, incident, missing)
         return
+    run.verify_ns = frame.at_ns
     trouble = _trouble(turn, incident, frame)
+    if run.effects:
+        trouble = "no frame has shown the effect yet"
     if trouble:
         run.clear_steps, run.last_trouble = 0, trouble
     else:
@@ -44,6 +49,19 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         runner.climb(turn, incident, why)
 
 
+def overdue(turn: Turn, incident: Incident) -> None:
+    """Nothing can be verified without frames: a job that fell silent has not recovered."""
+    run = incident.run
+    if run is None or run.verify_until is None or run.failed is not None:
+        return
+    silent_s = (turn.state.at_ns - run.verify_ns) / 1e9
+    if silent_s > SILENT_S:
+        why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
+        turn.say("verify", why, what="failed")
+        incident.run = None
+        runner.climb(turn, incident, why)
+
+
 def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
     """Check every action's effect on the first frame that can show it."""
     bank = turn.state.banks[frame.rank]
@@ -53,7 +71,8 @@ def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
         if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
             early = frame.attempt < result["attempt"]
         else:
-            early = frame.step <= result.get("ack_step", -1)
+            later = frame.attempt > result.get("seen_attempt", frame.attempt)
+            early = not later and frame.step <= result.get("ack_step", -1)
         if early:
             waiting.append((index, args, result))
             continue
