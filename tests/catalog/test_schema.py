@@ -92,7 +92,7 @@ detectors:
   c: {kind: join, any: [a], within: 2}
 rules: [{id: r, when: a, sev: SEV1, run: calm, for: 3, keep: 1, unknown: breach, mode: shadow}]
 inhibit: [{by_state: [acting], mute: [r]}]
-budgets: {all: {max: 6}, lr_scale: {max: 2, per: 1800s, then: halted}}
+budgets: {all: {max: 6}, lr_scale: {max: 2, per: 1800s}}
 escalate: {ladder: [calm, hold], reset_after: 10}
 runbooks:
   calm: {steps: [snapshot, {lr_scale: {set: 0.5}}], verify: {within: 50}, diagnose: [why]}

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.rule import Budget, Ladder, Rule
-from supervise.core.values import Announced, Exited, Finished, Gap, Noticed, Told
+from supervise.core.rule import Budget, Ladder, Rule, Runbook
+from supervise.core.values import (
+    Announced,
+    Exited,
+    Finished,
+    Gap,
+    Noticed,
+    Told,
+)
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.robust_z import RobustZ
 
@@ -150,7 +157,6 @@ def test_a_spent_budget_holds_and_pages(tell):
 
 def test_an_action_that_fails_is_taken_back_and_held(tell):
     """Completed reversible steps are undone in reverse; then a person is asked."""
-    from supervise.core.rule import Runbook
 
     from_conftest = type(tell().policy.runbooks["soften"].steps[0])
     touch = type(tell().policy.runbooks["back"].steps[0])

@@ -37,7 +37,8 @@ METRICS = (
 )
 
 EXACT_LIMIT = 16_000_000  # parameters; above, the kept copy would take too much memory
-SAMPLE = 262_144  # parameters in a sample
+SAMPLE = 65_536  # parameters in a sample
+BLOCK = 64  # neighbours that are taken together: single values would cost as much as all
 ROTATE = 64  # steps between two samples
 RUN = 131_072  # squares added up in float32; sums of these are added in float64
 
@@ -115,7 +116,7 @@ class Kept:
         self._tensors = [getattr(p, "_local_tensor", p) for p in params]
         self._sample = sample
         self._age = 0
-        self._offset = 0
+        self._turn = 0
         self._scale = 1.0
         self._versions: List[int] = []
         self._places: List[int] = []
@@ -188,17 +189,23 @@ class Kept:
         if self._sample is None:
             return dense
         total = sum(t.numel() for t in dense)
-        share = min(1.0, self._sample / max(1, total))
+        every = max(1, round(total / self._sample))
         taken, slices = 0, []
         for tensor in dense:
-            size = tensor.numel()
-            if not tensor.is_contiguous():
-                continue
-            length = max(1, round(share * size))
-            first = self._offset * length % max(1, size - length + 1)
-            at = tensor.storage_offset() + first
-            slices.append(self._torch.as_strided(tensor, (length,), (1,), at))
-            taken += length
-        self._offset += 1
+            if tensor.is_contiguous():
+                slices.append(self._slice(tensor, every))
+                taken += slices[-1].numel()
+        self._turn += 1
         self._scale = total / max(1, taken)
         return slices
+
+    def _slice(self, tensor: Any, every: int) -> Any:
+        """Return one in `every` values of `tensor`, in whole cache lines spread over all of it."""
+        size, at = tensor.numel(), tensor.storage_offset()
+        blocks = size // (BLOCK * every)
+        if blocks:
+            at += self._turn % every * BLOCK
+            return self._torch.as_strided(tensor, (blocks, BLOCK), (BLOCK * every, 1), at)
+        length = max(1, size // every)
+        at += self._turn * length % (size - length + 1)
+        return self._torch.as_strided(tensor, (length,), (1,), at)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from ..core.shapes import Action, Aim, Job, Refused, Steps, refuse_several_ranks
 from ..errors import ActionError
-from .lr_scale import rate_shows
+from ._rate import rate_shows
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Rollback(Action):
 
     def aim(self, aim: Aim) -> dict[str, Any]:
         refuse_several_ranks(aim, "rollback")
+        if "rollback" in aim.unable:
+            raise Refused(aim.unable["rollback"])
         before = aim.breach_step - self.at_least
         if before < 1:
             raise Refused(

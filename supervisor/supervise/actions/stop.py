@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from ..core.shapes import Action, Aim, Job, Seconds
 from ..errors import ActionError
 
+BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing
+BUSY_BYTES = 65536  # moved per second by reads and writes
 REQUEUE, HUMAN = 75, 78  # sysexits EX_TEMPFAIL and EX_CONFIG: what a scheduler can branch on
 
 
@@ -18,11 +20,13 @@ class Stop(Action):
 
     The interrupt is what Ctrl-C does, so the job's own `except`, `finally` and exit hooks run.
     After `grace` without an end comes TERM to every process of the tree, after `term` more KILL.
+    With `if_idle` it first watches the job for that long, and refuses when the job works: one that
+    uploads its results makes no steps either, and must not be killed for it.
     The supervisor then exits 78 (a person is needed), or 75 with `requeue`, which tells a scheduler
     that running it again is safe.
 
     Example:
-        - stop: {grace: 30s, term: 30s, requeue: false}
+        - stop: {grace: 30s, term: 30s, requeue: false, if_idle: 10s}
 
     Undo: none. Starting again is for the scheduler or a person.
     Source: Kubernetes' terminationGracePeriodSeconds and Slurm's KillWait are both 30 s.
@@ -30,22 +34,28 @@ class Stop(Action):
 
     destructive: ClassVar[bool] = True
     budget: ClassVar[str | None] = None  # it can happen once; a spent budget must not forbid it
-    deadline_s: ClassVar[float] = 660.0  # covers the largest grace and term that `check` allows
+    deadline_s: ClassVar[float] = 960.0  # covers the largest times that `check` allows
 
     grace: Seconds = 30.0
     term: Seconds = 30.0
     requeue: bool = False
+    if_idle: Seconds = 0.0  # 0: stop it in any case
 
     def check(self) -> list[tuple[str, str]]:
         return [
             (name, f"must be between 0s and 300s, not {value:g}s")
-            for name, value in (("grace", self.grace), ("term", self.term))
-            if not 0.0 <= value <= 300.0
+            for name in ("grace", "term", "if_idle")
+            if not 0.0 <= (value := getattr(self, name)) <= 300.0
         ]
 
     def aim(self, aim: Aim) -> dict[str, Any]:
         code = REQUEUE if self.requeue else HUMAN
-        return {"grace_s": self.grace, "term_s": self.term, "exit_code": code}
+        return {
+            "grace_s": self.grace,
+            "term_s": self.term,
+            "exit_code": code,
+            "if_idle_s": self.if_idle,
+        }
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.stop(grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"])

@@ -16,7 +16,7 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 
-COMMANDS = ("run", "status", "audit", "replay", "export", "doctor", "demo")
+COMMANDS = ("run", "status", "release", "audit", "replay", "export", "doctor", "demo")
 
 
 class Commands(click.Group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..catalog import drills, load_policy
 from ..catalog.problems import Problem
 from ..core.rule import Policy
 from ..core.values import MODES
-from ..errors import StoreError, SuperviseError, UsageError
+from ..errors import SuperviseError, UsageError
 from ..inputs import clock
 from ..job import environment, shm
 from ..job.process import Process
@@ -71,8 +71,11 @@ def command(
     told = [drills.parse(text) for text in drill]
 
     def tell(line: str) -> None:
-        if not quiet:
-            click.echo(line, err=True)
+        try:
+            if not quiet:
+                click.echo(line, err=True)
+        except (OSError, ValueError):  # nobody reads stderr any more; the run goes on
+            pass
 
     for problem in warnings:
         tell(f"supervise: warning: {problem}")
@@ -80,7 +83,11 @@ def command(
 
 
 def supervise(
-    argv: Sequence[str], policy: Policy, run_dir: Path | None, told: Sequence[Any], tell: Any
+    argv: Sequence[str],
+    policy: Policy,
+    run_dir: Path | None,
+    told: Sequence[Any],
+    tell: Callable[[str], None],
 ) -> int:
     """Start the job and watch it; return the exit code. Nothing half-done is left behind."""
     environ = dict(os.environ)
@@ -98,20 +105,14 @@ def supervise(
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         run.write_json("probe.json", probe_config(run, directory, policy, told))
-        senders, unset = build(notify_of(policy), environ)
+        senders, unset = build({"console": {}, **policy.notify}, environ)
         for warning in unset:
             tell(f"supervise: warning: {warning}")
-        audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
-        recorder = Recorder(
-            Journal.open(run.journal_path),
-            audit,
-            lambda: (clock.monotonic_ns(), clock.wall()),
-            tell,
+        app = App(
+            Settings(argv, policy, run, directory, tier, reason, tell, {"drills": list(told)}),
+            _recorder(run, tell),
         )
-        settings = Settings(
-            argv, policy, run, directory, tier, reason, tell, {"drills": list(told)}
-        )
-        app = App(settings, recorder)
+        outbox = Outbox(senders, app.delivered)
         forwarder.install()
         process = Process.start(
             argv,
@@ -122,28 +123,25 @@ def supervise(
         shm.remove(directory)
         run.discard()
         raise
+    # From here on the job's result is what counts, whatever becomes of us.
     forwarder.attach(process)
     tell(receipt.opening(run, policy, tier, reason))
-    outbox = Outbox(senders, app.delivered)
+    code = app.run(process, outbox)
+    forwarder.restore()
     try:
-        code = app.run(process, outbox)
-    finally:
-        forwarder.restore()
-    if app.control is not None and app.control.exit_code is not None:
-        code = app.control.exit_code
-    app.close(outbox, code)
-    shm.remove(directory)
-    try:
+        app.close(outbox, code)
+        shm.remove(directory)
         for line in receipt.closing(run):
             tell(line)
-    except StoreError as error:
-        tell(f"supervise: {error}")
+    except Exception as error:
+        tell(f"supervise: {type(error).__name__}: {error}")
     return code
 
 
-def notify_of(policy: Policy) -> Mapping[str, Mapping[str, Any]]:
-    """Return the policy's channels; the terminal is always one of them."""
-    return {"console": {}, **policy.notify}
+def _recorder(run: RunDir, tell: Callable[[str], None]) -> Recorder:
+    audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
+    journal = Journal.open(run.journal_path)
+    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), tell)
 
 
 def probe_config(

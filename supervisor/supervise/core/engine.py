@@ -152,6 +152,8 @@ def _noticed(turn: Turn, event: Noticed) -> None:
     if event.kind == "suspended":  # silence meanwhile means nothing
         for bank in turn.state.banks.values():
             bank.awake(event.at_ns)
+    if event.kind == "rollback-unavailable":
+        turn.state.unable["rollback"] = event.message
     if event.kind in ("probe-off", "segment-fault"):
         for rank, bank in turn.state.banks.items():
             bank.deaf |= event.rank is None or event.rank == rank

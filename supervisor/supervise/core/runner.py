@@ -72,7 +72,7 @@ def hold(turn: Turn, incident: Incident, why: str) -> None:
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: held, a person is needed",
         verdict=why,
-        then="no further action until somebody releases the hold; the job goes on",
+        then="no further action until `supervise release RUN`; the job goes on",
         news=True,
     )
 
@@ -133,6 +133,7 @@ def aim(state: State, incident: Incident) -> Aim:
         attempt=state.attempt,
         world_size=state.world_size,
         severity=incident.severity,
+        unable=state.unable,
     )
 
 

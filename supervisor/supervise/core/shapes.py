@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
 # The unit of a field that counts steps or measures time: a bare number in YAML is steps, a number
@@ -119,6 +119,7 @@ class Aim:
     attempt: int
     world_size: int
     severity: str
+    unable: Mapping[str, str] = field(default_factory=dict)  # verb -> why it cannot be here
 
 
 def refuse_several_ranks(aim: Aim, verb: str) -> None:
@@ -152,6 +153,10 @@ class Job(Protocol):
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
+        ...
+
+    def work(self, within_s: float) -> dict[str, float]:
+        """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
         ...
 
     def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class State:
         cooldown: rule id -> (pace, rung) of its last runbook.
         floor: (rung, pace) of the last incident that acted; the next one enters no lower.
         flips: (rule id, rank) -> paces of its last changes, to tell flapping.
+        unable: verb -> why the probe says that this job does not allow it.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
     """
 
@@ -45,6 +46,7 @@ class State:
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
     flapping: set[str] = field(default_factory=set)
     muted: dict[str, str] = field(default_factory=dict)
+    unable: dict[str, str] = field(default_factory=dict)
     held_ns: int | None = None
     stopping: bool = False
     returncode: int | None = None
@@ -56,7 +58,7 @@ class State:
         twin.incident = copy.deepcopy(self.incident)
         twin.ledger = copy.deepcopy(self.ledger)
         twin.cooldown, twin.muted = dict(self.cooldown), dict(self.muted)
-        twin.flapping = set(self.flapping)
+        twin.flapping, twin.unable = set(self.flapping), dict(self.unable)
         twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
         return twin
 

@@ -187,6 +187,8 @@ class Control:
         Raises:
             ActionError: the job has ended, ranks are missing, one refused, or did not answer.
         """
+        if verb == "resume":
+            self._lease_s = None  # also when it fails: then the lease itself ends the pause
         asked = self.ask(verb, args, key=key)
         try:
             answers = asked.wait(deadline_s)
@@ -240,6 +242,26 @@ class Control:
             seen["how"] = "interrupt" if interrupted else "ended"
         took_s = round(time.monotonic() - since, 3)
         return {**seen, "interrupt": asked_for, "exit_code": self.exit_code, "seconds": took_s}
+
+    def work(self, within_s: float) -> dict[str, float]:
+        """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
+        before = self._counters()
+        self._process.wait(within_s)
+        after = self._counters()
+        return {
+            "cpu_s": sum(cpu - before.get(pid, (0.0, 0))[0] for pid, (cpu, _) in after.items()),
+            "bytes": sum(moved - before.get(pid, (0.0, 0))[1] for pid, (_, moved) in after.items()),
+        }
+
+    def _counters(self) -> dict[int, tuple[float, int]]:
+        found = {}
+        for process in self.processes():
+            try:
+                times, io = process.cpu_times(), process.io_counters()
+                found[process.pid] = (times.user + times.system, io.read_chars + io.write_chars)
+            except (psutil.Error, OSError):
+                continue
+        return found
 
     def _interrupt(self, grace_s: float) -> str:
         """Ask the ranks to stop at their next step boundary; say what came of it."""

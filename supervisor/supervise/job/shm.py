@@ -6,9 +6,11 @@ leaves it behind, since its job may still be writing: the next one sweeps away t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +19,8 @@ import psutil
 DEFAULT = Path("/dev/shm")
 LEAST_SLOTS = 256
 SLOT_BYTES = 600  # a frame of 64 metrics, and its share of the rest
-OWNER = "owner"  # file with the supervisor's pid and start time
+OWNER = "owner"  # locked by the supervisor while it lives
+LEAST_AGE_S = 3600.0  # younger directories are left alone, whatever they look like
 _SEGMENT = re.compile(r"rank-\d+\.(\d+)\.seg")
 
 
@@ -27,14 +30,14 @@ def base(environ: Mapping[str, str]) -> Path:
 
 
 def make(root: Path, run_id: str) -> Path:
-    """Make the directory of a run, mode 0700. Raises OSError."""
+    """Make the directory of a run, mode 0700, ours while this process lives. Raises OSError."""
     path = root / f"supervise-{os.getuid()}-{run_id}"
     path.mkdir(mode=0o700)
-    me = psutil.Process()
     try:
-        (path / OWNER).write_text(f"{me.pid} {me.create_time()}\n")
+        fd = os.open(path / OWNER, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # goes with the process, and is seen from other containers
     except OSError:
-        pass  # a full /dev/shm: without the mark the directory is swept once its jobs are gone
+        pass  # a full /dev/shm: without the mark the directory is swept once it is old
     return path
 
 
@@ -60,16 +63,29 @@ def sweep(root: Path) -> list[Path]:
     """Remove directories of ours whose supervisor and jobs are all dead; return them."""
     gone = []
     for path in root.glob(f"supervise-{os.getuid()}-*"):
-        pids = [int(found[1]) for file in path.iterdir() if (found := _SEGMENT.match(file.name))]
-        if not _owner_lives(path) and not any(psutil.pid_exists(pid) for pid in pids):
-            remove(path)
-            gone.append(path)
+        try:
+            pids = [
+                int(found[1]) for file in path.iterdir() if (found := _SEGMENT.match(file.name))
+            ]
+            old = time.time() - path.stat().st_mtime > LEAST_AGE_S
+            if not old or _owned(path) or any(psutil.pid_exists(pid) for pid in pids):
+                continue
+        except OSError:  # no directory, not ours to look into, or just being removed
+            continue
+        remove(path)
+        gone.append(path)
     return gone
 
 
-def _owner_lives(path: Path) -> bool:
+def _owned(path: Path) -> bool:
     try:
-        pid, created = (path / OWNER).read_text().split()
-        return psutil.Process(int(pid)).create_time() == float(created)
-    except (OSError, ValueError, psutil.Error):
+        fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -24,6 +24,8 @@ def closing(run: RunDir) -> list[str]:
     """Return the lines at the end. Raises StoreError."""
     records = list(audit.read(run.audit_path))
     done = outcome(records)
+    if done["exit_code"] is None:
+        return [f"supervise: the audit log of {shown(run)} ends before the run did"]
     where = f"at step {done['step']}" if done["step"] >= 0 else "before a first step was seen"
     lines = [
         f"supervise: exit code {done['exit_code']} {where}; "

@@ -52,7 +52,12 @@ class Recorder:
         return f"{size} {root}"
 
     def event(self, event: Event) -> int | None:
-        """Number and write an event; None when it could not be written."""
+        """Number and write an event; None when it could not be written.
+
+        After a failure no more is written: a journal with a hole could not be replayed.
+        """
+        if self._trouble is not None:
+            return None
         return self._safely(lambda: self._journal.append(event))
 
     def decision(self, decision: Decision, event: int | None, at_ns: int) -> int | None:

@@ -1,0 +1,267 @@
+"""The engine where things meet: hangs, refusals, probation, muting, several ranks, blindness."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervise.actions.rollback import Rollback
+from supervise.actions.snapshot import Snapshot
+from supervise.actions.verify import Verify
+from supervise.core.rule import Budget, Ladder, Rule, Runbook
+from supervise.core.shapes import Clockwork, Detector
+from supervise.core.values import (
+    BREACH,
+    UNKNOWN,
+    Announced,
+    Beat,
+    Finished,
+    Noticed,
+    Tick,
+    Told,
+)
+from supervise.detectors.robust_z import RobustZ
+
+
+class Never(Detector):
+    """A clock that is in breach whenever it is asked."""
+
+    reads = "clock"
+
+    @property
+    def metrics(self):
+        return ()
+
+    def start(self):
+        return NeverWatch()
+
+
+class NeverWatch(Clockwork):
+    __slots__ = ()
+
+    def __init__(self):
+        self.raw = UNKNOWN
+
+    def feed(self, sample, step):
+        return UNKNOWN
+
+    def beat(self, at_ns, step):
+        pass
+
+    def tick(self, at_ns, heard_ns, phase):
+        self.raw = BREACH
+        return BREACH
+
+    def numbers(self):
+        return {}
+
+    def copy(self):
+        return NeverWatch()
+
+    def reset(self):
+        pass
+
+
+SECOND = 1_000_000_000
+
+
+def hang_story(tell, **changes):
+    touch = tell().policy.runbooks["back"].steps[0]
+    base = tell().policy
+    detectors = {**base.detectors, "hung": Never()}
+    rules = (*base.rules, Rule("stuck", lambda codes: codes[3], "hung", ("hung",), "SEV0", "end"))
+    runbooks = {**base.runbooks, "end": Runbook("end", (touch,), ("end",))}
+    return tell(detectors=detectors, rules=rules, runbooks=runbooks, **changes)
+
+
+def beat(story, phase="step"):
+    story.at_ns += SECOND
+    story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
+
+
+def test_silence_counts_only_while_the_probe_is_known_to_be_there(tell):
+    """No beat, a probe that is off, a job that is exiting: nothing is stopped for it."""
+    story = hang_story(tell)
+    story.frames(2.0, times=50)
+    story.tick()
+    beat(story, phase="exiting")
+    story.send(Noticed(story.at_ns, "probe-off", "it failed", rank=0))
+    beat(story)
+
+    assert story.actions() == []
+    assert story.state.incident is None
+
+
+def test_a_hang_is_answered_whatever_was_tried_before(tell):
+    """A runbook off the ladder runs after a recovery, on probation, and in a hold."""
+    for recovered in (8, 60):
+        story = hang_story(tell)
+        story.frames(2.0, times=50)
+        story.frames(8.0)
+        story.frames(2.0, times=recovered)
+        beat(story)
+        assert story.actions()[-1].endswith("0-end"), story.actions()
+
+    story = hang_story(tell, ladder=Ladder(("soften", "hold")))
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=60)
+    assert story.state.machine == "holding"
+    beat(story)
+    assert story.actions()[-1].endswith("0-end")
+
+
+def test_a_verification_without_frames_fails(tell):
+    """A job that falls silent after an action has not recovered."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.tick(2000)
+
+    assert story.kinds("verify", "failed")
+    assert story.actions()[-1].endswith("0-touch")
+
+
+def test_a_runbook_that_cannot_work_only_takes_evidence(tell):
+    """Refused beforehand: the job is not touched, no hold, the next incident may still act."""
+    story = tell()
+    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    runbooks = {
+        **story.policy.runbooks,
+        "soften": Runbook(
+            "soften", (Snapshot(), Rollback(), Verify()), ("snapshot", "rollback", "verify")
+        ),
+    }
+    story = tell(runbooks=runbooks)
+    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=30)
+
+    assert story.actions() == ["inc-1/1/0-snapshot"]
+    assert "for statement" in story.kinds("abort", "refused")[0].reason
+    assert story.state.machine == "nominal"
+    assert "nothing can be done" in story.kinds("notify_intent")[0].data["message"]["title"]
+
+
+def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
+    """SEV0 in shadow and SEV1 in enforce in one frame: one is planned, the other runs."""
+    rules = list(tell().policy.rules)
+    rules[2] = replace(rules[2], mode="shadow")
+    story = tell(rules=tuple(rules), inhibit=())
+    story.frames(2.0, times=50)
+    story.frames(99.0)
+
+    assert story.actions() == ["inc-1/1/0-reach"]
+    assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["mode:shadow"]
+
+
+def test_a_new_trouble_on_probation_gets_its_own_runbook(tell):
+    """It asks for a higher rung than was tried: that one, and not the one above it."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=8)
+    story.frames(99.0)
+
+    assert story.actions() == ["inc-1/1/0-reach", "inc-1/2/0-touch"]
+    assert story.state.machine == "acting"
+
+
+def test_ranks_without_rank_0_have_a_pace(tell):
+    """A second node sees ranks 8 and 9 only; budgets and probation go on all the same."""
+    story = tell()
+    for rank in (8, 9):
+        story.send(Announced(0, rank, 16, rank, story.names))
+    for step in range(50):
+        story.step = step
+        story.rank(8, 2.0)
+        story.rank(9, 2.0)
+
+    assert (story.state.pace, story.state.step, story.state.machine) == (50, 49, "nominal")
+
+
+def test_a_long_warm_up_is_not_blindness(tell):
+    """Six seconds a step: 64 samples take longer than the limit, and nothing went missing."""
+    detectors = {"z": RobustZ(metric="train_loss_raw", gt=6.0)}
+    rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV1"),)
+    story = tell(detectors=detectors, rules=rules)
+    for _ in range(60):
+        story.frames(2.0)
+        story.tick(6)
+
+    assert story.kinds("blind") == []
+
+
+def test_blindness_is_an_incident_and_ends(tell):
+    """It opens one, and closes it when the metric is back."""
+    story = tell(blind_after_steps=30)
+    story.frames(2.0, times=50)
+    story.frames(None, times=40)
+    story.tick()
+    assert story.state.incident is not None
+    story.frames(2.0, times=40)
+
+    assert story.state.incident is None
+    assert story.state.machine == "nominal"
+
+
+def test_a_verification_waits_for_the_effect(tell):
+    """An action whose effect no frame could show yet is not verified."""
+
+    def answer(action_id):
+        return Finished(0, action_id, True, {"attempt": 1, "step": 40})
+
+    story = tell(answer=answer)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=40)
+
+    assert story.kinds("verify", "passed") == []
+    assert "effect" in story.kinds("verify", "failed")[0].reason
+
+
+def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
+    """`keep` holds the rule firing, so there is no edge; the breach itself counts."""
+    rules = list(tell().policy.rules)
+    rules[0] = replace(rules[0], keep_steps=500)
+    story = tell(rules=tuple(rules))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=8)
+    assert story.state.machine == "probation"
+    story.frames(8.0, times=3)
+
+    assert story.actions()[-1].endswith("0-touch")
+
+
+def test_a_muted_rule_speaks_when_its_inhibitor_is_gone(tell):
+    """SEV0 cleared, SEV1 still in breach: it is enlisted then."""
+    story = tell(mode="observe")
+    story.frames(2.0, times=50)
+    story.frames(99.0)
+    assert story.state.incident.rules == ["gone"]
+    story.frames(8.0, times=3)
+
+    assert "spike" in story.state.incident.rules
+
+
+def test_a_refused_action_spends_no_budget(tell):
+    """Two ranks: refused, and the ledger is untouched."""
+    runbooks = {**tell().policy.runbooks, "back": Runbook("back", (Rollback(),), ("rollback",))}
+    story = tell(runbooks=runbooks, budgets={"rollback": Budget(2), "all": Budget(2)})
+    story.send(Announced(0, 0, 2, 1, story.names))
+    story.frames(2.0, times=50)
+    story.frames(99.0)
+
+    assert story.state.ledger.spent == {}
+
+
+def test_release_lets_a_rule_that_still_fires_act_again(tell):
+    """After a person released the hold, the breach that goes on is answered anew."""
+    story = tell(ladder=Ladder(("soften", "hold"), reset_after_steps=1))
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=120)
+    acted = len(story.actions())
+    story.send(Told(story.at_ns, "anna", "release"))
+    story.frames(8.0, times=5)
+
+    assert len(story.actions()) == acted + 1
