@@ -38,6 +38,7 @@ METRICS = (
 
 EXACT_LIMIT = 16_000_000  # parameters; above, the kept copy would take too much memory
 SAMPLE = 65_536  # parameters in a sample
+WHOLE = 4096  # smaller tensors (norms, biases) are never sampled: few values move a lot there
 BLOCK = 64  # neighbours that are taken together: single values would cost as much as all
 ROTATE = 64  # steps between two samples
 RUN = 131_072  # squares added up in float32; sums of these are added in float64
@@ -100,6 +101,28 @@ class Collector(Base):
         self._status_changed()
 
 
+class Kind:
+    """Tensors of one device and type, and their old values side by side.
+
+    Attributes:
+        old: flat; `pieces` of it are shaped like the `sources`.
+        stands_for: how many values each value of a sample stands for.
+    """
+
+    __slots__ = ("old", "pieces", "sources", "stands_for")
+
+    def __init__(self, torch: Any, sources: List[Any], stands_for: float) -> None:
+        first, size = sources[0], sum(source.numel() for source in sources)
+        self.old = torch.empty(size, device=first.device, dtype=first.dtype)
+        self.sources = sources
+        self.stands_for = stands_for
+        self.pieces = []
+        at = 0
+        for source in sources:
+            self.pieces.append(self.old[at : at + source.numel()].view(source.shape))
+            at += source.numel()
+
+
 class Kept:
     """The old weights of one optimizer, or a sample of them.
 
@@ -117,12 +140,10 @@ class Kept:
         self._sample = sample
         self._age = 0
         self._turn = 0
-        self._scale = 1.0
         self._versions: List[int] = []
         self._places: List[int] = []
         self.weight: Number = 0.0
-        # Per device and type: old values side by side, their pieces, and where they come from.
-        self._kinds: List[Tuple[Any, List[Any], List[Any]]] = []
+        self._kinds: List[Kind] = []
 
     def still(self, params: List[Any]) -> bool:
         """Whether these are the parameters it keeps."""
@@ -140,64 +161,53 @@ class Kept:
             return
         self._versions, self._places = versions, places
         self.weight = 0.0
-        for old, pieces, sources in self._kinds:
-            self._torch._foreach_copy_(pieces, sources)
-            self.weight = self.weight + self._square(old)
+        for kind in self._kinds:
+            self._torch._foreach_copy_(kind.pieces, kind.sources)
+            self.weight = self.weight + self._square(kind)
 
     def advance(self) -> Tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
         torch = self._torch
         moved: Number = 0.0
         weight: Number = 0.0
-        for old, pieces, sources in self._kinds:
-            torch._foreach_sub_(pieces, sources)
-            moved = moved + self._square(old)
-            torch._foreach_copy_(pieces, sources)
-            weight = weight + self._square(old)
+        for kind in self._kinds:
+            torch._foreach_sub_(kind.pieces, kind.sources)
+            moved = moved + self._square(kind)
+            torch._foreach_copy_(kind.pieces, kind.sources)
+            weight = weight + self._square(kind)
         before, self.weight = self.weight, weight
         self._versions = [t._version for t in self._tensors]
         return moved, before
 
-    def _square(self, flat: Any) -> Number:
-        torch = self._torch
+    def _square(self, kind: Kind) -> Number:
+        torch, flat = self._torch, kind.old
         if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
             square: Number = 0.0
             for part in flat.split(RUN):
                 square = square + self._scalars.value(torch.dot(part, part))
-            return square * self._scale
+            return square * kind.stands_for
         wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
         norm = self._scalars.value(torch.linalg.vector_norm(flat, dtype=wide))
-        return norm * norm * self._scale
+        return norm * norm * kind.stands_for
 
-    def _layout(self) -> List[Tuple[Any, List[Any], List[Any]]]:
-        torch = self._torch
-        by_kind: Dict[Tuple[Any, Any], List[Any]] = {}
-        for source in self._sources():
-            by_kind.setdefault((source.device, source.dtype), []).append(source)
-        kinds = []
-        for (device, dtype), sources in by_kind.items():
-            old = torch.empty(sum(s.numel() for s in sources), device=device, dtype=dtype)
-            pieces, at = [], 0
-            for source in sources:
-                pieces.append(old[at : at + source.numel()].view(source.shape))
-                at += source.numel()
-            kinds.append((old, pieces, sources))
-        return kinds
-
-    def _sources(self) -> List[Any]:
+    def _layout(self) -> List[Kind]:
         dense = [t for t in self._tensors if t.numel() and t.dtype.is_floating_point]
-        if self._sample is None:
-            return dense
-        total = sum(t.numel() for t in dense)
-        every = max(1, round(total / self._sample))
-        taken, slices = 0, []
-        for tensor in dense:
-            if tensor.is_contiguous():
-                slices.append(self._slice(tensor, every))
-                taken += slices[-1].numel()
+        whole, large = dense, []
+        every = 1
+        if self._sample is not None:
+            every = max(1, round(sum(t.numel() for t in dense) / self._sample))
+            large = [t for t in dense if t.numel() > WHOLE and t.is_contiguous()]
+            whole = [t for t in dense if t.numel() <= WHOLE or not t.is_contiguous()]
+        slices = [self._slice(tensor, every) for tensor in large]
         self._turn += 1
-        self._scale = total / max(1, taken)
-        return slices
+        stand_for = sum(t.numel() for t in large) / max(1, sum(s.numel() for s in slices))
+        return self._kinds_of(whole, 1.0) + self._kinds_of(slices, stand_for)
+
+    def _kinds_of(self, sources: List[Any], stands_for: float) -> List[Kind]:
+        kinds: Dict[Tuple[Any, Any], List[Any]] = {}
+        for source in sources:
+            kinds.setdefault((source.device, source.dtype), []).append(source)
+        return [Kind(self._torch, members, stands_for) for members in kinds.values()]
 
     def _slice(self, tensor: Any, every: int) -> Any:
         """Return one in `every` values of `tensor`, in whole cache lines spread over all of it."""

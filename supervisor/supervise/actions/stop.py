@@ -58,6 +58,14 @@ class Stop(Action):
         }
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        watched_s = args["if_idle_s"]
+        if watched_s:
+            work = job.work(watched_s)
+            if work["cpu_s"] > BUSY_SHARE * watched_s or work["bytes"] > BUSY_BYTES * watched_s:
+                raise ActionError(
+                    f"the job makes no steps but works ({work['cpu_s']:.1f} s of CPU and "
+                    f"{work['bytes']:.0f} bytes in {watched_s:.0f} s): not stopped"
+                )
         seen = job.stop(grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"])
         if seen.get("returncode") is None or seen.get("survivors"):
             raise ActionError(f"processes of the job are still alive after KILL: {seen}")

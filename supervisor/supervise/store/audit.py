@@ -155,23 +155,20 @@ class Audit:
             full = self._write(line)
             self._chain.take(line)
             if full:
-                reason = "the disk is full; the log is written from its reserve"
-                self.trouble = f"{self._path}: {reason}"
-                note = {"reason": reason, "data": {"reserve_bytes": RESERVE_BYTES}}
-                self.append(
-                    "disk_full",
-                    actor="store",
-                    at_ns=at_ns,
-                    wall=wall,
-                    step=step,
-                    body=note,
-                    sync=False,
-                )
+                self._tell_full(at_ns, wall, step)
             if sync:
                 self._sync()
             else:
                 self._dirty.set()
             return seq
+
+    def _tell_full(self, at_ns: int, wall: str, step: int) -> None:
+        reason = "the disk is full; the log is written from its reserve"
+        self.trouble = f"{self._path}: {reason}"
+        note = {"reason": reason, "data": {"reserve_bytes": RESERVE_BYTES}}
+        self.append(
+            "disk_full", actor="store", at_ns=at_ns, wall=wall, step=step, body=note, sync=False
+        )
 
     def commit(self) -> None:
         """Put all records on the disk now. Raises StoreError."""
