@@ -27,12 +27,14 @@ class Scalars:
         """Return what a one-element tensor holds now.
 
         Returns:
-            A float if the host has it; else a private float64 copy on its device, which no later
+            A float if the host has it; else a private wide copy on its device, which no later
             in-place operation of the job can change. Both take part in arithmetic alike.
         """
         if self.reads(tensor):
             return float(tensor.item())
-        return tensor.detach().reshape(()).to(self._torch.float64, copy=True)
+        torch = self._torch
+        wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no 64
+        return tensor.detach().reshape(()).to(wide, copy=True)
 
     def reads(self, tensor: Any) -> bool:
         """Whether the host can look into `tensor` without waiting."""

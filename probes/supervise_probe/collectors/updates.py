@@ -38,7 +38,6 @@ METRICS = (
 
 EXACT_LIMIT = 16_000_000  # parameters; above, the kept copy would take too much memory
 SAMPLE = 65_536  # parameters in a sample
-WHOLE = 4096  # smaller tensors (norms, biases) are never sampled: few values move a lot there
 BLOCK = 64  # neighbours that are taken together: single values would cost as much as all
 ROTATE = 64  # steps between two samples
 RUN = 131_072  # squares added up in float32; sums of these are added in float64
@@ -191,19 +190,14 @@ class Kept:
         return norm * norm * kind.stands_for
 
     def _layout(self) -> List[Kind]:
-        dense = [t for t in self._tensors if t.numel() and t.dtype.is_floating_point]
-        whole, large = dense, []
-        every = 1
+        sources = [t for t in self._tensors if t.numel() and t.dtype.is_floating_point]
+        stands_for = 1.0
         if self._sample is not None:
-            every = max(1, round(sum(t.numel() for t in dense) / self._sample))
-            large = [t for t in dense if t.numel() > WHOLE and t.is_contiguous()]
-            whole = [t for t in dense if t.numel() <= WHOLE or not t.is_contiguous()]
-        slices = [self._slice(tensor, every) for tensor in large]
-        self._turn += 1
-        stand_for = sum(t.numel() for t in large) / max(1, sum(s.numel() for s in slices))
-        return self._kinds_of(whole, 1.0) + self._kinds_of(slices, stand_for)
-
-    def _kinds_of(self, sources: List[Any], stands_for: float) -> List[Kind]:
+            total = sum(t.numel() for t in sources)
+            every = max(1, round(total / self._sample))
+            sources = [self._slice(t, every) for t in sources if t.is_contiguous()]
+            stands_for = total / max(1, sum(s.numel() for s in sources))
+            self._turn += 1
         kinds: Dict[Tuple[Any, Any], List[Any]] = {}
         for source in sources:
             kinds.setdefault((source.device, source.dtype), []).append(source)
