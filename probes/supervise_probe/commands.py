@@ -78,6 +78,8 @@ class Commands:
             try:
                 if verb is None:
                     raise Refused(f"this probe knows no verb {command.verb!r}")
+                if began > command.args.get("until_ns", began):
+                    raise Refused("it came after its deadline; nobody waits for it any more")
                 if self._world_size > 1 and command.verb in ALONE_ONLY:
                     raise Refused(
                         f"{command.verb} on one of {self._world_size} ranks needs step-fenced "

@@ -134,11 +134,15 @@ class Probe:
             return False
         self._phases = {name: index for index, name in enumerate(wire.PHASES)}
         self._mailbox = Mailbox(self.writer)
-        self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
-        self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
-        self.rollbacks = Rollbacks(self)
-        self.drills = Drills(self, config.drills)
-        self.drills.begin(0)
+        try:
+            self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
+            self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
+            self.rollbacks = Rollbacks(self)
+            self.drills = Drills(self, config.drills)
+            self.drills.begin(0)
+        except Exception as error:  # half a probe would only tell a later, stranger error
+            self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
+            return False
         self._write_status()
         return True
 

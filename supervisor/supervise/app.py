@@ -172,8 +172,8 @@ class App:
     ) -> None:
         while self._round(segments, control, performer):
             pass  # a last burst may be longer than one poll takes
-        while performer.running is not None:  # at most its own deadline: a stop ends stragglers
-            self._nap.wait(0.01)
+        while self.state.stopping and performer.running is not None:
+            self._nap.wait(0.01)  # at most its own deadline: a stop ends stragglers
             self._round(segments, control, performer)
         now_ns = clock.monotonic_ns()
         if not self._names and not self._probe_told:

@@ -42,7 +42,10 @@ def test_the_ack_of_rank_0_comes_back_with_its_step_and_the_number_of_ranks(cont
         "ranks": 2,
         "ack_step": 7,
     }
-    assert [rank.letters for rank in ranks] == [[("k1", "x", {"a": 1})]] * 2
+    for rank in ranks:
+        ((key, verb, args),) = rank.letters
+        assert (key, verb, args["a"]) == ("k1", "x", 1)
+        assert args["until_ns"] > time.monotonic_ns()  # after it the probe would refuse
     assert control.world_size == 2
 
 
@@ -174,6 +177,20 @@ def test_the_lease_is_renewed_while_paused(controlled, fake_rank, eventually):
     time.sleep(0.1)
     assert len(rank.leases) == renewed
     assert rank.leases[-1] - rank.leases[0] >= 0.04e9
+
+
+def test_a_resume_that_fails_lets_the_lease_end(controlled, fake_rank, eventually):
+    """The pause must not be kept up by us when the job could not be told to go on."""
+    rank = fake_rank(answer={"pause": lambda _: {"paused_step": 7}, "resume": lambda _: "no"})
+    control = controlled(rank)
+    control.command("pause", {"lease_s": 0.06}, key="p", deadline_s=10)
+    eventually(lambda: len(rank.leases) >= 2)
+
+    with pytest.raises(ActionError, match="refused resume"):
+        control.command("resume", {}, key="r", deadline_s=10)
+    renewed = len(rank.leases)
+    time.sleep(0.1)
+    assert len(rank.leases) == renewed
 
 
 def test_snapshot_goes_to_the_collector(controlled):

@@ -189,7 +189,9 @@ class Control:
         """
         if verb == "resume":
             self._lease_s = None  # also when it fails: then the lease itself ends the pause
-        asked = self.ask(verb, args, key=key)
+        # A command that the job meets only after we gave up must not take effect unseen.
+        until_ns = time.monotonic_ns() + int(deadline_s * 1e9)
+        asked = self.ask(verb, {**args, "until_ns": until_ns}, key=key)
         try:
             answers = asked.wait(deadline_s)
         finally:

@@ -169,6 +169,7 @@ def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
         ("rollback", {"before_step": 5}, "no savepoints are kept"),
         ("snapshot", {"directory": "/proc/nowhere"}, "nowhere"),
         ("stop", {"how": "kill"}, "interrupt"),
+        ("pause", {"lease_s": 60, "until_ns": 1}, "after its deadline"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
