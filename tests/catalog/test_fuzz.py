@@ -15,6 +15,8 @@ from supervise.catalog import load as loading
 from supervise.catalog import load_policy, shipped
 from supervise.catalog.problems import PolicyErrors, Problems, Source
 
+pytestmark = pytest.mark.slow
+
 WHERE = re.compile(r".+:[1-9][0-9]*:[1-9][0-9]*")
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
 

@@ -22,6 +22,8 @@ from supervise.detectors.robust_z import RobustZ
 from supervise.detectors.threshold import Threshold
 from supervise.detectors.trend import BLOCKS, Trend
 
+pytestmark = pytest.mark.slow
+
 usual = st.sampled_from([1.0, 2.0, 2.0, 3.0, 2.5, 1.5, 2.25, 8.0, 0.0, -1.0])
 smooth = st.floats(0.5, 4.0, allow_nan=False)
 broken = st.sampled_from([None, math.nan, math.inf, -math.inf])

@@ -16,6 +16,8 @@ from supervise.detectors.join import Join
 from supervise.detectors.level_shift import BLOCKS, GUARD, LevelShift
 from supervise.detectors.sequence import Sequence
 
+pytestmark = pytest.mark.slow
+
 codes = st.sampled_from([OK] * 5 + [UNKNOWN] + [BREACH] * 3)
 jumps = st.sampled_from([1] * 8 + [2, 4])
 

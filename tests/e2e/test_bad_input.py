@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HELLO = [sys.executable, "-c", "import sys; print('hello'); sys.exit(5)"]
 
 
@@ -142,7 +144,6 @@ def test_a_job_without_torch(supervise):
     assert "has not imported torch" in run.stderr
 
 
-@pytest.mark.slow
 def test_a_job_that_ends_before_its_first_step(supervise):
     """torch was imported, nothing was trained: said, and the exit code is the job's."""
     run = supervise.run(job=[sys.executable, "-c", "import torch; raise SystemExit(9)"])
@@ -151,7 +152,6 @@ def test_a_job_that_ends_before_its_first_step(supervise):
     assert "no optimizer step" in run.stderr
 
 
-@pytest.mark.slow
 def test_a_full_shared_memory(supervise, tiny_job, tmp_path):
     """No space for a segment: the probe stays off and says so; the job trains on to its end."""
     full = tmp_path / "shm"
@@ -174,7 +174,6 @@ def test_a_full_shared_memory(supervise, tiny_job, tmp_path):
     assert run.state["tier"] == "T0"
 
 
-@pytest.mark.slow
 def test_a_run_directory_that_fills_up(supervise, tiny_job, tmp_path):
     """The run directory is full: watching goes on, acting stops, the job is untouched."""
     disk = tmp_path / "disk"

@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PREAMBLE = """
 import asyncio, itertools, json, os, pathlib, sys, threading, torch
 from torch import nn

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 PROBE = HERE.parents[1] / "probes" / "supervise_probe"
 PREAMBLE = """

@@ -9,6 +9,8 @@ import pytest
 
 from supervise_probe import faults
 
+pytestmark = pytest.mark.slow
+
 LOOP = """
 class Words(nn.Module):
     def __init__(self):

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = """
 model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SGD = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

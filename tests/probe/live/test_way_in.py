@@ -11,6 +11,8 @@ import pytest
 
 INJECT = Path(__file__).parents[3] / "probes/supervise_probe/inject"
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import sys, torch
 model = torch.nn.Linear(4, 1)
