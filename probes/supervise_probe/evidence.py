@@ -10,8 +10,11 @@ import faulthandler
 import json
 import os
 import random
+import signal
 import sys
 from typing import Any, Dict, List, Mapping
+
+STACKS = signal.SIGRTMIN + 5  # no launcher or scheduler uses it
 
 
 def write(directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]) -> List[str]:
@@ -52,3 +55,19 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tobytes"):
         return base64.b64encode(value.tobytes()).decode("ascii")
     return str(value)
+
+
+def listen(marks: str) -> None:
+    """Let a signal dump the stacks of all threads into `<marks>/stacks.<pid>.txt`.
+
+    For a job that hangs: it reads no mailbox any more, and this needs neither the GIL nor a step
+    boundary. A signal that the job handles itself is left to it.
+    """
+    if signal.getsignal(STACKS) != signal.SIG_DFL:
+        return
+    path = os.path.join(marks, f"stacks.{os.getpid()}.txt")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(STACKS, file=fd, all_threads=True, chain=False)
+    except (OSError, RuntimeError):  # then a hang has the kernel's view only
+        return

@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, Mapping, Optional
 
 from . import collectors as catalog
 from . import config as settings
-from . import forward, hooks, status
+from . import evidence, forward, hooks, status
 from .boundary import Boundary
 from .collectors.timing import Times
 from .commands import Commands
@@ -143,6 +143,7 @@ class Probe:
         except Exception as error:  # half a probe would only tell a later, stranger error
             self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False
+        evidence.listen(config.marks)
         self._write_status()
         return True
 

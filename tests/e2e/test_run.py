@@ -138,3 +138,6 @@ def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, tmp_path):
     assert "stop" in run.actions
     bundle = next((run.directory / "incidents").rglob("manifest.json"))
     assert bundle.parent.joinpath("metrics.csv").read_text().count("\n") > 50
+    stacks = "".join(path.read_text() for path in bundle.parent.glob("stacks-*.txt"))
+    assert "hang.py" in stacks
+    assert "tiny.py" in stacks

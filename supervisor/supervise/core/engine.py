@@ -177,7 +177,8 @@ def _exited(turn: Turn, event: Exited) -> None:
     state.returncode = event.returncode
     how = f"signal {-event.returncode}" if event.returncode < 0 else f"code {event.returncode}"
     if incident is not None:
-        _close(turn, incident, f"the job ended with {how}", "look at what it left")
+        then = "nothing to do" if event.returncode == 0 else "look at what it left"
+        _close(turn, incident, f"the job ended with {how}", then)
     turn.move("exited", f"the job ended with {how}")
     if state.stopping:
         turn.tell(
