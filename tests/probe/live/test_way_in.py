@@ -27,7 +27,7 @@ def test_a_plain_script(launch):
     """Marks for every stage, frames in the segment, its end recorded, not a word on its streams."""
     job = launch(TRAIN + "print('done')\nraise SystemExit(5)", code=5)
     assert [frame["step"] for frame in job.frames] == [0, 1, 2, 3, 4]
-    assert sorted(job.marks) == ["armed", "boot"]
+    assert sorted(job.marks) == ["armed", "boot", "stacks"]
     assert (job.folder / "out").read_text() == "done\n" and job.err == ""
     assert job.segment().end() == (None, "") and job.segment().beat().phase == "exiting"
     assert oct(job.segment().path.stat().st_mode)[-3:] == "600"
@@ -152,7 +152,7 @@ def test_loader_workers_never_attach(launch, make_folder, method):
     job = launch(None, "train.py", method, folder=folder)
     assert len(job.frames) == 8 and job.err == ""
     assert len(list((folder / "shm").iterdir())) == 1
-    assert len(list((folder / "probe").iterdir())) == 2
+    assert len(list((folder / "probe").iterdir())) == 3
     assert all(frame["input_time"] > 0 for frame in job.frames[1:])
 
 
