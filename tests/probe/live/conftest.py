@@ -128,7 +128,7 @@ class Job:
     def marks(self):
         """The small files in the run directory, by name without the pid."""
         found = sorted((self.folder / "probe").iterdir())
-        return {path.name.rsplit(".", 1)[0]: path.read_text() for path in found}
+        return {path.name.split(".", 1)[0]: path.read_text() for path in found}
 
     def column(self, name):
         """One metric over all frames; None where it is absent."""
