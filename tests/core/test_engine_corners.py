@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from supervise.actions.rollback import Rollback
 from supervise.actions.snapshot import Snapshot
+from supervise.actions.stop import Stop
 from supervise.actions.verify import Verify
 from supervise.core.rule import Budget, Ladder, Rule, Runbook
 from supervise.core.shapes import Clockwork, Detector
@@ -14,6 +17,7 @@ from supervise.core.values import (
     UNKNOWN,
     Announced,
     Beat,
+    Exited,
     Finished,
     Noticed,
     Tick,
@@ -265,3 +269,21 @@ def test_release_lets_a_rule_that_still_fires_act_again(tell):
     story.frames(8.0, times=5)
 
     assert len(story.actions()) == acted + 1
+
+
+@pytest.mark.parametrize(
+    ("ok", "exit_code", "title"), [(True, 78, "stopped by policy"), (True, None, "finished")]
+)
+def test_only_a_stop_that_took_hold_is_called_one(tell, ok, exit_code, title):
+    """A job that ended by itself while it was looked at has finished, and is told so."""
+    book = Runbook("soften", (Stop(),), ("stop",))
+
+    def answer(action_id):
+        return Finished(0, action_id, ok, {"exit_code": exit_code})
+
+    story = tell(answer=answer, runbooks={**tell().policy.runbooks, "soften": book})
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.send(Exited(story.at_ns, 0))
+
+    assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith(title)

@@ -116,6 +116,8 @@ def test_a_headline_names_what_breached():
         "update_norm 6.46, z 19.2 (limit 6); grad_global_norm is not finite"
     )
     assert headline({}, "chain") == "chain"
+    silent = {"code": "BREACH", "signal": "step", "value": 130.2, "threshold": 120.0}
+    assert headline({"stalled": silent}, "x") == "no step for 130 s (limit 120 s)"
 
 
 def test_the_drawing_in_the_readme_is_the_table():

@@ -125,6 +125,9 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
     parts = []
     for reading in numbers.values():
         metric, limit = reading.get("metric"), reading.get("threshold")
+        if reading.get("code") == "BREACH" and "signal" in reading:
+            silent = f"no {reading['signal']} for {reading['value']:.0f} s"
+            parts.append(f"{silent} (limit {limit:.0f} s)")
         if reading.get("code") != "BREACH" or metric is None:
             continue
         for key, form in (("z", "z {:.1f}"), ("ratio", "{:.3g} times its past"), ("value", "")):

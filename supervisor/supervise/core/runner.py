@@ -197,6 +197,8 @@ def finished(turn: Turn, event: Finished) -> None:
     run.waiting_for = None
     undoing = run.failed is not None
     result = dict(event.result)
+    if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
+        turn.state.stopping = event.ok and result.get("exit_code") is not None
     if event.ok:
         turn.say("commit", f"{event.action_id} done {_brief(result)}".rstrip(),
                  action={"id": event.action_id}, result=result)  # fmt: skip
