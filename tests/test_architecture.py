@@ -40,6 +40,10 @@ LAYERS = {
     "store": ("supervise.core",),
     "outputs": ("supervise.core",),
     "report": ("supervise.core", "supervise.store"),
+    "recordings": ("supervise.core",),
+    "proof": (
+        *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "recordings", "store")),
+    ),
     "app": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
         *(f"supervise.{name}" for name in ("job", "inputs", "store", "outputs", "report")),
