@@ -1,4 +1,4 @@
-"""The metrics that our collectors measure, by id, as their files list them in `METRICS`.
+"""The metrics that have a name: what our collectors measure, by id, and the other standard ids.
 
 A policy may name others: a job can report its own. So an unknown id is a warning, never an error.
 """
@@ -6,7 +6,6 @@ A policy may name others: a job can report its own. So an unknown id is a warnin
 from __future__ import annotations
 
 import pkgutil
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -14,7 +13,7 @@ from importlib import import_module
 from supervise_probe import collectors
 from supervise_probe.spec import MetricSpec
 
-_NUMBERED = re.compile(r"\.(?:[0-9]+|<i>)$")  # learning_rate.1: one per parameter group
+from . import standard
 
 
 @cache
@@ -28,16 +27,26 @@ def known() -> Mapping[str, MetricSpec]:
     return found
 
 
-def is_known(metric: str) -> bool:
-    """Return whether a collector measures this metric."""
-    return metric in known() or _NUMBERED.sub("", metric) in _families()
-
-
 @cache
-def _families() -> frozenset[str]:
-    return frozenset(_NUMBERED.sub("", metric) for metric in known())
+def everything() -> Mapping[str, MetricSpec]:
+    """Return every metric that has a standard id: measured ones first."""
+    return {**known(), **{spec.id: spec for spec in standard.METRICS}}
+
+
+def is_known(metric: str) -> bool:
+    """Return whether the id is a standard one, or one member of such a family."""
+    return spec_of(metric) is not None
+
+
+def spec_of(metric: str) -> MetricSpec | None:
+    """Return what is known of an id: `learning_rate.3` is a `learning_rate.<i>`."""
+    found = everything().get(metric)
+    while found is None and "." in metric:
+        metric = metric.rpartition(".")[0]
+        found = everything().get(f"{metric}.<i>") or everything().get(metric)
+    return found
 
 
 def near(metric: str) -> list[str]:
     """Return the ids to look for a near miss in: those that contain the word, else all."""
-    return [name for name in known() if metric in name] or list(known())
+    return [name for name in everything() if metric in name] or list(everything())

@@ -16,7 +16,7 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 
-COMMANDS = ("run", "status", "release", "audit", "replay", "export", "doctor", "demo")
+COMMANDS = ("run", "status", "release", "audit", "replay", "export", "doctor", "metrics", "demo")
 
 
 class Commands(click.Group):

@@ -1,0 +1,35 @@
+"""Which shipped detectors read a metric: the default answer to "how should it be watched"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import load, shipped
+from .nodes import Mapping, plain
+from .pack import PACKS
+from .problems import Problems
+from .resolved import inline
+
+ONE, SEVERAL = "metric", "metrics"
+
+
+def readers(metric: str) -> dict[str, str]:
+    """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
+    found: dict[str, str] = {}
+    for name, detector in _detectors():
+        if detector.get(ONE) == metric or metric in detector.get(SEVERAL, ()):
+            said = {key: value for key, value in detector.items() if key not in (ONE, SEVERAL)}
+            found[name] = inline(said).strip("{}")
+    return found
+
+
+def _detectors() -> Iterator[tuple[str, dict[str, Any]]]:
+    for pack in shipped.names(PACKS):
+        path = shipped.folder(PACKS) / f"{pack}.yaml"
+        root = load.read(path, shipped.label(path), problems := Problems())
+        problems.stop()
+        section = root.get("detectors") if root is not None else None
+        if isinstance(section, Mapping):
+            for name, detector in plain(section).items():
+                yield f"{pack}.{name}", detector

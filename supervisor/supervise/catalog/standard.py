@@ -1,0 +1,117 @@
+"""The standard ids of metrics that no collector of ours measures (yet): a job may report them.
+
+One id means one thing everywhere. A job, an adapter or a data pipeline that knows such a number
+reports it under this id, `supervise_probe.report(val_loss=...)`, and the shipped packs judge it.
+Where nobody does, the rules that need it are inactive, and are shown as such.
+"""
+
+from __future__ import annotations
+
+from supervise_probe.spec import MetricSpec
+
+SIMPLE, SEEDS = "this project", "the stability metrics report"
+MARIN = "Marin 32B retrospective"
+
+# id, unit, meaning, source of the definition; grouped as in the packs.
+_ROWS = (
+    # optimization
+    ("train_loss", "nat", "Token-weighted mean loss of the global batch.", "sum(nll) / sum(mask)"),
+    ("val_loss", "nat", "Token-weighted loss on pinned held-out data.", "sum(nll) / sum(mask)"),
+    ("train_val_gap", "nat", "val_loss - train_loss_ema on matched weights.", SEEDS),
+    ("fixed_probe_loss", "nat", "Loss on an immutable batch, in evaluation mode.", SEEDS),
+    ("slice_val_loss", "nat", "val_loss of one domain; append its name: `.code`.", SEEDS),
+    ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
+    ("eval_artifact_hash", "1", "Number of the pinned evaluation: tokenizer, prompts, data.",
+     "first 52 bits of a SHA-256 over their canonical JSON"),
+    ("collapse_residual", "nat", "Normalised loss less a reference run's.", "Celerity report"),
+    ("scaling_law_residual", "nat", "Loss less the one that a fitted scaling law gives.", SEEDS),
+    ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
+    ("adam_rms_ratio", "1", "Largest RMS of g / sqrt(v) over dense tensors, before the update.",
+     "StableAdamW, arXiv:2304.13013"),
+    ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
+    ("guard_active", "1", "1 while the job's clip, skip and z-loss are as in its manifest.", SEEDS),
+    ("update_clip_rate", "%", "Share of steps whose update the job clipped.", MARIN),
+    ("train_loss_ema", "nat", "Bias-corrected moving average of train_loss_raw, 0.99.", SEEDS),
+    ("train_ppl", "1", "exp(train_loss_ema).", SEEDS),
+    ("lr_phase", "1", "Warm-up 0, stable 1, decay 2, re-warm 3, and the fraction of it.", SEEDS),
+    ("tokens_applied", "tokens", "Tokens of the steps whose update was applied.", SEEDS),
+    ("grad_clip_rate", "%", "Share of the last 300 steps whose gradient norm was clipped.", SEEDS),
+    ("grad_spike_score", "1", "grad_global_norm over its moving average, 0.97.", SEEDS),
+    ("opt_state_finite", "1", "1 while the optimizer's moments are finite, v >= 0.", SEEDS),
+    ("overflow_rate", "%", "Share of the last 100 steps that the loss scaler skipped.", SEEDS),
+    ("grad_noise_scale", "tokens", "S / G^2 from two batch sizes.", "arXiv:1812.06162"),
+    ("gsnr", "1", "Squared mean gradient over its variance, per sample.", SEEDS),
+    ("layer_weight_std", "1", "Standard deviation of a weight; append the layer.", SEEDS),
+    # model behaviour
+    ("max_attn_logit", "1", "Largest attention logit; append layer, or layer and head.",
+     "q . k * scale after mask, Kimi K2 and Megatron-LM"),
+    ("attn_logit_absmean", "1", "Mean absolute attention logit.", SIMPLE),
+    ("attn_logit_heads_over_100", "heads", "Heads whose largest logit is over 100.", "Kimi K2"),
+    ("attn_entropy", "1", "Mean over heads of attention entropy over log of its length.", SEEDS),
+    ("attn_entropy_min", "1", "The same of the head that has least.", SEEDS),
+    ("residual_rms", "1", "Largest RMS of a block's output; append the layer.", SEEDS),
+    ("activation_outlier_rate", "%", "Share of |a| > 6 RMS; append the layer.", SEEDS),
+    ("logz_mean", "1", "Mean log-sum-exp of the output logits.", "PaLM, arXiv:2204.02311"),
+    ("moe_drop_rate", "%", "Dropped over routed assignments.", "Switch, arXiv:2101.03961"),
+    ("moe_util_entropy", "1", "Entropy of the experts' shares over log E.", SEEDS),
+    ("moe_load_balance_loss", "1", "E sum f P; 1 is balanced.", "Switch, arXiv:2101.03961"),
+    ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SEEDS),
+    ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SEEDS),
+    ("logit_entropy_probe", "nat", "Mean entropy of the output on a pinned batch.", SEEDS),
+    ("topk_mass_probe", "%", "Mean mass of the k likeliest tokens on a pinned batch.", SEEDS),
+    ("output_kl_to_prev", "nat", "KL of the output to that of the last checkpoint.", SEEDS),
+    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SEEDS),
+    ("qk_d2_spectral_entropy", "1", "Effective rank of the first-order change of Q K^T.",
+     "arXiv:2606.28116"),
+    ("dw_spectral_entropy", "1", "Effective rank of a weight's change over a window.",
+     "arXiv:2606.28116"),
+    ("router_weight_similarity", "1", "Mean pairwise cosine of expert rows.", "arXiv:2606.28116"),
+    ("router_conditioning", "1", "Largest centred row norm over the norm of the mean row.",
+     "arXiv:2606.28116"),
+    ("router_token_entropy", "1", "Mean entropy of the router's full softmax over log E.",
+     "arXiv:2606.28116"),
+    # data
+    ("batch_token_entropy", "nat", "Entropy of the batch's own token histogram.", SIMPLE),
+    ("batch_unique_ratio", "1", "Different tokens over tokens of the batch.", SEEDS),
+    ("batch_top1_share", "1", "Share of the batch's commonest token.", SEEDS),
+    ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SEEDS),
+    ("pad_fraction", "%", "Padding over all tokens.", SEEDS),
+    ("bytes_per_token", "bytes", "Mean UTF-8 bytes a token.", SEEDS),
+    ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SEEDS),
+    ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.",
+     MARIN),
+    # ranks
+    ("loss_dispersion", "nat", "Standard deviation of the loss over ranks.", SEEDS),
+    ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
+    ("param_digest_mismatch", "1", "Replicated tensors whose hashes differ over ranks.",
+     "BLOOM-176B chronicles"),
+    ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
+    ("straggler_ratio", "1", "Slowest over median time to the first gradient collective.",
+     "NVIDIA Resiliency Extension"),
+    ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
+    # compute and hardware
+    ("comm_time_frac", "%", "Exposed time in collectives over step time.", SEEDS),
+    ("compute_time_frac", "%", "Kernel-busy time over step time.", SEEDS),
+    ("dataloader_stall_frac", "%", "Time blocked in next(loader) over step time.", SEEDS),
+    ("mfu", "%", "Model FLOPs a second over the device's peak.", "PaLM, arXiv:2204.02311"),
+    ("gpu_util", "%", "Share of time with a kernel running.", "NVML"),
+    ("gpu_mem_used", "%", "Device memory in use.", "NVML"),
+    ("gpu_temperature", "C", "Temperature of the device.", "NVML"),
+    ("gpu_power", "W", "Power draw of the device.", "NVML"),
+    ("gpu_ecc_errors", "1", "Uncorrected ECC errors since boot.", "NVML"),
+    ("gpu_xid_errors", "1", "XID events since the start.", "NVML"),
+    ("host_mem_used", "%", "Host memory in use.", "psutil"),
+    ("host_mem_growth", "bytes/h", "Growth of the job's resident memory.", "psutil"),
+    ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
+    ("open_files", "1", "Open file descriptors of the job.", "psutil"),
+    # runs, checkpoints, logs
+    ("checkpoint_ok", "1", "1 when the newest checkpoint was verified.", SEEDS),
+    ("checkpoint_time", "s", "Wall time of a save.", SEEDS),
+    ("checkpoint_size", "bytes", "Bytes of a checkpoint.", SEEDS),
+    ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
+    ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
+    ("metrics_ingest_lag", "s", "Age of the newest frame when it is judged.", SEEDS),
+    ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
+)  # fmt: skip
+
+METRICS = tuple(MetricSpec(*row) for row in _ROWS)
