@@ -1,0 +1,237 @@
+"""The machine under the job: devices by NVML, memory, files and disk by psutil, once a few seconds.
+
+A driver may block for seconds, so a thread of its own asks and the loop only ever looks at the last
+answer. What a machine does not have is absent; a question that fails twice in a row is not asked
+again, with one sentence why. Decides nothing.
+
+Source: NVML device queries (what `nvidia-smi` prints); psutil.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+EVERY_S = 2.0  # between two looks
+STALE_S = 30.0  # an answer older than that is no answer
+MEMORY_LOOKS = 150  # five minutes of resident sizes: their slope is the growth
+STRIKES = 2
+ELSEWHERE = 0  # stands for pids of another namespace: in a container the driver tells the host's
+
+HOST = ("host_mem_used", "host_mem_growth", "open_files", "disk_free")
+DEVICE = (
+    *("gpu_util", "gpu_mem_used", "gpu_temperature", "gpu_power", "gpu_ecc_errors"),
+    "gpu_xid_errors",
+)
+METRICS = (*HOST, *DEVICE)
+
+
+class Hardware:
+    """Looks at the machine from a thread of its own, between `start` and `close`.
+
+    Args:
+        pids: returns the processes of the job.
+        disk: a path on the file system that the job writes to.
+        nvml: the `pynvml` module, or whatever has its functions.
+        tell: told, at most once per subject, why something cannot be measured.
+    """
+
+    def __init__(
+        self,
+        pids: Callable[[], Iterable[int]],
+        disk: Path,
+        nvml: Any = None,
+        tell: Callable[[str], None] = lambda _: None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._pids = pids
+        self._disk = disk
+        self._nvml = nvml
+        self._tell = tell
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
+        self._strikes: dict[str, int] = {}
+        self._devices: list[Any] | None = None
+        self._xids: Xids
+        self._sizes: deque[tuple[float, int]] = deque(maxlen=MEMORY_LOOKS)
+        self._host: Mapping[str, float] = {}
+        self._of_pid: Mapping[int, Mapping[str, float]] = {}
+        self._at = float("-inf")
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; a driver that hangs is left behind with its daemon thread."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
+
+    def newest(self, pid: int, leads: bool) -> dict[str, float]:
+        """Return what was last seen, for the frames of the rank with this pid.
+
+        A rank gets the values of the devices it computes on: the highest, of `gpu_util` the lowest.
+        The rank that leads gets those of the host too, and in a container, where nobody can tell
+        whose device is whose, those of all devices in use. Empty when the last look is too old.
+        """
+        if time.monotonic() - self._at > STALE_S:
+            return {}
+        devices = self._of_pid.get(pid) or (self._of_pid.get(ELSEWHERE, {}) if leads else {})
+        return {**devices, **(self._host if leads else {})}
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.look()
+
+    def look(self) -> None:
+        """Ask everything once."""
+        host: dict[str, float] = {}
+        members = self._guarded("processes", self._members, [])
+        host |= self._guarded("memory", lambda: self._memory(members), {})
+        host |= self._guarded("disk", self._free, {})
+        self._host = host
+        self._of_pid = self._guarded("devices", self._by_pid, {})
+        self._at = time.monotonic()
+
+    def _guarded(self, subject: str, ask: Callable[[], Any], otherwise: Any) -> Any:
+        if self._strikes.get(subject, 0) >= STRIKES:
+            return otherwise
+        try:
+            answer = ask()
+        except Exception as error:
+            self._strikes[subject] = self._strikes.get(subject, 0) + 1
+            if self._strikes[subject] == STRIKES:
+                self._tell(f"{subject} cannot be measured: {type(error).__name__}: {error}")
+            return otherwise
+        self._strikes[subject] = 0
+        return answer
+
+    # ── the host ──────────────────────────────────────────────────────────────────────────────────
+
+    def _members(self) -> list[psutil.Process]:
+        found = []
+        for pid in self._pids():
+            try:
+                found.append(psutil.Process(pid))
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def _memory(self, members: list[psutil.Process]) -> dict[str, float]:
+        resident, files = 0, 0
+        for process in members:
+            try:
+                resident += process.memory_info().rss
+                files += process.num_fds()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        values = {"host_mem_used": psutil.virtual_memory().percent, "open_files": float(files)}
+        self._sizes.append((time.monotonic(), resident))
+        growth = slope(self._sizes)
+        if growth is not None and len(self._sizes) == MEMORY_LOOKS:
+            values["host_mem_growth"] = growth * 3600.0
+        return values
+
+    def _free(self) -> dict[str, float]:
+        return {"disk_free": 100.0 - psutil.disk_usage(str(self._disk)).percent}
+
+    # ── devices ───────────────────────────────────────────────────────────────────────────────────
+
+    def _by_pid(self) -> dict[int, dict[str, float]]:
+        """Return the values of the devices that each process computes on."""
+        nvml = self._nvml
+        if nvml is None:
+            return {}
+        if self._devices is None:
+            self._devices = self._open(nvml)
+            self._xids = Xids(nvml, self._devices)
+        found: dict[int, dict[str, float]] = {}
+        errors = self._xids.count()
+        for device in self._devices:
+            users = [int(user.pid) for user in nvml.nvmlDeviceGetComputeRunningProcesses(device)]
+            if not users:
+                continue
+            values = {**self._device(nvml, device), "gpu_xid_errors": float(errors)}
+            for pid in users:
+                mine = found.setdefault(pid if psutil.pid_exists(pid) else ELSEWHERE, {})
+                for name, value in values.items():
+                    worse = min if name == "gpu_util" else max
+                    mine[name] = worse(mine.get(name, value), value)
+        return found
+
+    def _open(self, nvml: Any) -> list[Any]:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:  # no driver, no device: nothing is missing
+            return []
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+
+    def _device(self, nvml: Any, device: Any) -> dict[str, float]:
+        """Return what one device tells; what it does not support is left out."""
+        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        asked: dict[str, Callable[[], float]] = {
+            "gpu_util": lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+            "gpu_mem_used": lambda: 100.0 * memory.used / memory.total,
+            "gpu_temperature": lambda: float(
+                nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            "gpu_power": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000.0,
+            "gpu_ecc_errors": lambda: float(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
+        }
+        values = {}
+        for name, ask in asked.items():
+            try:
+                values[name] = ask()
+            except nvml.NVMLError:  # consumer cards count no ECC errors, some tell no power
+                continue
+        return values
+
+
+class Xids:
+    """Counts the critical errors (XID) that the driver reports from now on, over all devices."""
+
+    def __init__(self, nvml: Any, devices: Iterable[Any]) -> None:
+        self._nvml = nvml
+        self._total = 0
+        self._set: Any = None
+        try:
+            self._set = nvml.nvmlEventSetCreate()
+            for device in devices:
+                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._set)
+        except nvml.NVMLError:  # not on this platform: the count stays zero
+            self._set = None
+
+    def count(self) -> int:
+        """Return how many there were so far. Does not wait for one."""
+        while self._set is not None:
+            try:
+                self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except self._nvml.NVMLError:  # a timeout is an error too: there is none now
+                break
+            self._total += 1
+        return self._total
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float | None:
+    """Return the least-squares slope of y over x, None with fewer than two different x."""
+    points = list(points)
+    if len(points) < 2:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0.0:
+        return None
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread

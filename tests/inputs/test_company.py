@@ -1,0 +1,81 @@
+"""Frames are completed by what their rank cannot know, and nothing else of them changes."""
+
+from __future__ import annotations
+
+from supervise.core.values import Announced, Frame, Tick
+from supervise.inputs.company import Company
+
+
+class Machine:
+    """A machine whose values a test sets."""
+
+    def __init__(self, **values: float) -> None:
+        self.values = values
+
+    def __call__(self, pid: int, leads: bool) -> dict[str, float]:
+        return dict(self.values) if leads else {}
+
+
+def announced(rank: int = 0, world: int = 1, names: tuple[str, ...] = ("train_loss_raw",)):
+    return Announced(5, rank, world, 100 + rank, names)
+
+
+def test_without_anything_to_add_events_pass_unchanged():
+    company = Company(Machine())
+    first, frame, tick = announced(), Frame(6, 0, 0, 0, (2.0,)), Tick(7)
+
+    passed = [company.complete(event) for event in (first, frame, tick)]
+
+    assert passed == [[first], [frame], [tick]]
+
+
+def test_a_new_column_is_announced_in_front_of_the_frame_that_has_it():
+    company = Company(machine := Machine())
+    company.complete(announced())
+    machine.values["disk_free"] = 40.0
+
+    news, frame = company.complete(Frame(6, 0, 0, 1, (2.0,)))
+
+    assert news == Announced(6, 0, 1, 100, ("train_loss_raw", "disk_free"))
+    assert frame == Frame(6, 0, 0, 1, (2.0, 40.0))
+
+
+def test_what_is_not_known_any_more_is_absent():
+    company = Company(machine := Machine(disk_free=40.0))
+    company.complete(announced())
+    company.complete(Frame(6, 0, 0, 1, (2.0,)))
+    machine.values.clear()
+
+    assert company.complete(Frame(7, 0, 0, 2, (2.0,))) == [Frame(7, 0, 0, 2, (2.0, None))]
+
+
+def test_names_that_the_probe_announces_late_keep_our_columns_behind_them():
+    company = Company(Machine(disk_free=40.0))
+    company.complete(announced())
+    company.complete(Frame(6, 0, 0, 1, (2.0,)))
+
+    (news,) = company.complete(announced(names=("train_loss_raw", "my_score")))
+    (frame,) = company.complete(Frame(8, 0, 0, 3, (2.0,)))
+
+    assert news.names == ("train_loss_raw", "my_score", "disk_free")
+    assert frame.values == (2.0, None, 40.0)
+
+
+def test_a_job_that_reports_a_metric_itself_is_believed():
+    company = Company(Machine(disk_free=40.0))
+    company.complete(announced(names=("disk_free",)))
+
+    assert company.complete(Frame(6, 0, 0, 1, (7.0,))) == [Frame(6, 0, 0, 1, (7.0,))]
+
+
+def test_what_ranks_tell_together_stands_in_the_next_frame_of_the_leader():
+    company = Company(Machine())
+    for rank in (0, 1):
+        company.complete(announced(rank, 2))
+    company.complete(Frame(6, 0, 0, 0, (2.0,)))
+    assert company.complete(Frame(7, 1, 0, 0, (4.0,))) == [Frame(7, 1, 0, 0, (4.0,))]
+
+    news, frame = company.complete(Frame(8, 0, 0, 1, (2.0,)))
+
+    values = dict(zip(news.names, frame.values, strict=True))
+    assert values["loss_dispersion"] == 2.0**0.5

@@ -1,0 +1,84 @@
+"""What several ranks together tell, against a plain computation over all pairs."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import combinations
+from statistics import stdev
+
+import pytest
+
+from supervise.inputs.ranks import LAG, Ranks, together
+
+NAN = float("nan")
+
+
+def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
+    found = together([{"train_loss_raw": x} for x in (2.0, 2.1, 9.0, 2.2)])
+
+    assert found["loss_dispersion"] == pytest.approx(stdev([2.0, 2.1, 9.0, 2.2]), rel=1e-12)
+    assert found["loss_outlier_rank"] == 2
+
+
+def test_the_straggler_is_the_rank_that_takes_longest_by_itself():
+    times = [{"input_time": 0.01, "forward_time": t, "step_time": 0.5} for t in (0.09, 0.19, 0.09)]
+
+    found = together(times)
+
+    assert found["straggler_ratio"] == pytest.approx(2.0)
+    assert found["straggler_rank"] == 1
+
+
+def test_the_consistency_is_the_mean_cosine_over_all_pairs():
+    chance = random.Random(3)
+    sketches = [[chance.gauss(0.2, 1.0) for _ in range(32)] for _ in range(5)]
+
+    def cosine(a, b):
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        return dot / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+    pairs = [cosine(a, b) for a, b in combinations(sketches, 2)]
+    found = together([{f"grad_sketch.{i}": x for i, x in enumerate(s)} for s in sketches])
+
+    assert found["grad_direction_consistency"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+
+
+def test_ranks_that_read_the_same_data_agree_exactly():
+    same = {"grad_sketch.0": 1.5, "grad_sketch.1": -0.5, "train_loss_raw": 2.0}
+
+    found = together([same, dict(same)])
+
+    assert found["grad_direction_consistency"] == pytest.approx(1.0)
+    assert found["loss_dispersion"] == 0.0
+
+
+@pytest.mark.parametrize("other", [{}, {"train_loss_raw": None}, {"train_loss_raw": NAN}])
+def test_what_one_rank_lacks_is_known_of_none(other):
+    assert "loss_dispersion" not in together([{"train_loss_raw": 2.0}, other])
+
+
+def test_a_step_counts_when_all_ranks_have_published_it_and_once():
+    ranks = Ranks()
+    ranks.add(0, 7, 1, 2, {"train_loss_raw": 1.0})
+    assert ranks.newest() == {}
+    ranks.add(0, 7, 0, 2, {"train_loss_raw": 3.0})
+    assert ranks.newest()["loss_outlier_rank"] in (0, 1)
+    assert ranks.newest() == {}
+
+
+def test_a_silent_rank_costs_no_memory():
+    ranks = Ranks()
+    for step in range(10 * LAG):
+        ranks.add(0, step, 0, 2, {"train_loss_raw": 1.0})
+    ranks.add(0, 10 * LAG - 1, 1, 2, {"train_loss_raw": 2.0})
+
+    assert ranks.newest()["loss_dispersion"] > 0
+    assert len(ranks._open) <= LAG
+
+
+def test_one_rank_has_nobody_to_compare_with():
+    ranks = Ranks()
+    ranks.add(0, 1, 0, 1, {"train_loss_raw": 1.0})
+
+    assert ranks.newest() == {}
