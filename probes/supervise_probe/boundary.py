@@ -10,11 +10,10 @@ Knows no metric: it calls the collectors.
 
 from __future__ import annotations
 
-import weakref
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from .step import Step, Update
+from .step import Known, Step, Update
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -29,7 +28,7 @@ class Boundary:
 
     Attributes:
         number: of the step under way. attempt: how often the run was rolled back.
-        spent_ns: what the probe cost from the last frame to this one.
+        spent_ns: what the probe cost in the last step, where that was weighed, else None.
         reported: values that the job reported for its next frame.
         on_time: whether the last step just closed behind its last optimizer.
         entries: how often `before_step` was called.
@@ -41,7 +40,7 @@ class Boundary:
         self._probe = probe
         self.number = 0
         self.attempt = 0
-        self.spent_ns = 0
+        self.spent_ns: Optional[int] = None
         self.on_time = False
         self.entries = 0
         self.skips_left = 0
@@ -53,7 +52,7 @@ class Boundary:
         self._misses = 0
         self._backward = False  # since the last boundary
         self._skip = ""  # the whole round is skipped
-        self._known: List[weakref.ref[Any]] = []  # optimizers in order of first step
+        self._known: Dict[int, Known] = {}  # by id of the optimizer, in order of first step
         self._ended_ns = 0
         self._mark_ns = 0
         self._held_ns = 0
@@ -69,8 +68,12 @@ class Boundary:
         """
         probe = self._probe
         self.entries += 1
-        update = Update(optimizer, closure)
-        params = update.all_params
+        known = self._known.get(id(optimizer))
+        if known is None or known.reference() is not optimizer:
+            known = Known(optimizer)
+        known.refresh(optimizer)
+        update = Update(optimizer, closure, known)
+        params = known.params
         if not params or params[0].is_meta or hasattr(params[0], "fake_mode"):
             return None
         if self._phantom(update) or not probe.open():
@@ -88,10 +91,8 @@ class Boundary:
         self._members.append(key)
         self.on_time = False
         self.current = update
-        if not any(known() is optimizer for known in self._known):
-            self._known = [known for known in self._known if known() is not None]
-            self._known.append(weakref.ref(optimizer))
-            probe.optimizer_appeared(optimizer)
+        if self._known.get(key) is not known:
+            self._appeared(key, known, optimizer)
         update.skip = "overflow" if overflow else self._skip
         update.scaler = probe.scaling.scaler
         update.scale = probe.scaling.scale()
@@ -108,8 +109,9 @@ class Boundary:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
         probe = self._probe
         update.measured = True
-        update.params = [p for p in update.all_params if p.grad is not None]
-        probe.drills.before_update(update.params)
+        probe.look()
+        if probe.drills.active:
+            probe.drills.before_update(update.params)
         found_inf = getattr(update.optimizer, "found_inf", None)
         if found_inf is not None:
             update.found_inf = probe.scalars.value(found_inf)
@@ -176,7 +178,6 @@ class Boundary:
         elapsed = self._ended_ns - self._mark_ns - self._held_ns if self._mark_ns else None
         self._mark_ns, self._held_ns = self._ended_ns, 0
         step = Step(self.number, self.attempt, self._ended_ns, elapsed)
-        self.spent_ns = probe.guard.take()
         values: Dict[str, Number] = {}
         probe.guard.run_all(probe.calls["collect"], step, values)
         if self.reported:
@@ -241,20 +242,21 @@ class Boundary:
 
     # ── for the commands ──────────────────────────────────────────────────────────────────────
 
-    def first_group(self, optimizer: Any) -> int:
-        """Return the flat number of the optimizer's first parameter group."""
-        first = 0
-        for reference in self._known:
-            known = reference()
-            if known is optimizer:
-                break
-            if known is not None:
-                first += len(known.param_groups)
-        return first
+    def _appeared(self, key: int, known: Known, optimizer: Any) -> None:
+        """An optimizer steps for the first time: the groups of all are counted anew."""
+        self._known = {k: old for k, old in self._known.items() if old.reference() is not None}
+        self._known.pop(key, None)
+        self._known[key] = known
+        groups = 0
+        for each in self._known.values():
+            each.first_group = groups
+            groups += len(getattr(each.reference(), "param_groups", ()))
+        self._probe.optimizer_appeared(optimizer)
 
     def optimizers(self) -> List[Any]:
         """Return the living optimizers, in order of first step."""
-        return [known for known in (reference() for reference in self._known) if known is not None]
+        found = [known.reference() for known in self._known.values()]
+        return [optimizer for optimizer in found if optimizer is not None]
 
     def hold(self, elapsed_ns: int) -> None:
         """The job was held for `elapsed_ns` at this boundary; that is no step time."""

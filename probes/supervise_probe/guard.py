@@ -1,6 +1,7 @@
 """Runs every piece of the probe inside the job: it never raises, and what it costs is known.
 
-A piece that fails twice, or is too dear over a window of steps, is switched off and said so.
+A piece that fails twice, or is too dear over a window of steps, is switched off and said so. One
+step in four is weighed; in the others no clock is read.
 Exceptions that are not the probe's pass through: KeyboardInterrupt and SystemExit, and whatever a
 signal handler of the job raised while the probe happened to run.
 
@@ -16,7 +17,7 @@ from types import CodeType
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 WINDOW = 64  # steps over which a cost is judged by its median
-WEIGH_EVERY = 4  # steps between two in which each part is timed by itself: a clock costs 0.6 us
+WEIGH_EVERY = 4  # steps between two that are timed: a look at a cold clock costs 10 us
 STRIKES = 2
 
 
@@ -63,6 +64,9 @@ class Guard:
 
     Args:
         off: told `(part, reason)` when a piece is switched off.
+
+    Attributes:
+        newest_ns: what all pieces spent in the newest step that was weighed.
     """
 
     def __init__(self, off: Callable[[Part, str], None]) -> None:
@@ -70,7 +74,9 @@ class Guard:
         self._off = off
         self._steps_ns: List[int] = []
         self._inner_ns = 0  # spent in parts that ran inside the part that is running
+        self._total_ns = 0  # spent in all parts in the step that is weighed
         self._weighing = False
+        self.newest_ns = 0
 
     def part(
         self,
@@ -90,6 +96,14 @@ class Guard:
         """Call `function(*args)` for `part`; None if the part is off or the call failed."""
         if not part.on:
             return None
+        if not self._weighing:
+            try:
+                return function(*args)
+            except Exception as error:
+                if _from_signal_handler(error):
+                    raise
+                self.failed(part, error)
+                return None
         outer, self._inner_ns = self._inner_ns, 0
         began = thread_time_ns()
         try:
@@ -101,36 +115,44 @@ class Guard:
             return None
         finally:
             took = thread_time_ns() - began
-            part.spent_ns += took - self._inner_ns
+            own = took - self._inner_ns
+            part.spent_ns += own
+            self._total_ns += own
             self._inner_ns = outer + took
 
     def run_all(self, calls: Calls, *args: Any) -> None:
-        """Call each of `calls` for its part, as `run` would. To be called inside a `run`, which is
-        charged for all of them but in the steps that are weighed."""
+        """Call each of `calls` for its part, as `run` would. To be called inside a `run`."""
         if not self._weighing:
-            for part, function in calls:
-                if part.on:
-                    self._try(part, function, args)
-            return
+            left = iter(calls)
+            while True:  # again only after an error: a `try` for each call would cost more
+                part = None
+                try:
+                    for part, function in left:
+                        if part.on:
+                            function(*args)
+                    return
+                except Exception as error:
+                    if part is None or _from_signal_handler(error):
+                        raise
+                    self.failed(part, error)
         outer, self._inner_ns = self._inner_ns, 0
         began = start = thread_time_ns()
         for part, function in calls:
             if not part.on:
                 continue
-            self._try(part, function, args)
+            try:
+                function(*args)
+            except Exception as error:
+                if _from_signal_handler(error):
+                    raise
+                self.failed(part, error)
             now = thread_time_ns()
-            part.spent_ns += now - began - self._inner_ns
+            own = now - began - self._inner_ns
+            part.spent_ns += own
+            self._total_ns += own
             self._inner_ns = 0
             began = now
         self._inner_ns = outer + began - start
-
-    def _try(self, part: Part, function: Callable[..., Any], args: Tuple[Any, ...]) -> None:
-        try:
-            function(*args)
-        except Exception as error:
-            if _from_signal_handler(error):
-                raise
-            self.failed(part, error)
 
     def failed(self, part: Part, error: BaseException) -> None:
         """Count an error of `part`; the second one switches it off."""
@@ -145,19 +167,26 @@ class Guard:
             part.reason = reason
             self._off(part, reason)
 
-    def take(self) -> int:
-        """Return what all parts spent since the last call, in ns, and start anew."""
-        total = 0
-        for part in self.parts.values():
-            total += part.spent_ns
-            if self._weighing:
+    def turn(self) -> Optional[int]:
+        """A step is over, and no part is running: return what all parts spent in it, in ns.
+
+        None unless the step was one of those that are weighed.
+        """
+        if self._weighing:
+            self._weighing = False
+            for part in self.parts.values():
                 part.costs.append(part.spent_ns)
-            part.spent_ns = 0
-        self._weighing = len(self._steps_ns) % WEIGH_EVERY == 1
-        return total
+            self.newest_ns = self._total_ns
+            return self._total_ns
+        if len(self._steps_ns) % WEIGH_EVERY == 1:
+            self._weighing = True
+            self._total_ns = self._inner_ns = 0
+            for part in self.parts.values():
+                part.spent_ns = 0
+        return None
 
     def judge(self, step_ns: int) -> None:
-        """A step of `step_ns` ended (`take` was called for it): every WINDOW steps, weigh costs."""
+        """A step of `step_ns` ended: every WINDOW steps, weigh costs."""
         self._steps_ns.append(step_ns)
         if len(self._steps_ns) < WINDOW:
             return
@@ -175,7 +204,7 @@ class Guard:
     def reset(self) -> None:
         """Forget what was spent: a forked child starts at nothing."""
         self._steps_ns.clear()
-        self._inner_ns = 0
+        self._inner_ns = self._total_ns = 0
         self._weighing = False
         for part in self.parts.values():
             part.spent_ns = 0

@@ -83,8 +83,11 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
 
 def _saw_backward(probe: Probe, tensors: Any) -> None:
     torch = probe.torch
-    several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    roots = [t for t in several if isinstance(t, torch.Tensor)]
+    if type(tensors) is torch.Tensor:
+        roots = [tensors]
+    else:
+        several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        roots = [t for t in several if isinstance(t, torch.Tensor)]
     if any(t.is_meta for t in roots) or not probe.open():
         return
     loss: Any = None
@@ -93,6 +96,7 @@ def _saw_backward(probe: Probe, tensors: Any) -> None:
         if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
             value = probe.scaling.loss(tensor)
             loss = value if loss is None else loss + value
+    probe.look()
     probe.beat("step")
     probe.boundary.saw_backward(loss)
 
@@ -222,9 +226,7 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
                 and not probe.boundary.repeats
             ):
                 ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
-                ignored = kwargs.get("ignore_index", ignored)
-                part = probe.guard.part("tokens")
-                probe.guard.run(part, probe.collectors["tokens"].saw_targets, target, ignored)
+                probe.note_targets(target, kwargs.get("ignore_index", ignored))
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and
@@ -256,18 +258,14 @@ def _patch_save(torch: Any, probe: Probe) -> None:
 def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[str, Any]]]:
     """Return what runs in front of each call of an outermost module."""
 
-    def look(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        hashed = probe.collectors["batch"].saw((*args, *kwargs.values()) if kwargs else args)
-        if hashed is not None and not hashed.is_floating_point():
-            probe.collectors["tokens"].saw_inputs(hashed.numel())
-
     def before(
         root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         probe.beat("step")
-        args, kwargs = probe.drills.forward(root, args, kwargs)
+        if probe.drills.active:
+            args, kwargs = probe.drills.forward(root, args, kwargs)
         if not probe.boundary.repeats:
-            probe.guard.run(probe.guard.part("batch"), look, args, kwargs)
+            probe.note_inputs((*args, *kwargs.values()) if kwargs else args)
         return args, kwargs
 
     return _hidden(probe.torch, before)

@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Deque, Dict, Mapping, Optional
+from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from . import collectors as catalog
 from . import config as settings
@@ -32,6 +32,7 @@ from .scaling import Scaling
 from .standing_orders import SkipNonfinite
 
 BATCHES = 64  # fingerprints kept for a snapshot
+FORWARDS = 8  # forwards without a backward whose inputs wait to be looked at
 STATUS_EVERY = 64  # steps between two statuses when nothing happened
 
 
@@ -86,6 +87,9 @@ class Probe:
         self._mailbox: Any = None
         self.rollbacks: Any = None
         self.finite = True
+        self._batch, self._tokens = self.guard.part("batch"), self.guard.part("tokens")
+        self._inputs: List[Tuple[Any, ...]] = []
+        self._targets: List[Tuple[Any, int]] = []
         self._phases: Dict[str, int] = {}
         self._thread: Optional[int] = None
         self._status_due = True
@@ -210,6 +214,38 @@ class Probe:
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────
 
+    def note_inputs(self, values: Tuple[Any, ...]) -> None:
+        """These go into the model. They are looked at when the backward begins.
+
+        Behind the forward the caches are cold and a look costs ten times as much; and until the
+        backward, autograd itself holds the job to leaving them as they are.
+        """
+        self._inputs.append(values)
+        if len(self._inputs) > FORWARDS:
+            self.look()
+
+    def note_targets(self, target: Any, ignored: int) -> None:
+        """A loss was taken against these class indices. They too are looked at later."""
+        self._targets.append((target, ignored))
+        if len(self._targets) > FORWARDS:
+            self.look()
+
+    def look(self) -> None:
+        """Look at the inputs and targets that were noted."""
+        if self._inputs:
+            inputs, self._inputs = self._inputs, []
+            self.guard.run(self._batch, self._look_at_inputs, inputs)
+        if self._targets:
+            targets, self._targets = self._targets, []
+            tokens = self.collectors["tokens"]
+            self.guard.run(self._tokens, tokens.saw_targets, targets)
+
+    def _look_at_inputs(self, inputs: List[Tuple[Any, ...]]) -> None:
+        for values in inputs:
+            hashed = self.collectors["batch"].saw(values)
+            if hashed is not None and not hashed.is_floating_point():
+                self.collectors["tokens"].saw_inputs(hashed.numel())
+
     def loss_so_far(self) -> Optional[Number]:
         """Return the loss of the step under way."""
         total: Optional[Number] = self.collectors["loss"].total
@@ -236,6 +272,7 @@ class Probe:
         if not self.boundary.on_time or not self.on:
             return result
         self.boundary.on_time = False
+        self.boundary.spent_ns = self.guard.turn()
         self.rollbacks.result = result
         if self.rollbacks.due():
             self.guard.run(self.guard.part("savepoints", share=1.0), self.rollbacks.regular)

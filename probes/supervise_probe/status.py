@@ -37,7 +37,7 @@ def describe(probe: Probe) -> Dict[str, Any]:
         "rollback": rollback,
         "paused": probe.commands is not None and probe.commands.paused,
         "drills": probe.drills.names(),
-        "self_us": round(probe.boundary.spent_ns / 1e3, 1),
+        "self_us": round(probe.guard.newest_ns / 1e3, 1),
     }
     if probe.order is not None:
         status["standing_orders"] = {"skip_nonfinite": probe.order.state}

@@ -5,7 +5,8 @@ Plain records; whoever fills them is in boundary.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Optional
+import weakref
+from typing import TYPE_CHECKING, Any, FrozenSet, List, Optional, Tuple
 
 if TYPE_CHECKING:
     from .scalars import Number
@@ -15,10 +16,37 @@ class SkipUpdate(BaseException):
     """Leaves `optimizer.step(closure)` from inside the closure, before the update."""
 
 
+class Known:
+    """What stays the same of an optimizer from step to step.
+
+    Attributes:
+        params: all its parameters. ids: their ids.
+        first_group: flat number of its first parameter group.
+    """
+
+    __slots__ = ("_shape", "first_group", "ids", "params", "reference")
+
+    def __init__(self, optimizer: Any) -> None:
+        self.reference = weakref.ref(optimizer)
+        self.first_group = 0
+        self._shape: Optional[List[Tuple[int, int]]] = None
+        self.params: List[Any] = []
+        self.ids: FrozenSet[int] = frozenset()
+
+    def refresh(self, optimizer: Any) -> None:
+        """Read the parameters again if groups or their lengths changed."""
+        shape = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
+        if shape != self._shape:
+            self._shape = shape
+            self.params = [p for group in optimizer.param_groups for p in group["params"]]
+            self.ids = frozenset(map(id, self.params))
+
+
 class Update:
     """One optimizer's part of a step.
 
     Attributes:
+        known: what stays the same of the optimizer.
         params: its parameters that have a gradient; `all_params` has the others too.
         scaler: the GradScaler that runs this step, else None; `scale` is its loss scale.
         found_inf: above 0 when a fused optimizer will mask its update, for overflow.
@@ -30,15 +58,14 @@ class Update:
     """
 
     __slots__ = (
-        "all_params", "closure", "found_inf", "gradient_norm", "measured", "optimizer", "params",
-        "result", "scale", "scaler", "scheduled", "skip",
+        "closure", "found_inf", "gradient_norm", "known", "measured", "optimizer", "result",
+        "scale", "scaler", "scheduled", "skip",
     )  # fmt: skip
 
-    def __init__(self, optimizer: Any, closure: bool) -> None:
+    def __init__(self, optimizer: Any, closure: bool, known: Known) -> None:
         self.optimizer = optimizer
         self.closure = closure
-        self.all_params: List[Any] = [p for g in optimizer.param_groups for p in g["params"]]
-        self.params: List[Any] = []
+        self.known = known
         self.scaler: Any = None
         self.scale: Number = 1.0
         self.found_inf: Optional[Number] = None
@@ -47,6 +74,14 @@ class Update:
         self.skip = ""
         self.measured = False
         self.result: Any = None
+
+    @property
+    def all_params(self) -> List[Any]:
+        return self.known.params
+
+    @property
+    def params(self) -> List[Any]:
+        return [p for p in self.known.params if p.grad is not None]
 
 
 class Step:

@@ -88,7 +88,8 @@ class Collector(Base):
     def _digest(self, tensor: Any) -> Any:
         torch = self.torch
         if self.scalars.reads(tensor):
-            tensor = tensor.contiguous()
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()
             size = min(tensor.numel(), LONGEST) * tensor.element_size()
             raw = (ctypes.c_char * size).from_address(tensor.data_ptr())
             return zlib.crc32(raw) | (size & 0xFFFFF) << 32

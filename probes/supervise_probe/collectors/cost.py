@@ -1,12 +1,12 @@
 """What the probe itself costs: thread CPU time inside all of its pieces.
 
-Counted from frame to frame, so the publishing of a frame counts in the next one. Waiting on
-purpose (a pause) is no CPU time and does not count.
+One step in four is weighed, and told in the next frame. Waiting on purpose (a pause) is no CPU time
+and does not count.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict
+from typing import TYPE_CHECKING, Dict, Optional
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 METRICS = (
     MetricSpec(
-        "probe_self_time", "s", "Thread CPU time of the probe since the last frame.", "thread_time"
+        "probe_self_time",
+        "s",
+        "Thread CPU time of the probe in the step before; absent where that was not weighed.",
+        "thread_time",
     ),
     MetricSpec(
         "probe_overhead_frac",
         "1",
         "Moving average of probe_self_time / step_time.",
-        "exponential, weight 0.05 for the newest step",
+        "exponential, weight 0.05 for the newest step that was weighed",
     ),
 )
 
@@ -37,12 +40,14 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._boundary = probe.boundary
-        self._share: float = -1.0
+        self._share: Optional[float] = None
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        spent = self._boundary.spent_ns
-        values["probe_self_time"] = spent / 1e9
-        if step.elapsed_ns:
-            share = spent / step.elapsed_ns
-            self._share = share if self._share < 0 else self._share + WEIGHT * (share - self._share)
+        spent, self._boundary.spent_ns = self._boundary.spent_ns, None
+        if spent is not None and step.elapsed_ns:
+            values["probe_self_time"] = spent / 1e9
+            new = spent / step.elapsed_ns
+            old = self._share
+            self._share = new if old is None else old + WEIGHT * (new - old)
+        if self._share is not None:
             values["probe_overhead_frac"] = self._share

@@ -8,7 +8,7 @@ scale. Gradients that a job changes by hand before the step are measured as chan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -55,13 +55,18 @@ class Collector(Base):
         self._clips: List[Clip] = []
         self._backwards = 0
         self._squares: Optional[Number] = None
+        self._flat: Tuple[int, ...] = ()
+        self._ids: FrozenSet[int] = frozenset()
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
 
     def saw_clip(self, params: Sequence[Any], norm: Optional[Any]) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
-        ids = frozenset(map(id, params))
+        flat = tuple(map(id, params))
+        if flat != self._flat:  # mostly the same parameters as in the step before
+            self._flat, self._ids = flat, frozenset(flat)
+        ids = self._ids
         for clip in self._clips:
             if clip.ids == ids:
                 if clip.backwards == self._backwards:
@@ -77,10 +82,11 @@ class Collector(Base):
     def measure(self, update: Update) -> None:
         covered: FrozenSet[int] = frozenset()
         own: Number = 0.0
+        ids = update.known.ids
         for clip in self._clips:
-            if clip.ids.isdisjoint(map(id, update.params)):
+            if clip.ids.isdisjoint(ids):
                 continue
-            covered |= clip.ids
+            covered = covered | clip.ids if covered else clip.ids
             norm = clip.norm
             if update.scaler is not None and id(update.optimizer) not in clip.unscaled:
                 norm = norm / update.scale
@@ -88,6 +94,9 @@ class Collector(Base):
             if not clip.used:
                 clip.used = True
                 self._add(norm * norm)
+        if ids <= covered:
+            update.gradient_norm = own**0.5
+            return
         left = [p.grad for p in update.params if id(p) not in covered]
         if left:
             norm = self.norm_of(left)

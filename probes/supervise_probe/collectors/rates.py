@@ -44,6 +44,7 @@ METRICS = (
 )
 
 GROUPS = 16
+NAMES = ("learning_rate", *(f"learning_rate.{index}" for index in range(1, GROUPS)))
 
 
 class Collector(Base):
@@ -51,18 +52,15 @@ class Collector(Base):
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
-        self._boundary = probe.boundary
         self._rate = probe.rate
         self._values: Dict[str, Number] = {}
 
     def before_update(self, update: Update) -> None:
-        first = self._boundary.first_group(update.optimizer)
-        for index, group in enumerate(update.optimizer.param_groups, first):
+        for index, group in enumerate(update.optimizer.param_groups, update.known.first_group):
             rate = group.get("lr")
             if rate is None or index >= GROUPS:
                 continue
-            name = f"learning_rate.{index}" if index else "learning_rate"
-            self._values[name] = self._read(rate)
+            self._values[NAMES[index]] = self._read(rate)
             if index == 0 and update.scheduled is not None:
                 self._values["learning_rate_scheduled"] = self._read(update.scheduled)
 
@@ -72,4 +70,6 @@ class Collector(Base):
         values["lr_scale"] = self._rate.factor()
 
     def _read(self, rate: Any) -> Number:
+        if type(rate) is float:
+            return rate
         return self.scalars.value(rate) if isinstance(rate, self.torch.Tensor) else float(rate)

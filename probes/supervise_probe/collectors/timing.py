@@ -7,7 +7,8 @@ time counts as other time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict
+from operator import add
+from typing import TYPE_CHECKING, Dict, Optional, Tuple
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -39,10 +40,15 @@ METRICS = (
 )
 
 PARTS = ("input", "forward", "backward", "optimizer")
+NAMES = tuple(f"{part}_time" for part in PARTS)
 
 
 class Times:
-    """Running sums in ns; the hooks add to them. `seen` holds the parts that the job has."""
+    """Running sums in ns; the hooks add to them. `seen` holds the parts that the job has.
+
+    Attributes:
+        input, forward, backward, optimizer: since the last optimizer's step ended.
+    """
 
     __slots__ = ("backward", "forward", "input", "optimizer", "seen")
 
@@ -59,6 +65,12 @@ class Times:
         """Return what was counted so far in the parts that can run inside an optimizer's step."""
         return self.input + self.forward + self.backward
 
+    def take(self) -> Tuple[int, int, int, int]:
+        """Return the sums in the order of PARTS, and start anew."""
+        taken = self.input, self.forward, self.backward, self.optimizer
+        self.input = self.forward = self.backward = self.optimizer = 0
+        return taken
+
 
 class Collector(Base):
     """Splits the step. What ran after its last optimizer belongs to the next one."""
@@ -66,20 +78,22 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._times = probe.times
-        self._step: Dict[str, int] = dict.fromkeys(PARTS, 0)
+        self._step: Optional[Tuple[int, ...]] = None
 
     def after_update(self, update: Update) -> None:
-        for part in PARTS:
-            self._step[part] += getattr(self._times, part)
-            setattr(self._times, part, 0)
+        taken: Tuple[int, ...] = self._times.take()
+        if self._step is not None:  # a second optimizer in the same step
+            taken = tuple(map(add, self._step, taken))
+        self._step = taken
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        known = 0
-        for part in PARTS:
-            elapsed, self._step[part] = self._step[part], 0
-            if self._times.seen[part] and step.elapsed_ns is not None:
-                known += elapsed
-                values[f"{part}_time"] = elapsed / 1e9
-        if step.elapsed_ns is not None:
-            values["step_time"] = step.elapsed_ns / 1e9
-            values["other_time"] = max(0, step.elapsed_ns - known) / 1e9
+        elapsed, self._step = self._step, None
+        if step.elapsed_ns is None or elapsed is None:
+            return
+        seen, known = self._times.seen, 0
+        for part, name, spent in zip(PARTS, NAMES, elapsed):
+            if seen[part]:
+                known += spent
+                values[name] = spent / 1e9
+        values["step_time"] = step.elapsed_ns / 1e9
+        values["other_time"] = max(0, step.elapsed_ns - known) / 1e9

@@ -7,7 +7,7 @@ included. A job that knows better reports `tokens_per_update` itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -46,10 +46,13 @@ class Collector(Base):
         self._of_step: Dict[str, Number] = {}
         self._seen = 0.0
 
-    def saw_targets(self, target: Any, ignored: int) -> None:
-        """A loss function was called with these class indices."""
-        if target.dtype is not self.torch.int64:
-            return
+    def saw_targets(self, calls: List[Tuple[Any, int]]) -> None:
+        """A loss function was called with these class indices, and told to ignore that one."""
+        for target, ignored in calls:
+            if target.dtype is self.torch.int64:
+                self._count(target, ignored)
+
+    def _count(self, target: Any, ignored: int) -> None:
         count: Number = float(target.numel())
         look = ignored < 0 and count > 0 and self.scalars.reads(target)
         if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored
