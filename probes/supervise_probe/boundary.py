@@ -109,7 +109,7 @@ class Boundary:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
         probe = self._probe
         update.measured = True
-        probe.look()
+        probe.batches.look()
         if probe.drills.active:
             probe.drills.before_update(update.params)
         found_inf = getattr(update.optimizer, "found_inf", None)

@@ -96,7 +96,7 @@ def _saw_backward(probe: Probe, tensors: Any) -> None:
         if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
             value = probe.scaling.loss(tensor)
             loss = value if loss is None else loss + value
-    probe.look()
+    probe.batches.look()
     probe.beat("step")
     probe.boundary.saw_backward(loss)
 
@@ -226,7 +226,7 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
                 and not probe.boundary.repeats
             ):
                 ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
-                probe.note_targets(target, kwargs.get("ignore_index", ignored))
+                probe.batches.targets(target, kwargs.get("ignore_index", ignored))
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and
@@ -265,7 +265,7 @@ def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[st
         if probe.drills.active:
             args, kwargs = probe.drills.forward(root, args, kwargs)
         if not probe.boundary.repeats:
-            probe.note_inputs((*args, *kwargs.values()) if kwargs else args)
+            probe.batches.inputs((*args, *kwargs.values()) if kwargs else args)
         return args, kwargs
 
     return _hidden(probe.torch, before)

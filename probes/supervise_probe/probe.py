@@ -13,11 +13,12 @@ import sys
 from collections import deque
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, Mapping, Optional
 
 from . import collectors as catalog
 from . import config as settings
 from . import evidence, forward, hooks, status
+from .batches import Batches
 from .boundary import Boundary
 from .collectors.timing import Times
 from .commands import Commands
@@ -32,7 +33,6 @@ from .scaling import Scaling
 from .standing_orders import SkipNonfinite
 
 BATCHES = 64  # fingerprints kept for a snapshot
-FORWARDS = 8  # forwards without a backward whose inputs wait to be looked at
 STATUS_EVERY = 64  # steps between two statuses when nothing happened
 
 
@@ -81,15 +81,13 @@ class Probe:
             self.order = SkipNonfinite(order)
         self.collectors: Dict[str, Any]
         self.collectors, self.calls = catalog.start(self, self._modules)
+        self.batches = Batches(self.guard, self.collectors)
         self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
         self.publisher: Any = None
         self.commands: Any = None
         self._mailbox: Any = None
         self.rollbacks: Any = None
         self.finite = True
-        self._batch, self._tokens = self.guard.part("batch"), self.guard.part("tokens")
-        self._inputs: List[Tuple[Any, ...]] = []
-        self._targets: List[Tuple[Any, int]] = []
         self._phases: Dict[str, int] = {}
         self._thread: Optional[int] = None
         self._status_due = True
@@ -213,38 +211,6 @@ class Probe:
             self._set_grad_enabled(enabled)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────
-
-    def note_inputs(self, values: Tuple[Any, ...]) -> None:
-        """These go into the model. They are looked at when the backward begins.
-
-        Behind the forward the caches are cold and a look costs ten times as much; and until the
-        backward, autograd itself holds the job to leaving them as they are.
-        """
-        self._inputs.append(values)
-        if len(self._inputs) > FORWARDS:
-            self.look()
-
-    def note_targets(self, target: Any, ignored: int) -> None:
-        """A loss was taken against these class indices. They too are looked at later."""
-        self._targets.append((target, ignored))
-        if len(self._targets) > FORWARDS:
-            self.look()
-
-    def look(self) -> None:
-        """Look at the inputs and targets that were noted."""
-        if self._inputs:
-            inputs, self._inputs = self._inputs, []
-            self.guard.run(self._batch, self._look_at_inputs, inputs)
-        if self._targets:
-            targets, self._targets = self._targets, []
-            tokens = self.collectors["tokens"]
-            self.guard.run(self._tokens, tokens.saw_targets, targets)
-
-    def _look_at_inputs(self, inputs: List[Tuple[Any, ...]]) -> None:
-        for values in inputs:
-            hashed = self.collectors["batch"].saw(values)
-            if hashed is not None and not hashed.is_floating_point():
-                self.collectors["tokens"].saw_inputs(hashed.numel())
 
     def loss_so_far(self) -> Optional[Number]:
         """Return the loss of the step under way."""

@@ -70,6 +70,8 @@ class Rollback(Action):
         step, before = seen.get("step"), args["before_step"]
         if not isinstance(step, int) or step >= before:
             raise ActionError(f"the job is at step {step} after a rollback to before step {before}")
+        if not isinstance(seen.get("attempt"), int):
+            raise ActionError("the probe did not say which attempt follows the rollback")
         return seen
 
     def effect(
