@@ -25,6 +25,7 @@ from supervise.core.values import (
 )
 
 SECOND = 1_000_000_000
+NAMES = ("train_loss_raw", "grad_global_norm")
 
 
 class AboveWatch(Watch):
@@ -114,7 +115,7 @@ class Story:
     """Feeds events, remembers decisions, and answers actions at once unless told otherwise."""
 
     policy: Policy
-    names: tuple[str, ...] = ("train_loss_raw", "grad_global_norm")
+    names: tuple[str, ...] = NAMES
     answer: Callable[[str], Finished | None] | None = None
     at_ns: int = 0
     step: int = -1
@@ -148,6 +149,14 @@ class Story:
                 self.step += 1
                 self.at_ns += SECOND
                 self.send(Frame(self.at_ns, 0, self.attempt, self.step, (loss, grad)))
+
+    def rows(self, *rows: dict[str, float]) -> None:
+        """Send frames with the metrics named; those of `names` that a row lacks are absent."""
+        for row in rows:
+            self.step += 1
+            self.at_ns += SECOND
+            values = tuple(row.get(name) for name in self.names)
+            self.send(Frame(self.at_ns, 0, self.attempt, self.step, values))
 
     def rank(self, rank: int, *losses: float | None) -> None:
         for offset, loss in enumerate(losses):
@@ -207,7 +216,7 @@ def make_policy() -> Callable[..., Policy]:
 def tell() -> Callable[..., Story]:
     """Start a story: `tell()` or `tell(mode="shadow")` or `tell(answer=...)`."""
 
-    def begin(*, answer: Any = None, **changes: Any) -> Story:
-        return Story(policy(**changes), answer=answer)
+    def begin(*, answer: Any = None, names: tuple[str, ...] = NAMES, **changes: Any) -> Story:
+        return Story(policy(**changes), names, answer=answer)
 
     return begin

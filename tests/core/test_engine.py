@@ -231,6 +231,36 @@ def test_absent_values_are_unknown_and_long_unknown_is_blind(tell):
     assert len(story.kinds("blind")) == 2
 
 
+def test_a_metric_that_is_sampled_does_not_go_missing_between_samples(tell):
+    """Its rules are UNKNOWN most of the time, by design."""
+    story = tell(blind_after_steps=30)
+    for _ in range(4):
+        story.frames(2.0)
+        story.frames(None, times=60)
+        story.tick()
+
+    assert story.kinds("blind") == []
+
+
+def test_a_metric_that_becomes_rarer_is_not_missing(tell):
+    """A collector may stretch its interval while a detector still gathers its samples."""
+    story = tell(
+        detectors={"z": RobustZ("train_loss_raw", gt=6.0)},
+        rules=(Rule("far", lambda codes: codes[0], "z", ("z",), "SEV2"),),
+        runbooks={}, inhibit=(), blind_after_steps=30,
+    )  # fmt: skip
+    story.frames(2.0, times=4)
+    for _ in range(10):
+        story.frames(2.0)
+        story.frames(None, times=15)
+        story.tick()
+
+    assert story.kinds("blind") == []
+    story.frames(None, times=40)
+    story.tick()
+    assert [d.rule for d in story.kinds("blind")] == ["far"]
+
+
 def test_a_metric_that_never_existed_makes_its_rule_inactive(tell):
     """No loss in this job: its rules are not blind, they do not apply."""
     story = tell(blind_after_steps=30)
@@ -298,14 +328,16 @@ def test_a_metric_that_does_not_exist_keeps_its_place(tell, make_policy):
 
 
 def test_a_new_baseline_is_no_recovery(tell):
-    """A level that stays up becomes the baseline; its incident ends, but not as recovered."""
+    """A level that stays up becomes the baseline; its incident ends late, and not as recovered."""
     detectors = {"z": RobustZ(metric="train_loss_raw", gt=6.0)}
     rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV2"),)
     story = tell(detectors=detectors, rules=rules)
     story.frames(2.0, 2.1, 1.9, times=60)
     story.frames(5.0, 5.1, 4.9, times=60)
-
     assert len(story.kinds("rebaseline")) == 1
+    assert not story.kinds("incident", "closed")  # its loss may still come back
+    story.frames(5.0, 5.1, 4.9, times=60)
+
     closed = story.kinds("incident", "closed")
     assert closed
     assert "not recovered" in closed[0].reason

@@ -287,3 +287,30 @@ def test_only_a_stop_that_took_hold_is_called_one(tell, ok, exit_code, title):
     story.send(Exited(story.at_ns, 0))
 
     assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith(title)
+
+
+def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(tell):
+    """It may not cut the action; nor may it be forgotten, though it never stops firing."""
+    story = tell(answer=lambda key: None)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    (first,) = story.actions()
+    story.frames(80.0, times=3)
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "acting"
+    assert story.actions() == [first]
+
+    story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
+
+    assert len(story.actions()) == 2
+    assert story.actions()[1].endswith("0-touch")
+
+
+def test_what_cleared_meanwhile_needs_no_answer(tell):
+    story = tell(answer=lambda key: None)
+    story.frames(2.0, times=50)
+    story.frames(8.0, 80.0, 2.0)
+    (first,) = story.actions()
+
+    story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
+
+    assert story.actions() == [first]

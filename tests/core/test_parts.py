@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervise.core import ladder, machine
-from supervise.core.incident import band_of, first_breach, headline
+from supervise.core.incident import first_breach, headline
 from supervise.core.limits import Ledger
 from supervise.core.rule import Budget, Ladder
 
@@ -75,16 +75,6 @@ def test_the_ladder_never_goes_lower():
     assert ladder.climb(rungs, -1)[0] == "hold"
 
 
-def test_the_band_is_what_was_before_the_breach():
-    """Median and MAD of the samples before the breach; too few samples give no band."""
-    losses = [(step, 2.0 + 0.01 * (step % 3)) for step in range(100)] + [(100, 9.0)]
-    band = band_of(losses, 100)
-
-    assert band.level == pytest.approx(2.01)
-    assert 2.1 < band.limit < 2.2
-    assert band_of(losses[:5], 100) is None
-
-
 def test_the_first_breach_is_the_earliest_of_its_stages():
     """A coupling begins with its first stage, m of n with its oldest sample; OK does not count."""
     numbers = {
@@ -118,6 +108,20 @@ def test_a_headline_names_what_breached():
     assert headline({}, "chain") == "chain"
     silent = {"code": "BREACH", "signal": "step", "value": 130.2, "threshold": 120.0}
     assert headline({"stalled": silent}, "x") == "no step for 130 s (limit 120 s)"
+
+
+def test_a_headline_says_what_is_compared_with_the_limit():
+    """A sum of deviations beside its limit, not the last deviation; of a trend never its slope."""
+    creeping = {"code": "BREACH", "metric": "loss", "value": 3.2, "z": 1.6, "sum": 8.1}
+    climbing = {"code": "BREACH", "metric": "loss", "value": 0.3, "bound": 0.2, "last_block": 2.5}
+    numbers = {
+        "creeping": {**creeping, "threshold": 8.0},
+        "climbing": {**climbing, "threshold": 0.15},
+    }
+
+    assert headline(numbers, "x") == (
+        "loss 3.2, sum 8.1 (limit 8); loss 2.5, at least 0.2 per 1000 steps (limit 0.15)"
+    )
 
 
 def test_the_drawing_in_the_readme_is_the_table():

@@ -14,10 +14,10 @@ from ..errors import ActionError
 class Snapshot(Action):
     """Write the evidence bundle of the incident into the run directory.
 
-    The bundle holds the metric window, the last batches' fingerprints, stacks of all threads, log
-    tails, environment (secrets replaced), git state, host facts and RNG state. It works on a hung
-    job too, with what can be had from outside, and says what is missing. It is not model state:
-    that is a savepoint.
+    The bundle holds the metric window, the last batches' fingerprints, the shards of the steps up
+    to the breach, stacks of all threads, log tails, environment (secrets replaced), git state, host
+    facts and RNG state. It works on a hung job too, with what can be had from outside, and says
+    what is missing. It is not model state: that is a savepoint.
 
     Example:
         - snapshot

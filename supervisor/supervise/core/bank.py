@@ -6,16 +6,18 @@ outside, the same frames give the same answers. Numbers are collected only when 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
+from . import needs
+from .feeder import Feeder
+from .history import LOSS as LOSS
+from .history import History
 from .rule import Policy, Rule
-from .shapes import NOTE, Clockwork, Watch
+from .shapes import NOTE, Watch
 from .values import BREACH, CODE_NAMES, OK, UNKNOWN, Beat, Frame
 
-LOSS = "train_loss_raw"
-HISTORY_STEPS = 256  # losses kept to say what "back in its band" means
+FEW = 32  # frames, when time has passed and few frames came: twice the rarest regular sample
 
 
 class RuleWatch:
@@ -39,16 +41,19 @@ class RuleWatch:
 
 
 class Bank:
-    """All watches of one rank."""
+    """All watches of one rank.
+
+    Some watches may not have seen the newest frames yet (see `Feeder`); whoever looks at
+    `watches` finds them up to date.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.detectors = tuple(policy.detectors.items())
         self.index = {name: i for i, (name, _) in enumerate(self.detectors)}
-        self.watches: list[Watch] = [detector.start() for _, detector in self.detectors]
-        self.codes = [UNKNOWN] * len(self.watches)
+        self._watches: list[Watch] = [detector.start() for _, detector in self.detectors]
+        self.codes = [UNKNOWN] * len(self._watches)
         self.rules = [RuleWatch() for _ in policy.rules]
-        self.needs = [self._metrics_of(rule) for rule in policy.rules]
         self.names: tuple[str, ...] = ()
         self.pid = 0
         self.attempt = 0
@@ -56,71 +61,62 @@ class Bank:
         self.frames = 0
         self.deaf = False  # the probe of this rank is off or cannot be read
         self.latest: tuple[float | None, ...] = ()
-        self.losses: deque[tuple[int, float]] = deque(maxlen=HISTORY_STEPS)
+        self.dense: set[str] = set()  # metrics known to come with every frame
+        self.history = History()
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self._plan()
 
     def copy(self) -> Bank:
         twin = Bank.__new__(Bank)
         twin.__dict__.update(self.__dict__)
-        twin.watches = [watch.copy() for watch in self.watches]
+        twin._watches = [watch.copy() for watch in self.watches]
         twin.codes = list(self.codes)
         twin.rules = [rule.copy() for rule in self.rules]
-        twin.losses = deque(self.losses, maxlen=HISTORY_STEPS)
+        twin.history = self.history.copy()
+        twin.dense = set(self.dense)
         twin.notes = list(self.notes)
         twin._plan()
         return twin
 
     # ── which column feeds which watch ────────────────────────────────────────────────────────────
 
+    @property
+    def watches(self) -> list[Watch]:
+        """The watches, in the order of `detectors`, each up to date."""
+        self._feeder.settle()
+        return self._watches
+
     def announce(self, names: tuple[str, ...], pid: int) -> None:
         """Bind metric names to columns. Another process of the same rank starts from nothing."""
+        watches = self.watches
         if self.pid and pid != self.pid:
-            for watch in self.watches:
+            for watch in watches:
                 watch.reset()
-            self.codes = [UNKNOWN] * len(self.watches)
-            self.losses.clear()
+            self.codes = [UNKNOWN] * len(watches)
             self.step = -1
+            self.dense = set()
+        self.history.announce(names, fresh=bool(self.pid) and pid != self.pid)
         self.pid, self.names = pid, names
         self._plan()
 
     def _plan(self) -> None:
-        column = {name: i for i, name in enumerate(self.names)}
-        self._loss = column.get(LOSS, -1)
-        self._singles: list[tuple[int, Callable[[Any, int], int], int]] = []
-        self._others: list[tuple[int, Callable[[Any, int], int], tuple[int, ...], list[Watch]]] = []
-        self._clocks: list[tuple[int, Clockwork]] = []
-        for i, (_, detector) in enumerate(self.detectors):
-            watch = self.watches[i]
-            columns = tuple(column.get(m, -1) for m in detector.metrics)
-            known = any(c >= 0 for c in columns)
-            inputs = [self.watches[self.index[name]] for name in detector.detectors]
-            if isinstance(watch, Clockwork):
-                self._clocks.append((i, watch))
-            elif detector.reads == "metric":
-                if known:
-                    self._singles.append((i, watch.feed, columns[0]))
-            elif known or inputs:
-                self._others.append((i, watch.feed, columns, inputs))
+        self._feeder = Feeder(self.detectors, self._watches, self.names)
+        names = set(self.names)
+        self._able = [needs.can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
 
-    def _metrics_of(self, rule: Rule) -> tuple[tuple[str, ...], ...]:
-        """Return the metrics a rule cannot do without, one tuple of alternatives per detector."""
-        found: list[tuple[str, ...]] = []
-        for name in self.policy.behind(rule):
-            detector = self.policy.detectors[name]
-            if detector.reads == "metrics":
-                found.append(detector.metrics)  # looks at whatever is present: any one will do
-            else:
-                found += [(metric,) for metric in detector.metrics]
-        return tuple(found)
-
     def active(self, rule: int) -> bool:
-        """Return whether every metric that the rule needs exists in this job."""
-        return not self.deaf and all(
-            any(m in self.names for m in options) for options in self.needs[rule]
-        )
+        """Return whether the job has the metrics without which the rule can never fire."""
+        return not self.deaf and self._able[rule]
+
+    def missing(self, rule: int) -> Sequence[str]:
+        """Return the metrics behind a rule that were never announced."""
+        return needs.missing(self.policy, self.policy.rules[rule], set(self.names).__contains__)
+
+    def sparse(self, rule: int) -> bool:
+        """Return whether a rule rests on a metric that is not in every frame: it is sampled."""
+        return not needs.can_fire(self.policy, self.policy.rules[rule], self._is_dense)
 
     # ── feeding ───────────────────────────────────────────────────────────────────────────────────
 
@@ -132,25 +128,19 @@ class Bank:
         missing = len(self.names) - len(values)
         if missing > 0:
             values += (None,) * missing
-        codes, changed = self.codes, False
-        for i, feed, column in self._singles:
-            code = feed(values[column], step)
-            if code != codes[i]:
-                codes[i] = self._settle(i, code)
-                changed = True
-        for i, feed, columns, inputs in self._others:
-            code = feed(self._sample(i, values, columns, inputs), step)
-            if code != codes[i]:
-                codes[i] = self._settle(i, code)
-                changed = True
-        for _, clock in self._clocks:
+        changed = self._feeder.feed(values, step, self.codes)
+        for i, code in changed:
+            self.codes[i] = self._settle(i, code)
+        for _, clock in self._feeder.clocks:
             clock.beat(frame.at_ns, step)
         self.step, self.latest, self.frames = step, values, self.frames + 1
-        if self._loss >= 0:
-            loss = values[self._loss]
-            if loss is not None and loss - loss == 0.0:
-                self.losses.append((step, loss))
-        return self._judge(changed, pace, frame.at_ns)
+        history = self.history
+        history.frames.append(frame)
+        if history.probed:
+            history.probe(frame)
+        if changed or self._hot:
+            return self._judge(bool(changed), pace, frame.at_ns)
+        return []
 
     def tick(self, at_ns: int, beat: Beat | None, pace: int) -> list[tuple[int, bool]]:
         """Let the clockworks see the time; return rules that fired or cleared.
@@ -159,7 +149,7 @@ class Bank:
         it was switched off (`deaf`), nothing is known.
         """
         changed = False
-        for i, clock in self._clocks:
+        for i, clock in self._feeder.clocks:
             code = UNKNOWN
             if beat is not None and not self.deaf:
                 code = clock.tick(at_ns, beat.seen_ns, beat.phase)
@@ -172,26 +162,12 @@ class Bank:
 
     def awake(self, at_ns: int) -> None:
         """The run was stopped from outside and goes on: deadlines begin anew."""
-        for _, clock in self._clocks:
+        for _, clock in self._feeder.clocks:
             clock.beat(at_ns, self.step)
-
-    def _sample(
-        self,
-        i: int,
-        values: tuple[float | None, ...],
-        columns: tuple[int, ...],
-        inputs: list[Watch],
-    ) -> Any:
-        reads = self.detectors[i][1].reads
-        if reads == "metrics":
-            return [values[c] if c >= 0 else None for c in columns]
-        if reads == "detectors":
-            return [watch.raw for watch in inputs]
-        return (values[columns[0]] if columns[0] >= 0 else None, inputs[0].raw)
 
     def _settle(self, i: int, code: int) -> int:
         if code & NOTE:
-            self.notes.append((self.detectors[i][0], self.watches[i].note()))
+            self.notes.append((self.detectors[i][0], self._watches[i].note()))
         return code & 3
 
     def _rewind(self, frame: Frame) -> None:
@@ -199,8 +175,7 @@ class Bank:
         self.attempt = frame.attempt
         for watch in self.watches:
             watch.rewind(frame.step - 1)
-        while self.losses and self.losses[-1][0] >= frame.step:
-            self.losses.pop()
+        self.history.rewind(frame.step)
 
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -256,21 +231,30 @@ class Bank:
             if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
                 continue
             since_pace, since_ns = watch.unknown_since
-            long = (
-                pace - since_pace > self.policy.blind_after_steps
-                or at_ns - since_ns > self.policy.blind_after_s * 1e9
-            )
-            if long and pace > since_pace and self.active(r) and self._lacking(r):
+            many = self.policy.blind_after_steps
+            if pace - since_pace <= many:
+                many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0
+            if many and pace > since_pace and self.active(r) and self._lacking(r, many):
                 watch.blind = True
                 found.append(r)
         return found
 
-    def _lacking(self, rule: int) -> bool:
-        """Return whether a metric that the rule needs has no finite value in the newest frame."""
-        return any(
-            all((value := self.value(m)) is None or value - value != 0.0 for m in options)
-            for options in self.needs[rule]
+    def _lacking(self, rule: int, frames: int) -> bool:
+        """Return whether the rule cannot fire by what is in the newest `frames`.
+
+        Only what once came with every frame can go missing: the rest is sampled, or comes rarely.
+        """
+        return not needs.can_fire(
+            self.policy,
+            self.policy.rules[rule],
+            lambda m: not self._is_dense(m) or self.history.has(m, frames),
         )
+
+    def _is_dense(self, metric: str) -> bool:
+        """Return whether a metric ever was finite in two frames running: then it comes in all."""
+        if metric not in self.dense and self.history.runs(metric):
+            self.dense.add(metric)
+        return metric in self.dense
 
     def release(self) -> None:
         """Forget which rules fire, so that one that is still in breach fires, and acts, again."""
@@ -283,9 +267,10 @@ class Bank:
     def numbers(self, rule: Rule) -> dict[str, Any]:
         """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
         found: dict[str, Any] = {}
+        watches = self.watches
         for name in self.policy.behind(rule):
             i, detector = self.index[name], self.policy.detectors[name]
-            found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
+            found[name] = {"code": CODE_NAMES[self.codes[i]], **watches[i].numbers()}
             if len(detector.metrics) == 1:
                 found[name]["metric"] = detector.metrics[0]
         return found

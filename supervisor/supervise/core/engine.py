@@ -11,11 +11,13 @@ uses up the state it is given; keep `state.copy()` to go back.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from . import machine, response, runner, verification
+from . import ladder, machine, questions, reload, response, runner, verification
 from .bank import Bank
-from .incident import CLOSED, OPEN, PROBATION, Incident
-from .rule import Policy, Rule
+from .incident import CLOSED, HELD, OPEN, PROBATION, Incident
+from .rule import HOLD, Policy, Rule
+from .spike import STRUCTURAL, Verdict
 from .state import State, Turn
 from .values import (
     BREACH,
@@ -27,10 +29,12 @@ from .values import (
     Frame,
     Gap,
     Noticed,
+    Reloaded,
     Tick,
     Told,
 )
 
+NOTHING = "nothing to do"
 QUIET_STEPS = (
     20  # an incident that nobody acted on closes after so many steps without a firing rule
 )
@@ -44,7 +48,8 @@ def start(policy: Policy) -> State:
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
     """Judge one event."""
     turn = Turn(policy, state, event)
-    state.at_ns = max(state.at_ns, event.at_ns)
+    if event.at_ns > state.at_ns:
+        state.at_ns = event.at_ns
     if isinstance(event, Frame):
         _frame(turn, event)
     elif isinstance(event, Tick):
@@ -54,6 +59,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         state.world_size = event.world_size
     elif isinstance(event, Finished):
         runner.finished(turn, event)
+        response.waited(turn)
     elif isinstance(event, Gap):
         turn.say(
             "gap",
@@ -68,6 +74,8 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         _told(turn, event)
     elif isinstance(event, Exited):
         _exited(turn, event)
+    elif isinstance(event, Reloaded):
+        reload.take(turn, event)
     return state, turn.close()
 
 
@@ -84,8 +92,8 @@ def _bank(turn: Turn, rank: int) -> Bank:
 
 def _frame(turn: Turn, frame: Frame) -> None:
     state = turn.state
-    bank = _bank(turn, frame.rank)
-    leader = state.leader()
+    bank = state.banks.get(frame.rank) or _bank(turn, frame.rank)
+    leader = state.leader() if frame.rank else None  # rank 0 leads whenever it speaks
     leads = leader is None or frame.rank <= leader
     if leads:
         state.pace += 1
@@ -123,6 +131,7 @@ def _tick(turn: Turn, tick: Tick) -> None:
             why = f"{run.waiting_for} has no outcome"
             turn.say("in_doubt", why, action={"id": run.waiting_for})
             runner.fail(turn, incident, why)
+            response.waited(turn)
     elif incident is not None:
         verification.overdue(turn, incident)
         _settle(turn, incident)
@@ -177,7 +186,7 @@ def _exited(turn: Turn, event: Exited) -> None:
     state.returncode = event.returncode
     how = f"signal {-event.returncode}" if event.returncode < 0 else f"code {event.returncode}"
     if incident is not None:
-        then = "nothing to do" if event.returncode == 0 else "look at what it left"
+        then = NOTHING if event.returncode == 0 else "look at what it left"
         _close(turn, incident, f"the job ended with {how}", then)
     turn.move("exited", f"the job ended with {how}")
     if state.stopping:
@@ -208,8 +217,11 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
 
 
 def _settle(turn: Turn, incident: Incident) -> None:
-    """Close an incident that is over."""
+    """Classify an incident when it is time to, and close it when it is over."""
     state = turn.state
+    found = questions.follow(turn, incident)
+    if found is not None:
+        _classified(turn, incident, found)
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed(turn, incident)
         if relapsed is not None:
@@ -223,12 +235,27 @@ def _settle(turn: Turn, incident: Incident) -> None:
             incident.quiet_since = None
         elif incident.quiet_since is None:
             incident.quiet_since = state.pace
-        elif state.pace - incident.quiet_since >= QUIET_STEPS:
+        elif state.pace - incident.quiet_since >= QUIET_STEPS and not questions.waits(
+            turn, incident
+        ):
             over = "its rules cleared by themselves"
             if incident.rebaselined:
                 over = "not recovered, but the new level is the baseline now"
             _close(turn, incident, f"over: {over}")
             turn.move("clear", f"{incident.id} is over")
+
+
+def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
+    """An incident is open for so long that its class can be told; no rung left means hold."""
+    turn.say("incident", f"classified: {found.text}", severity=incident.severity,
+             what="classified", spike=found.data())  # fmt: skip
+    turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=found.text,
+              then=found.advice)  # fmt: skip
+    name, _ = ladder.climb(turn.policy.ladder, incident.rung)
+    idle = incident.run is None and incident.phase != HELD
+    if found.kind == STRUCTURAL and idle and incident.rung >= 0 and name == HOLD:
+        runner.hold(turn, incident, "structural instability, and the ladder is at its end",
+                    exhausted=True)  # fmt: skip
 
 
 def _relapsed(turn: Turn, incident: Incident) -> str | None:
@@ -242,13 +269,19 @@ def _relapsed(turn: Turn, incident: Incident) -> str | None:
     return None
 
 
-def _close(turn: Turn, incident: Incident, why: str, then: str = "nothing to do") -> None:
+def _close(turn: Turn, incident: Incident, why: str, then: str = NOTHING) -> None:
     acted = incident.runs > 0
+    found = questions.conclude(turn, incident)
+    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
     turn.say(
         "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
         opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
+        **data,
     )  # fmt: skip
+    if found is not None:
+        questions.remember_onset(turn.state, incident)
+        why, then = f"{why}; {found.text}", found.advice if then == NOTHING else then
     turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
         turn.state.floor = (incident.rung, turn.state.pace)

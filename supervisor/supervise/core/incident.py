@@ -6,50 +6,17 @@ tripping in one step are one page and one runbook.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .band import Band
 from .rule import Runbook
+from .shapes import Action
+from .spike import Happened, Verdict
 from .values import SEVERITIES
 
-BAND_MADS = (
-    6.0  # half width of the loss band; no healthy nano loss was further out (metrics.md 0.3)
-)
-BAND_SHARE = 0.05  # least half width, as a share of the level; project default
-BAND_LEAST = 8  # samples without which there is no band
-
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Where the loss was before the trouble. `limit` is what it must come back under."""
-
-    level: float
-    spread: float
-    limit: float
-    samples: int
-
-
-def band_of(losses: Iterable[tuple[int, float]], before_step: int) -> Band | None:
-    """Return the band of the losses before `before_step`, None with fewer than 8 of them.
-
-    level = median, spread = 1.4826 x median absolute deviation of the newest 128 samples, limit =
-    level + max(6 x spread, 5 % of |level|). A falling loss only makes the limit milder.
-    """
-    values = [loss for step, loss in losses if step < before_step][-128:]
-    if len(values) < BAND_LEAST:
-        return None
-    level = _median(sorted(values))
-    spread = 1.4826 * _median(sorted(abs(v - level) for v in values))
-    limit = level + max(BAND_MADS * spread, BAND_SHARE * abs(level))
-    return Band(level, spread, limit, len(values))
-
-
-def _median(ordered: list[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
 
 
 @dataclass(slots=True)
@@ -77,7 +44,16 @@ class Run:
 
 @dataclass(slots=True)
 class Incident:
-    """An open incident."""
+    """An open incident.
+
+    Attributes:
+        rank: whose frames are asked about the loss; `attempt` of its newest one.
+        begin: first step that counts as after the onset: of the new attempt after a rollback.
+        since: pace from which the loss has time to come back; `opened_pace` never moves.
+        norms: metric -> median before the onset. context: what else happened then.
+        exhausted: it came back after the last rung of the ladder.
+        verdict: the class that it was given while it is open.
+    """
 
     id: str
     opened_step: int
@@ -93,7 +69,22 @@ class Incident:
     quiet_since: int | None = None
     rebaselined: bool = False  # a detector behind it took the new level for its baseline
     headline: str = ""
+    waiting: list[str] = field(default_factory=list)  # rules worse than the action under way
     shadowed: list[str] = field(default_factory=list)  # runbooks that shadow mode only wrote down
+    rank: int = 0
+    attempt: int = 0
+    begin: int = 0
+    since: int = 0
+    opened_pace: int = 0
+    looked: int = -1
+    norms: dict[str, float] = field(default_factory=dict)
+    context: list[Happened] = field(default_factory=list)
+    peak: float | None = None
+    far: int = 0  # frames whose loss was far out of the band
+    nonfinite: int | None = None
+    rolled_back: bool = False
+    exhausted: bool = False
+    verdict: Verdict | None = None
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule; return True when it raised the incident's severity."""
@@ -120,6 +111,18 @@ def first_breach(numbers: Mapping[str, Mapping[str, Any]], step: int) -> int:
     return min(found)
 
 
+# What is compared with the limit: the first of these that a reading holds (see wording.MEASURES).
+HEADLINES = {
+    "sum": "sum {:.3g}",
+    "ratio": "{:.3g} times its past",
+    "residual": "residual {:.3g}",
+    "distance": "{:.3g} widths off",
+    "bound": "at least {:.3g} per 1000 steps",
+    "z": "z {:.1f}",
+    "value": "",
+}
+
+
 def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
     """Return the breaching metrics behind a rule in one line, each with its number and limit."""
     parts = []
@@ -130,9 +133,9 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
             parts.append(f"{silent} (limit {limit:.0f} s)")
         if reading.get("code") != "BREACH" or metric is None:
             continue
-        for key, form in (("z", "z {:.1f}"), ("ratio", "{:.3g} times its past"), ("value", "")):
+        for key, form in HEADLINES.items():
             if isinstance(reading.get(key), float):
-                text = f"{metric} {reading['value']:.4g}"
+                text = f"{metric} {reading.get('last_block', reading['value']):.4g}"
                 text += f", {form.format(reading[key])}" if form else ""
                 text += f" (limit {limit:g})" if isinstance(limit, (int, float)) else ""
                 parts.append(text)
@@ -140,3 +143,14 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
     nonfinite = [name for reading in numbers.values() for name in reading.get("nonfinite", ())]
     parts += [f"{name} is not finite" for name in nonfinite]
     return "; ".join(dict.fromkeys(parts)) or otherwise
+
+
+def verb_of(action: Action) -> str:
+    """Return the YAML name of an action."""
+    return type(action).__module__.rpartition(".")[2]
+
+
+def brief(args: Mapping[str, Any]) -> str:
+    """Return arguments, or observed effects, in one line."""
+    parts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items()]
+    return ", ".join(parts)[:160]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import engine
 from .rule import Policy
 from .state import State
-from .values import Decision, Event
+from .values import Decision, Event, Reloaded
+
+Loader = Callable[[str], Policy]  # from a digest; raises when the policy is not there
 
 FIELDS = ("kind", "step", "attempt", "reason", "incident", "rule", "severity", "data")
 
@@ -49,19 +51,44 @@ def record(decision: Decision) -> dict[str, Any]:
     return found
 
 
-def decisions(
-    policy: Policy, events: Iterable[tuple[int, Event]], state: State | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield `(event number, decision record)` for every decision that the events lead to."""
+def fold(
+    policy: Policy,
+    events: Iterable[tuple[int, Event]],
+    state: State | None = None,
+    policies: Loader | None = None,
+) -> Iterator[tuple[int, Event, Policy, State, list[Decision]]]:
+    """Yield `(number, event, policy, state, decisions)` after each event.
+
+    The state is the engine's own and changes with the next event.
+
+    Args:
+        policies: finds the policy that a `Reloaded` names; None: there is none.
+    """
     state = engine.start(policy) if state is None else state
     for number, event in events:
+        if isinstance(event, Reloaded) and event.refused is None and policies is not None:
+            policy = policies(event.digest)
         state, made = engine.step(policy, state, event)
+        yield number, event, policy, state, made
+
+
+def decisions(
+    policy: Policy,
+    events: Iterable[tuple[int, Event]],
+    state: State | None = None,
+    policies: Loader | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield `(event number, decision record)` for every decision that the events lead to."""
+    for number, _, _, _, made in fold(policy, events, state, policies):
         for decision in made:
             yield number, record(decision)
 
 
 def compare(
-    policy: Policy, events: Iterable[tuple[int, Event]], recorded: Iterable[Mapping[str, Any]]
+    policy: Policy,
+    events: Iterable[tuple[int, Event]],
+    recorded: Iterable[Mapping[str, Any]],
+    policies: Loader | None = None,
 ) -> tuple[int, list[Difference]]:
     """Fold `events` and compare with the audit records whose actor is the engine.
 
@@ -74,7 +101,7 @@ def compare(
     log = [r for r in recorded if r.get("actor") == "engine"]
     last_event = max((int(r["event"]) for r in log), default=-1)
     count = 0
-    for number, replayed in decisions(policy, events):
+    for number, replayed in decisions(policy, events, None, policies):
         if count >= len(log):
             if number >= last_event:
                 break

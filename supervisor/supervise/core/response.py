@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from . import ladder, machine, runner
+from . import ladder, machine, questions, runner
 from .bank import Bank
-from .incident import HELD, PROBATION, Incident, band_of, first_breach, headline
+from .incident import HELD, PROBATION, Incident, first_breach, headline
 from .rule import HOLD, Rule
 from .shapes import Refused
 from .state import Turn
@@ -52,7 +52,7 @@ def unmuted(turn: Turn, bank: Bank) -> None:
     free = [
         (rule, bank.numbers(rule))
         for rule in turn.policy.rules
-        if rule.id in state.muted and _muted(turn, rule, firing, state.machine) is None
+        if rule.id in state.muted and _muted(turn, bank, rule, firing, state.machine) is None
     ]
     for rule, _ in free:
         del state.muted[rule.id]
@@ -72,11 +72,11 @@ def _answer(
     fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
     acting: list[Rule] = []
     for rule, numbers in fired:
-        muted = _muted(turn, rule, firing, was_in)
+        muted = _muted(turn, bank, rule, firing, was_in)
         if muted is not None:
             turn.say(
-                "suppressed", f"{rule.id} is muted by {muted}", rule=rule.id,
-                severity=rule.severity, suppressed_by=f"inhibit:{muted}",
+                "suppressed", f"{rule.id} is muted by {muted.partition(':')[2]}", rule=rule.id,
+                severity=rule.severity, suppressed_by=muted,
             )  # fmt: skip
             state.muted[rule.id] = muted
             continue
@@ -110,15 +110,17 @@ def _flap(turn: Turn, rule: Rule, rank: int) -> None:
         state.flapping.discard(rule.id)
 
 
-def _muted(turn: Turn, rule: Rule, firing: set[str], was_in: str) -> str | None:
+def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) -> str | None:
+    """Return `inhibit:<rule or state>` or `planned:<what>`, None when the rule may speak."""
     for inhibit in turn.policy.inhibit:
         if rule.id not in inhibit.mute:
             continue
         if inhibit.by_rule is not None and inhibit.by_rule in firing:
-            return inhibit.by_rule
+            return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
-            return was_in
-    return None
+            return f"inhibit:{was_in}"
+    planned = questions.announced(turn, bank, rule)
+    return None if planned is None else f"planned:{planned}"
 
 
 def enlist(
@@ -132,31 +134,38 @@ def enlist(
         incident = state.incident = Incident(
             f"inc-{state.incidents}", state.step, breach, rule.severity, [rule.id], headline=text
         )
-        incident.band = band_of(bank.losses, breach)
+        questions.open_case(turn, bank, _rank(turn, bank), incident)
         band = incident.band
         turn.say(
             "incident", f"{rule.severity} {rule.id}: {text}", rule=rule.id, severity=rule.severity,
-            what="opened", breach_step=breach,
+            what="opened", runbook=rule.see, breach_step=breach,
             band=None if band is None else {"level": band.level, "limit": band.limit},
         )  # fmt: skip
     elif incident.join(rule.id, rule.severity):
         incident.headline = text
         if incident.run is None:  # what was advisory until now may be much older than the trouble
-            incident.breach_step, incident.band = breach, band_of(bank.losses, breach)
+            incident.breach_step = breach
+            questions.open_case(turn, bank, _rank(turn, bank), incident)
         turn.say("incident", f"raised to {rule.severity} by {rule.id}: {text}", rule=rule.id,
-                 severity=rule.severity, what="raised",
+                 severity=rule.severity, what="raised", runbook=rule.see,
                  breach_step=incident.breach_step)  # fmt: skip
     else:
         turn.say(
-            "incident", f"{rule.id} joins", rule=rule.id, severity=rule.severity, what="joined"
-        )
+            "incident", f"{rule.id} joins", rule=rule.id, severity=rule.severity, what="joined",
+            runbook=rule.see,
+        )  # fmt: skip
         incident.quiet_since = None
         if incident.phase != HELD or rule.severity == "SEV2":
             return
     incident.quiet_since = None
     if rule.id not in state.flapping:
+        then = f"watching; read runbook {rule.see}" if rule.see else "watching"
         turn.tell(rule.severity, f"{incident.id}: {rule.id} at step {state.step}",
-                  verdict=text, why=f"when: {rule.text}", then="watching")  # fmt: skip
+                  verdict=text, why=f"when: {rule.text}", then=then)  # fmt: skip
+
+
+def _rank(turn: Turn, bank: Bank) -> int:
+    return next(rank for rank, one in turn.state.banks.items() if one is bank)
 
 
 def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
@@ -193,7 +202,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
     state.cooldown[rule.id] = (state.pace, rung)
-    runner.start(turn, incident, name, rung, why)
+    runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
 
 
 def _floor(turn: Turn) -> int:
@@ -210,11 +219,32 @@ def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -
     if run.waiting_for is not None or run.failed is not None:
         turn.say("suppressed", f"{rule.id}: {run.runbook.name} is in the middle of an action",
                  rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
+        incident.waiting.append(rule.id)
         return
     turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
     incident.run = None
     turn.state.cooldown[rule.id] = (turn.state.pace, rung)
-    runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}")
+    climbed = rung >= 0 and name != rule.runbook
+    runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)
+
+
+def waited(turn: Turn) -> None:
+    """What was worse than a runbook in the middle of an action is answered when that is over."""
+    state, incident = turn.state, turn.state.incident
+    if incident is None or not incident.waiting:
+        return
+    if incident.run is not None and (incident.run.waiting_for or incident.run.failed is not None):
+        return
+    waiting, incident.waiting = incident.waiting, []
+    found = [
+        (rule, bank)
+        for r, rule in enumerate(turn.policy.rules)
+        for bank in state.banks.values()
+        if rule.id in waiting and bank.rules[r].firing
+    ]
+    if found:
+        rule, bank = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
+        _respond(turn, bank, rule)
 
 
 def _shadow(turn: Turn, rule: Rule, mode: str) -> None:

@@ -29,6 +29,7 @@ class Rule:
             a `refire` and climbs the ladder).
         unknown: what UNKNOWN counts as: `hold` (keeps the last), `breach`, `ok`, `ignore`.
         runbook: name, `hold`, or None (the rule only notifies).
+        see: name of the runbook that people read about it, whether it is run or not.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Rule:
     unknown: str = "hold"
     mode: str | None = None
     where: str = ""  # file:line:col
+    see: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ class Runbook:
     impact: str = ""
     if_it_fails: str = HOLD
     diagnose: tuple[str, ...] = ()
+    handles: tuple[str, ...] = ()  # ids of metrics
+    evidence: tuple[str, ...] = ()
+    containment: tuple[str, ...] = ()
+    probe_replay: tuple[str, ...] = ()
+    over_when: tuple[str, ...] = ()
+    localize: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by place
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,21 @@ class Ladder:
 
     rungs: tuple[str, ...] = ()
     reset_after_steps: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A change that was announced: what it does to the loss between two steps is no trouble.
+
+    Attributes:
+        from_step, to_step: both included.
+        expect: where the loss goes: `up`, `down`, or `either`.
+    """
+
+    from_step: int
+    to_step: int
+    what: str
+    expect: str = "either"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +118,7 @@ class Policy:
     rules: tuple[Rule, ...]
     runbooks: Mapping[str, Runbook] = field(default_factory=dict)
     inhibit: tuple[Inhibit, ...] = ()
+    planned: tuple[Planned, ...] = ()
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     ladder: Ladder = Ladder()
     probation_steps: int = 100
@@ -104,6 +128,7 @@ class Policy:
     hold_max_s: float = 4 * 3600.0  # people are reminded of a hold so often
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
+    sampling: Mapping[str, int] = field(default_factory=dict)  # set -> steps, as far as given
     standing_orders: Mapping[str, Any] = field(default_factory=dict)
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import ladder
-from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run
+from . import ladder, questions
+from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief, verb_of
 from .rule import HOLD, Runbook
 from .shapes import Action, Aim, Refused
 from .state import State, Turn
@@ -19,10 +19,16 @@ from .values import Finished
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
 
 
-def start(turn: Turn, incident: Incident, name: str, rung: int, why: str) -> None:
-    """Start runbook `name` for the incident, or hold when that is what the ladder says."""
+def start(
+    turn: Turn, incident: Incident, name: str, rung: int, why: str, *, climbed: bool = False
+) -> None:
+    """Start runbook `name` for the incident, or hold when that is what the ladder says.
+
+    Args:
+        climbed: it was not asked for: what is below it on the ladder was tried.
+    """
     if name == HOLD:
-        hold(turn, incident, why)
+        hold(turn, incident, why, exhausted=climbed)
         return
     book = turn.policy.runbooks[name]
     refusal = _refusal(turn, incident, book)
@@ -43,12 +49,8 @@ def start(turn: Turn, incident: Incident, name: str, rung: int, why: str) -> Non
         incident.phase = ACTING
         turn.state.floor = (rung, turn.state.pace)
         turn.move("run", f"runbook {name}: {why}")
-        turn.tell(
-            incident.severity,
-            f"{incident.id}: running {name}",
-            why=why,
-            then=f"runbook {name} runs",
-        )
+        title = f"{incident.id}: running {name}"
+        turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
     proceed(turn, incident)
 
 
@@ -63,16 +65,24 @@ def _refusal(turn: Turn, incident: Incident, book: Runbook) -> str:
     return ""
 
 
-def hold(turn: Turn, incident: Incident, why: str) -> None:
-    """Stop acting and wait for a person. The job itself goes on."""
+def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
+    """Stop acting and wait for a person. The job itself goes on.
+
+    Args:
+        exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
+    """
     incident.phase, incident.run = HELD, None
+    incident.exhausted |= exhausted
+    incident.verdict = questions.conclude(turn, incident) if exhausted else incident.verdict
+    found, then = incident.verdict, "no further action until `supervise release RUN`"
     turn.move("hold", why)
-    turn.say("incident", f"held: {why}", what="held", severity=incident.severity)
+    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
+    turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
     turn.tell(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: held, a person is needed",
-        verdict=why,
-        then="no further action until `supervise release RUN`; the job goes on",
+        verdict=why if found is None else f"{why}; {found.text}",
+        then=f"{then}; the job goes on" + (f"; {found.advice}" if found is not None else ""),
         news=True,
     )
 
@@ -86,7 +96,11 @@ def proceed(turn: Turn, incident: Incident) -> None:
                 _after_failure(turn, incident, run)
                 return
             action = run.undoing[0]
-            _intend(turn, incident, run, action, _verb(action), f"undo-{_verb(action)}", {})
+            try:
+                args = action.aim(aim(turn.state, incident))
+            except Refused:
+                args = {}  # it is tried all the same: what it cannot do must be heard of
+            _intend(turn, incident, run, action, verb_of(action), f"undo-{verb_of(action)}", args)
             return
         if run.index >= len(run.runbook.steps):
             _ended(turn, incident, run)
@@ -171,7 +185,7 @@ def _intend(
     run.overdue_ns = state.at_ns + int((action.deadline_s + OVERDUE_S) * 1e9)
     turn.say(
         "intent",
-        f"{verb} {_brief(args)}".rstrip(),
+        f"{verb} {brief(args)}".rstrip(),
         severity=incident.severity,
         action={
             "id": run.waiting_for,
@@ -200,7 +214,7 @@ def finished(turn: Turn, event: Finished) -> None:
     if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
         turn.state.stopping = event.ok and result.get("exit_code") is not None
     if event.ok:
-        turn.say("commit", f"{event.action_id} done {_brief(result)}".rstrip(),
+        turn.say("commit", f"{event.action_id} done {brief(result)}".rstrip(),
                  action={"id": event.action_id}, result=result)  # fmt: skip
         if undoing:
             run.undoing.pop(0)
@@ -213,32 +227,33 @@ def finished(turn: Turn, event: Finished) -> None:
     else:
         why = f"{event.action_id} failed: {event.error}"
         turn.say("abort", why, action={"id": event.action_id}, result=result)
-        if undoing:
-            run.undoing.pop(0)
-            incident.severity = "SEV0"
-            turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
-        else:
-            fail(turn, incident, why)
-            return
+        fail(turn, incident, why)
+        return
     proceed(turn, incident)
 
 
 def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
-    """The runbook failed: take back what can be taken back, newest first.
-
-    Args:
-        sent: the step that failed may have reached the job, or may yet: it is taken back as well.
-    """
+    """A step failed: take back what can be, newest first; with `sent` the step itself too."""
     run = incident.run
     assert run is not None
-    run.failed, run.waiting_for = why, None
-    steps = [*run.done, run.index] if sent else run.done
-    verbs = [run.runbook.verbs[i] for i in steps]
-    for position in range(len(steps) - 1, -1, -1):
-        undo = run.runbook.steps[steps[position]].undo()
-        if undo is not None and _verb(undo) not in verbs[position + 1 :]:
-            run.undoing.append(undo)
+    run.waiting_for = None
+    if run.failed is not None:  # an undo: it is not tried again, a person must know
+        run.undoing.pop(0)
+        incident.severity = "SEV0"
+        turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
+    else:
+        run.failed = why
+        run.undoing = _undos(run, [*run.done, run.index] if sent else run.done)
     proceed(turn, incident)
+
+
+def _undos(run: Run, steps: list[int]) -> list[Action]:
+    verbs, found = [run.runbook.verbs[i] for i in steps], []
+    for position in reversed(range(len(steps))):
+        undo = run.runbook.steps[steps[position]].undo()
+        if undo is not None and verb_of(undo) not in verbs[position + 1 :]:
+            found.append(undo)
+    return found
 
 
 def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
@@ -246,15 +261,15 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
     after, incident.run = run.runbook.if_it_fails, None
     if run.exhausted or after == HOLD or incident.runs > len(turn.policy.runbooks) + 1:
         hold(turn, incident, run.failed)
-        return
-    rungs = turn.policy.ladder.rungs
-    start(turn, incident, after, rungs.index(after) if after in rungs else -1, run.failed)
+    else:
+        rungs = turn.policy.ladder.rungs
+        start(turn, incident, after, rungs.index(after) if after in rungs else -1, run.failed)
 
 
 def climb(turn: Turn, incident: Incident, why: str) -> None:
     """What was tried did not help: the next rung."""
     name, rung = ladder.climb(turn.policy.ladder, incident.rung)
-    start(turn, incident, name, rung, why)
+    start(turn, incident, name, rung, why, climbed=incident.rung >= 0)
 
 
 def _ended(turn: Turn, incident: Incident, run: Run) -> None:
@@ -280,12 +295,3 @@ def verified(turn: Turn, incident: Incident, why: str) -> None:
         verdict=why,
         then=f"on probation for {turn.policy.probation_steps} steps",
     )
-
-
-def _verb(action: Action) -> str:
-    return type(action).__module__.rpartition(".")[2]
-
-
-def _brief(args: dict[str, Any]) -> str:
-    parts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items()]
-    return ", ".join(parts)[:160]

@@ -96,6 +96,11 @@ class Detector(ABC):
         """Names of the detectors whose raw codes it reads, in order."""
         return ()
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether it must have all of its inputs, or can do with any of them."""
+        return True
+
     @abstractmethod
     def start(self) -> Watch:
         """Return a fresh watch."""

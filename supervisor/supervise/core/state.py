@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,17 @@ from .incident import Incident
 from .limits import Ledger
 from .rule import Policy
 from .values import SEVERITIES, Decision, Event
+
+# Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
+EXPLAINS = {
+    **dict.fromkeys(("gap", "collector-off", "probe-off", "segment-fault"), "logging"),
+    "commit": "action",
+    "operator": "operator",
+    "drill": "drill",
+    "standing-order": "reflex",
+    "suspended": "suspended",
+    "note": "note",
+}
 
 
 @dataclass(slots=True)
@@ -29,6 +41,8 @@ class State:
         flips: (rule id, rank) -> paces of its last changes, to tell flapping.
         unable: verb -> why the probe says that this job does not allow it.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
+        happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
+        onsets: paces at which the newest excursions were noticed.
     """
 
     machine: str = machine.LAUNCHING
@@ -47,6 +61,8 @@ class State:
     flapping: set[str] = field(default_factory=set)
     muted: dict[str, str] = field(default_factory=dict)
     unable: dict[str, str] = field(default_factory=dict)
+    happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
+    onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     held_ns: int | None = None
     stopping: bool = False
     returncode: int | None = None
@@ -59,6 +75,7 @@ class State:
         twin.ledger = copy.deepcopy(self.ledger)
         twin.cooldown, twin.muted = dict(self.cooldown), dict(self.muted)
         twin.flapping, twin.unable = set(self.flapping), dict(self.unable)
+        twin.happened, twin.onsets = self.happened.copy(), self.onsets.copy()
         twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
         return twin
 
@@ -96,6 +113,7 @@ class Turn:
         **data: Any,
     ) -> None:
         """Append a decision."""
+        self._remember(kind, reason, data)
         subject = incident if incident is not None else self.state.incident
         self.decisions.append(
             Decision(
@@ -109,6 +127,14 @@ class Turn:
                 data=data,
             )
         )
+
+    def _remember(self, kind: str, reason: str, data: Mapping[str, Any]) -> None:
+        """Keep what may explain a loss: question 4 asks for what happened near an onset."""
+        sort = EXPLAINS.get(str(data.get("what", "note")) if kind == "note" else kind)
+        if sort is not None:
+            step = data.get("at_step")
+            where = self.state.step if step is None else int(step)
+            self.state.happened.append((where, self.state.attempt, sort, reason))
 
     def move(self, event: str, why: str) -> None:
         """Let the machine take `event`; a pair without a move is audited and changes nothing."""

@@ -95,8 +95,8 @@ class Noticed:
     a segment that cannot be read, no probe after its deadline.
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
-    `standing-order`, `drill`, `rollback-unavailable`, `suspended`, `note`); `message` is one
-    sentence.
+    `standing-order`, `drill`, `shard`, `rollback-unavailable`, `suspended`, `note`); `message` is
+    one sentence.
     """
 
     at_ns: int
@@ -136,7 +136,30 @@ class Exited:
     returncode: int
 
 
-Event = Launched | Announced | Frame | Gap | Tick | Noticed | Finished | Told | Exited
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Another policy took over, or was refused. Events after this one are judged by it.
+
+    Attributes:
+        operator: who asked for it.
+        digest, name, mode: the new policy; its text is in the run directory under its digest.
+        before: digest of the policy that was in force.
+        changes: what is `added`, `removed` and `changed` per section, and under `restart` what the
+            job was told at its start and does not hear of (see `core.reload.differences`).
+        refused: why the old policy stays, one sentence; None when the new one took over.
+    """
+
+    at_ns: int
+    operator: str
+    digest: str
+    name: str
+    mode: str
+    before: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    refused: str | None = None
+
+
+Event = Launched | Announced | Frame | Gap | Tick | Noticed | Finished | Told | Exited | Reloaded
 EVENT_TYPES: tuple[type[Any], ...] = (
     Launched,
     Announced,
@@ -147,6 +170,7 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     Finished,
     Told,
     Exited,
+    Reloaded,
 )
 
 
@@ -159,7 +183,7 @@ class Decision:
 
     Attributes:
         kind: one of `rule incident state suppressed near_miss intent commit abort in_doubt
-            verify notify_intent rebaseline gap blind note`.
+            verify notify_intent rebaseline gap blind note policy_load`.
         step: newest step seen when it was decided, -1 before the first frame.
         reason: one sentence with the numbers in it.
         data: JSON-ready detail; floats may be non-finite (the audit log encodes them).

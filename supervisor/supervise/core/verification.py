@@ -2,7 +2,7 @@
 
 Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed
 its effect in the first frame that can show it, no rule of the incident that acts is in breach or
-cannot be judged, and the loss is under the band that it had before the first breach.
+cannot be judged, and the loss is back in the band that its own trend had before the first breach.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         loss = turn.state.banks[frame.rank].value(LOSS)
         band = incident.band
         where = f", loss {loss:.4g}" if loss is not None else ""
-        where += f" under {band.limit:.4g}" if band is not None and loss is not None else ""
+        limit = band.limit_at(frame.step) if band is not None and loss is not None else None
+        where += f" under {limit:.4g}" if limit is not None else ""
         runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
     elif turn.state.pace > run.verify_until:
         why = f"{run.runbook.name} did not help: {run.last_trouble or 'not quiet for long enough'}"
@@ -89,12 +90,12 @@ def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
             continue  # an advisory rule must not decide whether a runbook helped
         for rank, bank in turn.state.banks.items():
             code = bank.rules[r].code
-            if code == BREACH or (code == UNKNOWN and rule.unknown == "hold" and bank.active(r)):
+            unjudged = code == UNKNOWN and rule.unknown == "hold" and bank.active(r)
+            if code == BREACH or (unjudged and not bank.sparse(r)):
                 word = "is in breach" if code == BREACH else "cannot be judged"
                 return f"{rule.id} {word} at step {frame.step} on rank {rank}"
     loss, band = turn.state.banks[frame.rank].value(LOSS), incident.band
     if loss is None or band is None:
         return ""
-    if not loss <= band.limit:
-        return f"loss {loss:.4g} at step {frame.step} is not under {band.limit:.4g}"
-    return ""
+    limit = band.limit_at(frame.step)
+    return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"

@@ -15,7 +15,9 @@ kept for as long.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
+LONG = 512  # samples; sorting more of them now and then costs more than to keep them sorted
 EMPTY = -1  # a place in the ring that holds no step
 
 
@@ -63,21 +65,9 @@ class Freeze:
 
 
 class Baseline:
-    """The newest `size` accepted samples.
+    """The newest `size` accepted samples."""
 
-    Attributes:
-        ordered: their values, ascending.
-    """
-
-    __slots__ = (
-        "_at",
-        "_freeze",
-        "_shelf",
-        "_size",
-        "_steps",
-        "_values",
-        "ordered",
-    )
+    __slots__ = ("_at", "_count", "_freeze", "_ordered", "_shelf", "_size", "_steps", "_values")
 
     def __init__(self, size: int, freeze: int) -> None:
         self._size = size
@@ -86,25 +76,68 @@ class Baseline:
         self._begin()
 
     def _begin(self) -> None:
-        self.ordered: list[float] = []
+        self._ordered: list[float] | None = []  # None: not sorted yet
         self._values = [0.0] * (2 * self._size)
         self._steps = [EMPTY] * (2 * self._size)
         self._at = 0
+        self._count = 0
+
+    @property
+    def ordered(self) -> list[float]:
+        """The values, ascending."""
+        if self._ordered is None:
+            self._ordered = sorted(self._newest(self._count))
+        return self._ordered
+
+    def _newest(self, count: int) -> list[float]:
+        """Return the newest `count` values, oldest first."""
+        begin = self._at - count
+        if begin < 0:
+            return self._values[begin:] + self._values[: self._at]
+        return self._values[begin : self._at]
 
     def accept(self, step: int, value: float) -> None:
         """Take a sample in; the oldest one leaves."""
-        ordered = self.ordered
+        ordered = self._ordered
         values = self._values
         at = self._at
-        if len(ordered) == self._size:
+        if self._count < self._size:
+            self._count += 1
+        elif ordered is not None:
             del ordered[bisect_left(ordered, values[at - self._size])]
-        insort(ordered, value)
+        if ordered is not None:
+            insort(ordered, value)
         values[at] = value
         self._steps[at] = step
         at += 1
         self._at = at if at < len(values) else 0
         if self._freeze.flags:
             self._freeze.take(step, value, False)
+
+    def accept_all(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Do what `accept` does, with one sample after the other."""
+        if self._count < self._size or len(values) > self._size or self._freeze.flags:
+            for step, value in zip(steps, values, strict=True):
+                self.accept(step, value)
+            return
+        at, room = self._at, len(self._values) - self._at
+        self._values[at : at + len(values)] = values[:room]
+        self._steps[at : at + len(steps)] = steps[:room]
+        self._at = at + len(values)
+        if len(values) >= room:
+            self._at -= len(self._values)
+            self._values[: self._at] = values[room:]
+            self._steps[: self._at] = steps[room:]
+        self._ordered = None
+
+    def staying(self, count: int) -> list[float] | None:
+        """Return, ascending, what the next `count` samples will not push out.
+
+        None while the window is not full, or when it is so long that sorting it takes too long.
+        """
+        if self._count < self._size or self._size > LONG:
+            return None
+        return sorted(self._newest(self._size - count))
 
     def flag(self, step: int, value: float) -> bool:
         """Keep a sample out. True when as many are out now as may be: `refit` is due."""
@@ -121,9 +154,9 @@ class Baseline:
 
     def steps(self) -> tuple[int, int] | None:
         """Return the first and last step in the window, None when it is empty."""
-        if not self.ordered:
+        if not self._count:
             return None
-        return self._steps[self._at - len(self.ordered)], self._steps[self._at - 1]
+        return self._steps[self._at - self._count], self._steps[self._at - 1]
 
     def rewind(self, step: int) -> None:
         """Forget what came after `step`, and which samples were flagged."""
@@ -134,18 +167,18 @@ class Baseline:
         while self._steps[self._at - 1] > step:
             self._at = (self._at - 1) % len(self._steps)
             self._steps[self._at] = EMPTY
-        kept = 0
-        while kept < self._size and self._steps[self._at - 1 - kept] != EMPTY:
-            kept += 1
-        self.ordered = sorted(self._values[self._at - 1 - back] for back in range(kept))
+        self._count = 0
+        while self._count < self._size and self._steps[self._at - 1 - self._count] != EMPTY:
+            self._count += 1
+        self._ordered = None
 
     def copy(self) -> Baseline:
         """Return an independent copy."""
         twin = Baseline.__new__(Baseline)
-        twin._size, twin._at = self._size, self._at
+        twin._size, twin._at, twin._count = self._size, self._at, self._count
         twin._freeze, twin._shelf = self._freeze.copy(), self._shelf.copy()
         twin._values, twin._steps = self._values.copy(), self._steps.copy()
-        twin.ordered = self.ordered.copy()
+        twin._ordered = None if self._ordered is None else self._ordered.copy()
         return twin
 
 

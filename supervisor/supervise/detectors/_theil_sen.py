@@ -16,7 +16,8 @@ HUGE = 1e150  # samples beyond are no numbers to fit a line to: their squares wo
 
 def mean(values: list[float]) -> float:
     """Return the mean; divided before it is summed, exactly rounded, whatever the order."""
-    return math.fsum([value / len(values) for value in values])
+    count = len(values)
+    return math.fsum([value / count for value in values])
 
 
 def slopes(at: list[float], values: list[float]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..core.feeder import Idle
 from ..core.shapes import Detector
 from ..core.values import BREACH, OK, UNKNOWN
 from ._memory import NEVER, Memory
@@ -40,6 +41,10 @@ class Join(Detector):
     def detectors(self) -> tuple[str, ...]:
         return self.all or self.any
 
+    @property
+    def needs_all(self) -> bool:
+        return not self.any
+
     def start(self) -> JoinWatch:
         return JoinWatch(self)
 
@@ -52,7 +57,7 @@ class Join(Detector):
         return wrong
 
 
-class JoinWatch(Memory):
+class JoinWatch(Memory, Idle):
     """`breached` and `unsure` hold the last step of each code per detector, NEVER when none."""
 
     __slots__ = ("breached", "every", "quiet_from", "spec", "unsure", "within")
@@ -92,6 +97,9 @@ class JoinWatch(Memory):
         ]
         self.raw = min(codes) if self.every else max(codes)
         return self.raw
+
+    def idle(self) -> bool:
+        return True  # an OK stays one: what is remembered only grows old
 
     def numbers(self) -> dict[str, Any]:
         names = self.spec.detectors

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..core.feeder import Idle
 from ..core.shapes import Detector
 from ..core.values import BREACH, OK, UNKNOWN
 from ._memory import Memory
@@ -34,6 +35,10 @@ class Nonfinite(Detector):
 
     metrics: tuple[str, ...] = ("train_loss_raw", "grad_global_norm")  # both pass the host anyway
 
+    @property
+    def needs_all(self) -> bool:
+        return False
+
     def start(self) -> NonfiniteWatch:
         return NonfiniteWatch(self)
 
@@ -41,7 +46,7 @@ class Nonfinite(Detector):
         return [] if self.metrics else [("metrics", "names no metric")]
 
 
-class NonfiniteWatch(Memory):
+class NonfiniteWatch(Memory, Idle):
     """Keeps the last sample, for its numbers only."""
 
     __slots__ = ("sample", "spec")
@@ -66,6 +71,9 @@ class NonfiniteWatch(Memory):
                 code = OK
         self.raw = code
         return code
+
+    def idle(self) -> bool:
+        return True
 
     def numbers(self) -> dict[str, Any]:
         values = dict(zip(self.spec.metrics, self.sample, strict=False))

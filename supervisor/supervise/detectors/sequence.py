@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..core.feeder import Idle
 from ..core.shapes import NOTE, Detector
 from ..core.values import BREACH, OK, UNKNOWN
 from ._memory import NEVER, Memory
@@ -77,7 +78,7 @@ class Sequence(Detector):
         return wrong
 
 
-class SequenceWatch(Memory):
+class SequenceWatch(Memory, Idle):
     """`sure` and `maybe` hold the latest start per stage or NEVER, `seen` its last breach."""
 
     __slots__ = (
@@ -178,6 +179,9 @@ class SequenceWatch(Memory):
             return BREACH
         self.live = any(waiting != NEVER for waiting in self.maybe)
         return UNKNOWN if possible != NEVER else OK
+
+    def idle(self) -> bool:
+        return not self.live
 
     def note(self) -> dict[str, Any]:
         note, self.note_ = self.note_, {}

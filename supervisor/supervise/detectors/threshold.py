@@ -7,9 +7,11 @@ negated value, and `x >= b` is `x > c` with c the largest float below b, which i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.feeder import Calm
 from ..core.shapes import Detector
 from ..core.values import BREACH, OK, UNKNOWN
 from ._debounce import Debounced, check_bounds, check_quota, quota
@@ -61,10 +63,10 @@ class Threshold(Detector):
         return check_bounds(bounds, self.clear) + check_quota(self.for_, self.m_of_n)
 
 
-class ThresholdWatch(Debounced):
+class ThresholdWatch(Debounced, Calm):
     """Compares; `value` is the last sample."""
 
-    __slots__ = ("bound", "release", "spec", "upper", "value")
+    __slots__ = ("bound", "inside", "release", "spec", "upper", "value")
 
     def __init__(self, spec: Threshold) -> None:
         self.spec = spec
@@ -73,6 +75,8 @@ class ThresholdWatch(Debounced):
         self.upper = name in ("gt", "gte")
         self.bound = _as_open(name, bound)
         self.release = _as_open(name, clear)
+        beyond = math.nextafter(self.bound, math.inf)  # the bound itself is still inside
+        self.inside = (-math.inf, beyond) if self.upper else (-beyond, math.inf)
         super().__init__(*quota(spec.for_, spec.m_of_n))
 
     def reset(self) -> None:
@@ -96,6 +100,12 @@ class ThresholdWatch(Debounced):
         if self.bits or self.firing:
             return self.settle(False, value > self.release)
         return OK
+
+    def band(self, count: int) -> tuple[float, float] | None:
+        return None if self.bits or self.firing else self.inside
+
+    def catch_up(self, samples: Sequence[float], steps: Sequence[int]) -> None:
+        self.value, self.last = samples[-1], steps[-1]
 
     def rewind(self, step: int) -> None:
         self.acquit()

@@ -7,16 +7,19 @@ verdict stands. A straight line through single steps would believe itself, as th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.feeder import Calm
 from ..core.shapes import Detector
 from ..core.values import BREACH, OK, UNKNOWN
 from ._debounce import check_bounds
 from ._memory import Memory
 from ._theil_sen import HUGE, lower_rank, mean, slopes
 
-BLOCKS = 16  # 120 slopes: enough for a bound at 95 %, and a look takes about 20 microseconds
+BLOCKS = 16
+PAIRS = BLOCKS * (BLOCKS - 1) // 2  # slopes; enough for a bound at 95 %
 LEAST = 2 * BLOCKS
 
 
@@ -63,12 +66,12 @@ class Trend(Detector):
         return wrong
 
 
-class TrendWatch(Memory):
+class TrendWatch(Memory, Calm):
     """Blocks as parallel lists: centre and mean, and the first and last step of each."""
 
     __slots__ = (
         "at",
-        "bound",
+        "beyond",
         "first",
         "limit",
         "means",
@@ -76,9 +79,9 @@ class TrendWatch(Memory):
         "open_at",
         "rank",
         "size",
-        "slope",
         "spec",
         "until",
+        "upper",
         "verdict",
     )
 
@@ -86,6 +89,7 @@ class TrendWatch(Memory):
         self.spec = spec
         self.size = spec.window // BLOCKS
         self.rank = lower_rank(BLOCKS, spec.confidence)
+        self.upper = spec.slope_per_1k_gt is not None
         bound = spec.slope_per_1k_lt if spec.slope_per_1k_gt is None else spec.slope_per_1k_gt
         self.limit = math.nan if bound is None else bound
         super().__init__()
@@ -96,13 +100,13 @@ class TrendWatch(Memory):
         self.means: list[float] = []
         self.first: list[int] = []
         self.until: list[int] = []
+        self.beyond = 0  # slopes between the newest blocks that are beyond the limit
         self._forget_verdict()
 
     def _forget_verdict(self) -> None:
         self.open: list[float] = []  # samples of the block that is not full
         self.open_at: list[int] = []
         self.verdict = self.raw = UNKNOWN
-        self.slope = self.bound = math.nan  # per 1000 steps
 
     def feed(self, sample: Any, step: int) -> int:
         if step <= self.last:
@@ -119,6 +123,23 @@ class TrendWatch(Memory):
         self.raw = self.verdict
         return self.verdict
 
+    def band(self, count: int) -> tuple[float, float] | None:
+        """Any sample will do until there can be enough slopes beyond the limit."""
+        full = (len(self.open) + count) // self.size
+        certain = self.beyond + full * (BLOCKS - 1) < PAIRS - self.rank
+        return (-HUGE, HUGE) if certain else None
+
+    def catch_up(self, samples: Sequence[float], steps: Sequence[int]) -> None:
+        taken = 0
+        while taken < len(samples):
+            until = taken + self.size - len(self.open)
+            self.open.extend(samples[taken:until])
+            self.open_at.extend(steps[taken:until])
+            taken = until
+            if len(self.open) >= self.size:
+                self._close()
+        self.last = steps[-1]
+
     def _close(self) -> None:
         steps = self.open_at
         self.at.append(sum(steps) / len(steps))
@@ -126,35 +147,50 @@ class TrendWatch(Memory):
         self.first.append(steps[0])
         self.until.append(steps[-1])
         self.open, self.open_at = [], []
+        if self.beyond:  # those of the block that leaves
+            self.beyond -= self._slopes_beyond(-1 - BLOCKS, -BLOCKS)
+        self.beyond += self._slopes_beyond(-1, -BLOCKS)
         if len(self.at) > 2 * BLOCKS:
             for blocks in (self.at, self.means, self.first, self.until):
                 del blocks[0]
         self._judge()
 
+    def _slopes_beyond(self, block: int, begin: int, end: int = -1) -> int:
+        """Count the slopes beyond the limit from a block to those in [begin, end)."""
+        if len(self.at) < -block:
+            return 0
+        x, y, limit = self.at[block], self.means[block], self.limit
+        others = zip(self.at[begin:end], self.means[begin:end], strict=True)
+        if self.upper:
+            return len([1 for at, mean in others if 1000.0 * ((mean - y) / (at - x)) > limit])
+        return len([1 for at, mean in others if 1000.0 * ((mean - y) / (at - x)) < limit])
+
     def _judge(self) -> None:
-        if len(self.at) < BLOCKS:
-            return
-        found = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
-        upper = self.spec.slope_per_1k_gt is not None
-        self.slope = 1000.0 * found[len(found) // 2]
-        self.bound = 1000.0 * found[self.rank if upper else -1 - self.rank]
-        beyond = self.bound > self.limit if upper else self.bound < self.limit
-        self.verdict = BREACH if beyond else OK
+        """The bound is the slope of a rank: it is beyond the limit when enough slopes are."""
+        if len(self.at) >= BLOCKS:
+            self.verdict = BREACH if self.beyond >= PAIRS - self.rank else OK
 
     def rewind(self, step: int) -> None:
         while self.until and self.until[-1] > step:
             for blocks in (self.at, self.means, self.first, self.until):
                 del blocks[-1]
         self._forget_verdict()
+        newest = range(-min(len(self.at), BLOCKS), 0)
+        self.beyond = sum(self._slopes_beyond(block, newest[0], block) for block in newest)
         self._judge()
         self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         blocks = min(len(self.at), BLOCKS)
+        slope = bound = math.nan
+        if blocks == BLOCKS:
+            found = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
+            slope = 1000.0 * found[PAIRS // 2]
+            bound = 1000.0 * found[self.rank if self.upper else -1 - self.rank]
         return {
             "step": self.last,
-            "value": self.slope,
-            "bound": self.bound,
+            "value": slope,
+            "bound": bound,
             "threshold": self.limit,
             "confidence": self.spec.confidence,
             "last_block": self.means[-1] if blocks else None,

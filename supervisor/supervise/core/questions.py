@@ -1,0 +1,286 @@
+"""Collects what the spike classifier asks for, while an incident is open.
+
+What was before the onset is taken down when the incident opens: the frames of then may be gone when
+it closes, and a rollback takes back those of the trouble itself. The rest is read from the frames
+kept by the incident's rank. Nothing here runs without an open incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from . import spike
+from .band import EXCLUDED, LEAST, PRE, band_of, median, spread
+from .bank import Bank
+from .history import LOSS
+from .incident import Incident
+from .rule import Planned, Policy, Rule
+from .spike import DEADLINE, Evidence, Happened, Verdict
+from .state import State, Turn
+
+GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
+RATE, SKIPPED, ARTEFACT = "learning_rate", "update_skipped", "eval_artifact_hash"
+LOSSES = (LOSS, "train_loss_ema")
+# What a planned event may move. A rule that reads anything else speaks during one, too.
+MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, RATE, "update_to_weight", "loss_scale"))
+BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
+COUNTS = ("tokens_per_update",)  # the denominator of a loss
+BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
+OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
+# Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
+SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
+RATE_SHARE, RATE_FACTOR = 0.1, 3.0  # a learning rate jumped: by a tenth, and 3 times its last step
+
+
+def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
+    """Take down what was before the first breach, and what is known of the frames since."""
+    state = turn.state
+    if LOSS not in bank.history.names:
+        rank = state.leader() or rank
+        bank = state.banks.get(rank, bank)
+    onset, history = incident.breach_step, bank.history
+    incident.rank, incident.attempt, incident.begin = rank, bank.attempt, onset
+    incident.since, incident.looked, incident.far = state.pace, bank.step, 0
+    incident.opened_pace = incident.opened_pace or state.pace  # it may be opened anew, when raised
+    incident.band = band_of(history.series(LOSS), onset)
+    incident.norms = {
+        metric: median(values)
+        for metric in (GRAD, UPDATE, CLIPPED)
+        if len(values := _before(bank, metric, onset)) >= LEAST
+    }
+    for frame in history.frames:
+        if frame.step >= onset:
+            _look(incident, bank, frame.values, frame.step)
+    incident.context = _context(turn, bank, incident)
+
+
+def follow(turn: Turn, incident: Incident) -> Verdict | None:
+    """Look at the newest frame; return a verdict once, when it is time for one."""
+    state = turn.state
+    bank = state.banks.get(incident.rank)
+    if bank is None or LOSS not in bank.history.names:
+        return None
+    if bank.attempt != incident.attempt:  # it went back: the question is asked anew
+        incident.attempt, incident.begin = bank.attempt, bank.step
+        incident.since, incident.rolled_back, incident.verdict = state.pace, True, None
+    if bank.step != incident.looked:
+        incident.looked = bank.step
+        _look(incident, bank, bank.latest, bank.step)
+    if incident.verdict is not None or state.pace - incident.since < DEADLINE:
+        return None
+    incident.verdict = conclude(turn, incident)
+    return incident.verdict
+
+
+def waits(turn: Turn, incident: Incident) -> bool:
+    """Return whether an incident that is quiet is not over: its loss is not back, and still may be.
+
+    Asked every tenth frame only; one that waits is not urgent.
+    """
+    state = turn.state
+    if not about_loss(turn.policy, incident) or state.pace - incident.since >= DEADLINE:
+        return False
+    if incident.quiet_since is not None and (state.pace - incident.quiet_since) % 10:
+        return True
+    case = _evidence(turn, incident)
+    return case is not None and spike.rejoined(case)["answer"] == spike.NO
+
+
+def conclude(turn: Turn, incident: Incident) -> Verdict | None:
+    """Answer the four questions; None where the job publishes no loss."""
+    case = _evidence(turn, incident)
+    return None if case is None else spike.judge(case)
+
+
+def remember_onset(state: State, incident: Incident) -> None:
+    """Count an excursion of the loss, so that a series of them is seen."""
+    if _counts(incident):
+        state.onsets.append(incident.opened_pace)
+
+
+def _counts(incident: Incident) -> bool:
+    """Return whether the loss went so far, for so long, that more of the same are a series."""
+    return incident.far >= SERIES_FRAMES
+
+
+def about_loss(policy: Policy, incident: Incident) -> bool:
+    """Return whether a rule of the incident judges how large the loss is.
+
+    A detector of one metric does; one of several (`nonfinite`) asks whether they are numbers.
+    """
+    rules = (rule for rule in policy.rules if rule.id in incident.rules)
+    behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
+    return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
+
+
+def announced(turn: Turn, bank: Bank, rule: Rule) -> str | None:
+    """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
+    policy, step = turn.policy, turn.state.step
+    if rule.severity == "SEV0" or not policy.planned:
+        return None
+    if not _metrics(policy, rule) <= MOVED_BY_PLAN:
+        return None
+    for event in policy.planned:
+        if event.from_step <= step <= event.to_step and _as_expected(bank, event):
+            return event.what
+    return None
+
+
+def _metrics(policy: Policy, rule: Rule) -> set[str]:
+    return {m for name in policy.behind(rule) for m in policy.detectors[name].metrics}
+
+
+def _as_expected(bank: Bank, event: Planned) -> bool:
+    """Return whether the newest loss is on the side where the event was said to take it."""
+    if event.expect == "either":
+        return True
+    losses = bank.history.series(LOSS)
+    before = [loss for step, loss in losses if step < event.from_step][-PRE:]
+    if not before:
+        return False
+    newest = bank.value(LOSS)
+    middle = median(before)
+    return newest is not None and (newest > middle if event.expect == "up" else newest < middle)
+
+
+def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
+    state, bank = turn.state, turn.state.banks.get(incident.rank)
+    if bank is None or LOSS not in bank.history.names:
+        return None
+    history, begin = bank.history, incident.begin
+    context = incident.context
+    if not incident.rolled_back:  # the frames of the onset are still there, and the next five
+        context = _context(turn, bank, incident) or context
+    probes: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in history.evaluations:
+        probes.setdefault(name, []).append((step, value))
+    series = {m: history.series(m) for m in incident.norms}
+    return Evidence(
+        band=incident.band,
+        after=[point for point in history.series(LOSS) if point[0] >= begin],
+        norms={
+            m: (incident.norms[m], [value for step, value in points if step >= begin])
+            for m, points in series.items()
+        },
+        probes=probes,
+        artefact=_artefact(bank, incident.breach_step),
+        happened=context,
+        peak=incident.peak,
+        nonfinite=incident.nonfinite,
+        planned=_planned(turn.policy, incident),
+        exhausted=incident.exhausted,
+        recurring=spike.recurring([*state.onsets, incident.opened_pace])
+        if _counts(incident)
+        else "",
+        about_loss=about_loss(turn.policy, incident),
+        rolled_back=incident.rolled_back,
+    )
+
+
+def _look(incident: Incident, bank: Bank, values: tuple[float | None, ...], step: int) -> None:
+    """Keep the largest loss, and the first step whose loss or applied gradient is not finite."""
+    names = bank.history.names
+    found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in (LOSS, GRAD, SKIPPED)}
+    loss, grad = found.get(LOSS), found.get(GRAD)
+    bad = loss is not None and loss - loss != 0.0
+    bad |= grad is not None and grad - grad != 0.0 and found.get(SKIPPED) != 1.0
+    if bad and incident.nonfinite is None:
+        incident.nonfinite = step
+    if loss is not None and loss - loss == 0.0:
+        incident.peak = loss if incident.peak is None else max(incident.peak, loss)
+        band = incident.band
+        if band is not None:
+            far = max(SERIES_MADS * band.spread, SERIES_NATS)
+            incident.far += loss - band.forecast(step) > far
+
+
+def _before(bank: Bank, metric: str, onset: int) -> list[float]:
+    return [v for step, v in bank.history.series(metric) if step < onset - EXCLUDED][-PRE:]
+
+
+def _artefact(bank: Bank, onset: int) -> str:
+    """Say whether the evaluation before and after the onset was the same one."""
+    points = bank.history.series(ARTEFACT)
+    before = {value for step, value in points if step < onset}
+    after = {value for step, value in points if step >= onset}
+    if not before or not after:
+        return "unknown"
+    return "same" if before | after == before and len(before) == 1 else "changed"
+
+
+def _planned(policy: Policy, incident: Incident) -> bool:
+    """Return whether an announced event covers the onset and the loss went as expected."""
+    band, peak = incident.band, incident.peak
+    up = band is not None and peak is not None and peak > band.limit
+    return any(
+        event.expect == "either" or (event.expect == "up") == up
+        for event in _plans(policy, incident.breach_step)
+    )
+
+
+def _plans(policy: Policy, onset: int) -> list[Planned]:
+    return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
+
+
+# ── question 4 ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _context(turn: Turn, bank: Bank, incident: Incident) -> list[Happened]:
+    """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
+    onset = incident.breach_step
+    own = f"{incident.id}/"  # what was done about it is not its cause
+    found = [Happened(plan.from_step, "planned", plan.what) for plan in _plans(turn.policy, onset)]
+    found += [
+        Happened(step, kind, text)
+        for step, attempt, kind, text in turn.state.happened
+        if onset - BEFORE <= step <= onset + AFTER
+        and attempt == incident.attempt
+        and not text.startswith(own)
+    ]
+    found += [*_rates(bank, onset), *_odd(bank, onset), *_marks(bank, onset)]
+    return sorted(found, key=lambda event: event.step)
+
+
+def _rates(bank: Bank, onset: int) -> Iterator[Happened]:
+    """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
+    points = [p for p in bank.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER]
+    for (_, a), (_, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
+        jump = abs(c - b)
+        if jump > RATE_SHARE * abs(b) and jump > RATE_FACTOR * abs(b - a):
+            yield Happened(step, "rate", f"learning rate {b:.3g} to {c:.3g}")
+
+
+def _odd(bank: Bank, onset: int) -> Iterator[Happened]:
+    """Yield batches, and counts of tokens, that were unlike those before."""
+    for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
+        for metric in metrics:
+            before = _before(bank, metric, onset)
+            if len(before) < LEAST:
+                continue
+            middle = median(before)
+            scale = max(spread(before, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
+            near = [p for p in bank.history.series(metric) if abs(p[0] - onset) <= NEAR]
+            far = max(near, key=lambda p: abs(p[1] - middle), default=None)
+            if far is not None and abs(far[1] - middle) > OUTLIER * scale:
+                text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
+                yield Happened(far[0], kind, text)
+
+
+def _marks(bank: Bank, onset: int) -> Iterator[Happened]:
+    """Yield checkpoints, skipped updates and changes of the loss scale."""
+
+    def near(metric: str) -> list[tuple[int, float]]:
+        points = bank.history.series(metric)
+        return [p for p in points if onset - BEFORE <= p[0] <= onset + AFTER]
+
+    for step, value in near("checkpoint_time"):
+        yield Happened(step, "checkpoint", f"a checkpoint took {value:.3g} s")
+    skips = [step for step, value in near(SKIPPED) if value == 1.0]
+    if skips:
+        yield Happened(skips[0], "skipped", f"{len(skips)} updates were skipped")
+    scales = near("loss_scale")
+    for (_, a), (step, b) in pairwise(scales):
+        if b != a:
+            yield Happened(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
+            return

@@ -1,0 +1,171 @@
+"""Equal: a number that must be another one, exactly or to rounding.
+
+Faults of configuration and resume are caught by identities earlier than by any statistic: the
+learning rate is what its schedule says, a counter does not go back, a file has the size it had.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ..core.shapes import Detector
+from ..core.values import BREACH, OK, UNKNOWN
+from ._curve import cut
+from ._debounce import Debounced, check_quota, quota
+
+KEPT = 256  # changes of the value that can be gone back
+
+
+@dataclass(frozen=True)
+class Equal(Detector):
+    """BREACH when the metric is not what it must be: give exactly one of `to` and `with`.
+
+    `to` is a number, `first` (the first known sample), or `previous` (the one before); `with` names
+    another metric, of the same step. They are equal when they differ by no more than the larger of
+    `tolerance` times the size of what is referred to, and `abs_tolerance`.
+
+    `law` is about `first` and `previous`: `constant`, `nondecreasing` (no less than it), or
+    `increasing` (above it); the tolerances soften each. `changing` turns `constant` around: with
+    `for: 20` a metric that died and repeats its last value is a BREACH. After `previous` the next
+    sample is compared with this one, whatever it was: a counter that fell back is a BREACH for one
+    sample.
+
+    UNKNOWN for absent and NaN samples of either metric, and for the first sample where it is the
+    reference. `rewind` gives the reference of then back, over 256 changes of the value.
+
+    Example:
+        {kind: equal, metric: learning_rate, with: learning_rate_scheduled, tolerance: 1.0e-6}
+
+    Blind to: whether what is referred to is right. An identity is exact unless a tolerance says
+        otherwise: give one to what is computed twice, in other orders or other precisions.
+    Source: the counter laws of a manifest; PyTorch's schedulers are recomputed from their step.
+    """
+
+    reads: ClassVar[str] = "metrics"
+
+    metric: str
+    to: float | Literal["first", "previous"] | None = None  # number in units of the metric
+    with_: str | None = None  # another metric
+    law: Literal["constant", "nondecreasing", "increasing", "changing"] = "constant"
+    tolerance: float = 0.0  # share of what is referred to
+    abs_tolerance: float = 0.0  # units of the metric
+    for_: int = 1  # samples in a row
+    m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,) if self.with_ is None else (self.metric, self.with_)
+
+    def start(self) -> EqualWatch:
+        return EqualWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = check_quota(self.for_, self.m_of_n)
+        if (self.to is None) == (self.with_ is None):
+            wrong.append(("to", "give exactly one of `to`, `with`"))
+        elif self.with_ == self.metric:
+            wrong.append(("with", f"is `{self.metric}` itself, which it always equals"))
+        elif isinstance(self.to, float | int) and not math.isfinite(self.to):
+            wrong.append(("to", f"must be a finite number, not {self.to}"))
+        elif self.law != "constant" and self.to not in ("first", "previous"):
+            wrong.append(("law", f"{self.law} needs `to: first` or `to: previous`"))
+        elif self.law == "changing" and self.to == "first":
+            wrong.append(("law", "changing needs `to: previous`"))
+        for name, share in (("tolerance", self.tolerance), ("abs_tolerance", self.abs_tolerance)):
+            if not 0.0 <= share < math.inf:
+                wrong.append((name, f"must be zero or a positive number, not {share}"))
+        return wrong
+
+
+class EqualWatch(Debounced):
+    """`steps` and `values` hold the samples that differ from the one before, as far as needed."""
+
+    __slots__ = ("law", "reference", "slack", "spec", "steps", "value", "values")
+
+    def __init__(self, spec: Equal) -> None:
+        self.spec = spec
+        self.law = ("constant", "nondecreasing", "increasing", "changing").index(spec.law)
+        super().__init__(*quota(spec.for_, spec.m_of_n))
+
+    def reset(self) -> None:
+        super().reset()
+        self.steps: list[int] = []
+        self.values: list[float] = []
+        self._forget_last()
+
+    def _forget_last(self) -> None:
+        self.raw = UNKNOWN
+        self.value: float | None = None
+        self.reference: float | None = None  # what the last sample was compared with
+        self.slack = 0.0
+
+    def feed(self, sample: Any, step: int) -> int:
+        value = self.value = sample[0]
+        self.raw = UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if value is None or value - value != 0.0:
+            return UNKNOWN
+        reference = self.reference = self._reference(sample, value, step)
+        if reference is None or reference - reference != 0.0:
+            return UNKNOWN
+        spec = self.spec
+        slack = self.slack = max(spec.tolerance * abs(reference), spec.abs_tolerance)
+        above = value - reference
+        if self.law in (0, 3):
+            breach = (abs(above) > slack) == (self.law == 0)
+        else:
+            breach = above < -slack or (self.law == 2 and above == -slack)
+        self.raw = BREACH if breach else OK
+        return self.settle(breach, False) if breach or self.bits or self.firing else OK
+
+    def _reference(self, sample: Any, value: float, step: int) -> float | None:
+        """Return what `value` must be; keep the value where it will be referred to."""
+        to = self.spec.to
+        if to is None:
+            other: float | None = sample[1]
+            return other
+        if to == "previous":
+            before = self.values[-1] if self.values else None
+            if value != before:
+                self.steps.append(step)
+                self.values.append(value)
+                if len(self.steps) > 2 * KEPT:
+                    del self.steps[:-KEPT]
+                    del self.values[:-KEPT]
+            return before
+        if to != "first":
+            return float(to)
+        if self.values:
+            return self.values[0]
+        self.steps.append(step)
+        self.values.append(value)
+        return None
+
+    def rewind(self, step: int) -> None:
+        cut(step, self.steps, self.values)
+        self.acquit()
+        self._forget_last()
+        self.last = min(self.last, step)
+
+    def numbers(self) -> dict[str, Any]:
+        known = self.value is not None and self.reference is not None
+        return {
+            "step": self.last,
+            "value": self.value,
+            "threshold": self.reference,
+            "reference": self.spec.with_ or ("number" if self._fixed else self.spec.to),
+            "difference": self.value - self.reference if known else None,  # type: ignore[operator]
+            "slack": self.slack,
+            "law": self.spec.law,
+            "breaching": self.bits.bit_count(),
+            "needed": self.need,
+            "of": self.mask.bit_length(),
+        }
+
+    @property
+    def _fixed(self) -> bool:
+        return self.spec.to not in ("first", "previous", None)

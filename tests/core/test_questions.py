@@ -1,0 +1,375 @@
+"""The four questions in the engine: asked of every incident, kept over rollbacks, told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervise.actions.rollback import Rollback
+from supervise.core.band import median, spread
+from supervise.core.history import EVALUATIONS, History
+from supervise.core.rule import Budget, Ladder, Planned, Rule, Runbook
+from supervise.core.values import Announced, Exited, Finished, Frame, Noticed, Told
+
+from .conftest import Above, Verify, index_of
+
+HOT = (8.0,) * 3
+FULL = (
+    "train_loss_raw", "grad_global_norm", "update_norm", "learning_rate", "val_loss",
+    "batch_token_entropy", "update_skipped",
+)  # fmt: skip
+
+
+def closed(story):
+    return story.kinds("incident", "closed")[-1]
+
+
+def row(loss, **others):
+    made = {"train_loss_raw": loss, "grad_global_norm": 1.0, "update_norm": 0.1}
+    return made | {"learning_rate": 1e-3, "batch_token_entropy": 3.0} | others
+
+
+def watch_only(tell, **changes):
+    return tell(mode="observe", names=FULL, **changes)
+
+
+def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
+    """SEV2 or observe mode: class, advice and four answers in the record and in the message."""
+    story = tell(mode="observe")
+    story.frames(2.0, times=100)
+    story.frames(*HOT)
+    story.frames(2.0, times=60)
+    record = closed(story)
+    found = record.data["spike"]
+
+    assert found["class"] == "recoverable spike"
+    assert list(found["questions"]) == [
+        "rejoined", "eval_shifted", "norms_stayed", "else_happened",
+    ]  # fmt: skip
+    assert found["questions"]["rejoined"]["peak"] == 8.0
+    assert found["questions"]["rejoined"]["rejoined_step"] == 103
+    message = next(d for d in reversed(story.log) if d.kind == "notify_intent")
+    assert "recoverable spike: back in its band" in message.data["message"]["verdict"]
+    assert message.data["message"]["next"] == found["advice"]
+
+
+def test_trouble_without_a_loss_has_no_class(tell):
+    """A job that publishes no loss cannot be asked."""
+    detectors = {"wild": Above("grad_global_norm", 9.0)}
+    rules = (Rule("grad", index_of("wild", detectors), "wild", ("wild",), "SEV2"),)
+    story = tell(names=("grad_global_norm",), detectors=detectors, rules=rules)
+    story.rows(*[{"grad_global_norm": 1.0}] * 50, {"grad_global_norm": 99.0})
+    story.rows(*[{"grad_global_norm": 1.0}] * 30)
+
+    assert "spike" not in closed(story).data
+
+
+def test_a_quiet_incident_waits_for_its_loss_and_not_for_ever(tell):
+    """The rule clears at 4 while the loss was 2: closed 350 frames after it was opened."""
+    story = watch_only(tell)
+    story.rows(*[row(2.0)] * 300, *[row(8.0)] * 3, *[row(4.0)] * 340)
+    assert not story.kinds("incident", "closed")
+
+    story.rows(*[row(4.0)] * 20)
+    told = story.kinds("incident", "classified")
+
+    assert len(told) == 1
+    assert told[0].step == 300 + 350
+    assert told[0].data["spike"]["class"] == "undecided"
+    assert "no probe available" in told[0].reason
+    assert closed(story).data["spike"]["class"] == "undecided"
+
+
+def test_one_that_comes_back_late_is_closed_then(tell):
+    """Within ten frames of the twentieth quiet one."""
+    story = watch_only(tell)
+    story.rows(*[row(2.0)] * 300, *[row(8.0)] * 3, *[row(4.0)] * 100, *[row(2.0)] * 80)
+
+    assert 403 + 20 <= closed(story).step <= 403 + 50 + 10
+    assert closed(story).data["spike"]["class"] == "recoverable spike"
+
+
+@pytest.mark.parametrize(
+    ("loss", "update", "entropy", "value", "kind"),
+    [
+        (4.0, 0.1, 3.0, 4.2, "new worse plateau"),
+        (4.0, 0.5, 3.0, 4.2, "structural instability"),
+        (4.0, 0.1, 5.4, 4.2, "data event"),
+        (4.0, 0.5, 3.0, 2.2, "logging artefact or data order"),
+        (2.0, 0.1, 5.4, 2.2, "recoverable spike"),
+    ],
+)
+def test_the_metrics_decide_the_class(tell, loss, update, entropy, value, kind):
+    """Loss, norms, evaluation and the batch of the onset come from the frames."""
+    story = watch_only(tell)
+    evaluated = [row(2.0, **({"val_loss": 2.2} if i % 25 == 0 else {})) for i in range(300)]
+    late = [
+        row(loss, update_norm=update, **({"val_loss": value} if i % 25 == 0 else {}))
+        for i in range(400)
+    ]
+    story.rows(*evaluated, *[row(8.0, batch_token_entropy=entropy)] * 3, *late)
+    questions = closed(story).data["spike"]["questions"]
+
+    assert closed(story).data["spike"]["class"] == kind
+    if loss > 2.0:
+        assert questions["eval_shifted"]["shift"] == pytest.approx(value - 2.2)
+        numbers = questions["norms_stayed"]["metrics"]["update_norm"]
+        assert numbers == pytest.approx({"before": 0.1, "after": update, "limit": 0.15})
+
+
+def test_a_loss_that_is_no_number_is_a_numeric_fault(tell):
+    """An update that was skipped because of its gradient is none."""
+    nan = float("nan")
+    for bad, kind in (
+        (row(nan), "numeric fault"),
+        (row(8.0, grad_global_norm=nan), "numeric fault"),
+        (row(8.0, grad_global_norm=nan, update_skipped=1.0), "recoverable spike"),
+    ):
+        story = watch_only(tell)
+        story.rows(*[row(2.0)] * 300, row(8.0), bad, row(8.0), *[row(2.0)] * 60)
+
+        assert closed(story).data["spike"]["class"] == kind
+
+
+def test_question_four_knows_what_happened(tell):
+    """Planned, noticed, told, a jump of the rate, skipped updates; what is far away is left out."""
+    plan = Planned(290, 310, "new data mix", "down")
+    story = watch_only(tell, planned=(plan,))
+    story.rows(*[row(2.0)] * 200)
+    story.send(Noticed(story.at_ns, "collector-off", "the optimizer collector is off"))
+    story.rows(*[row(2.0)] * 95)
+    story.send(Told(story.at_ns, "ann", "note"))
+    story.send(Noticed(story.at_ns, "drill", "drill lr_spike"))
+    story.rows(*[row(2.0)] * 5, row(8.0, learning_rate=3e-2), row(8.0, update_skipped=1.0))
+    story.rows(*[row(2.0, learning_rate=3e-2)] * 60)
+    events = closed(story).data["spike"]["questions"]["else_happened"]["events"]
+
+    assert [event["kind"] for event in events] == [
+        "planned", "operator", "drill", "rate", "skipped",
+    ]  # fmt: skip
+    assert events[3]["text"] == "learning rate 0.001 to 0.03"
+
+
+def test_a_warm_up_is_no_jump_of_the_rate(tell):
+    """A schedule goes in steps like the one before."""
+    story = watch_only(tell)
+    story.rows(*[row(2.0, learning_rate=1e-5 * (i + 1)) for i in range(40)])
+    story.rows(row(8.0, learning_rate=4e-4))
+    story.rows(*[row(2.0, learning_rate=4e-4)] * 60)
+
+    assert closed(story).data["spike"]["questions"]["else_happened"]["events"] == []
+
+
+def go_back(story, to):
+    story.attempt += 1
+    story.step = to - 1
+
+
+def test_a_rollback_asks_anew_and_keeps_what_was_before(tell):
+    """Its frames are gone, its peak, its band and what happened are not; after is the new run."""
+    story = watch_only(tell)
+    story.rows(*[row(2.0)] * 300, row(8.0, learning_rate=1.0), row(9.0, learning_rate=1.0))
+    go_back(story, 250)
+    story.rows(*[row(2.0)] * 80)
+    found = closed(story).data["spike"]
+    first = found["questions"]["rejoined"]
+
+    assert found["class"] == "recoverable spike"
+    assert (first["onset"], first["peak"], first["rejoined_step"]) == (300, 9.0, 250)
+    assert "after a rollback" in first["text"]
+    assert found["questions"]["else_happened"]["events"][0]["kind"] == "rate"
+
+
+def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
+    """Structural: no optimizer-level knob will fix it, in the record and in the message."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=80)
+    held = story.kinds("incident", "held")[0]
+    told = story.kinds("notify_intent")
+    message = next(d.data["message"] for d in told if "held" in d.reason)
+
+    assert story.state.machine == "holding"
+    assert held.data["spike"]["class"] == "structural instability"
+    assert "no optimizer-level knob will fix it" in held.data["spike"]["advice"]
+    assert "no optimizer-level knob will fix it" in message["next"]
+    assert "structural instability: not back in its band" in message["verdict"]
+
+    story.frames(2.0, times=100)  # it calms down later: it stays what it was
+    story.send(Told(story.at_ns, "ann", "release"))
+    assert closed(story).data["spike"]["class"] == "structural instability"
+
+
+def test_a_hold_for_another_reason_is_not_structural(tell):
+    """An action that failed says nothing about the run."""
+    story = tell(answer=lambda key: Finished(0, key, False, {}, "no space"))
+    story.frames(2.0, times=50)
+    story.frames(*HOT)
+
+    assert story.state.machine == "holding"
+    assert "spike" not in story.kinds("incident", "held")[0].data
+
+
+def test_a_rule_that_asks_for_a_hold_is_not_structural(tell):
+    """Nothing was tried before."""
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    rules = (Rule("spike", index_of("high", detectors), "high", ("high",), "SEV1", "hold"),)
+    story = tell(detectors=detectors, rules=rules)
+    story.frames(2.0, times=50)
+    story.frames(*HOT)
+
+    assert story.state.machine == "holding"
+    assert "spike" not in story.kinds("incident", "held")[0].data
+
+
+def test_the_third_spike_in_two_thousand_steps_is_suspect(tell):
+    """Single hard batches, as every run has them, do not count."""
+    for frames, kind in ((3, "structural instability suspected"), (1, "recoverable spike")):
+        story = tell(mode="observe")
+        story.frames(2.0, times=100)
+        for _ in range(3):
+            story.frames(8.0, times=frames)
+            story.frames(2.0, times=100)
+        classes = [d.data["spike"]["class"] for d in story.kinds("incident", "closed")]
+
+        assert classes == ["recoverable spike", "recoverable spike", kind]
+
+
+def test_a_planned_rise_mutes_what_it_explains(tell):
+    """SEV1 on the loss is audited as suppressed; SEV0 acts; the other direction is no excuse."""
+    up = (Planned(50, 80, "new data mix", "up"),)
+    story = tell(planned=up)
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=20)
+    assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["planned:new data mix"]
+    assert story.actions() == []
+    story.frames(99.0)
+    assert story.actions() != []
+
+    story = tell(planned=(Planned(50, 80, "new data mix", "down"),))
+    story.frames(2.0, times=50)
+    story.frames(*HOT)
+    assert story.actions() != []
+
+
+def test_what_is_still_in_breach_after_the_plan_speaks(tell):
+    """Suppression ends with the event."""
+    story = tell(planned=(Planned(50, 80, "new data mix", "either"),))
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=31)
+    assert story.state.incident is None
+    story.frames(8.0)
+
+    assert story.state.incident is not None
+    assert story.actions() != []
+
+
+def test_a_plan_does_not_hide_what_it_cannot_move(tell):
+    """A rule on the batch speaks during a change of the loss."""
+    detectors = {"odd": Above("batch_token_entropy", 5.0)}
+    rules = (Rule("batch", index_of("odd", detectors), "odd", ("odd",), "SEV1"),)
+    plan = Planned(0, 1000, "new data mix", "either")
+    story = watch_only(tell, detectors=detectors, rules=rules, planned=(plan,))
+    story.rows(*[row(2.0)] * 50, row(2.0, batch_token_entropy=6.0))
+
+    assert story.state.incident is not None
+
+
+def test_a_plan_names_the_class_when_it_was_not_muted(tell):
+    """SEV0 during an announced rise is an expected transition."""
+    story = tell(planned=(Planned(300, 320, "new data mix", "up"),), mode="observe")
+    story.frames(2.0, times=300)
+    story.frames(99.0, times=3)
+    story.frames(2.0, times=60)
+
+    assert closed(story).data["spike"]["class"] == "expected transition"
+
+
+def test_the_end_of_the_job_is_no_verdict(tell):
+    """Ten frames after the onset nothing can be told."""
+    story = watch_only(tell)
+    story.rows(*[row(2.0)] * 300, *[row(8.0)] * 10)
+    story.send(Exited(story.at_ns, 1))
+
+    assert closed(story).data["spike"]["class"] == "undecided"
+
+
+def test_the_questions_are_asked_of_the_rank_that_breached(tell):
+    """Rank 1 spikes and rank 0 does not: peak and band are rank 1's."""
+    story = tell(mode="observe")
+    story.send(Announced(0, 1, 2, 2, story.names))
+    for step in range(100):
+        story.frames(2.0)
+        story.rank(1, 3.0 if step < 60 or step > 62 else 9.0)
+    first = closed(story).data["spike"]["questions"]["rejoined"]
+
+    assert (first["peak"], first["level"]) == (9.0, 3.0)
+
+
+def test_a_history_follows_the_names_of_its_columns():
+    """Names that come late are appended; another order, or another process, starts anew."""
+    history = History()
+    history.announce(("a", "b"), fresh=False)
+    history.frames.append(Frame(0, 0, 0, 0, (1.0, 2.0)))
+    history.announce(("a", "b", "val_loss"), fresh=False)
+    history.frames.append(Frame(0, 0, 0, 1, (1.0, float("nan"), 3.0)))
+
+    assert history.series("a") == [(0, 1.0), (1, 1.0)]
+    assert history.series("b") == [(0, 2.0)]
+    assert history.series("val_loss") == [(1, 3.0)]
+    assert history.series("gone") == []
+    history.announce(("b", "a"), fresh=False)
+    assert not history.frames
+
+
+def test_evaluations_outlive_the_frames_and_not_a_rollback():
+    """They are rare: four of them may be thousands of steps apart."""
+    history = History()
+    history.announce(("val_loss",), fresh=False)
+    for step in range(EVALUATIONS + 10):
+        history.probe(Frame(0, 0, 0, 100 * step, (float(step),)))
+    history.probe(Frame(0, 0, 0, 10_000, (None,)))
+
+    assert len(history.evaluations) == EVALUATIONS
+    assert history.evaluations[0] == ("val_loss", 1000, 10.0)
+    history.rewind(1100)
+    assert list(history.evaluations) == [("val_loss", 1000, 10.0)]
+
+
+def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
+    """The last rung cannot work here, and the numbers say structural after 350 frames."""
+    book = Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"))
+    rule = Rule("spike", lambda codes: codes[0], "high", ("high",), "SEV1", "mend")
+    story = tell(
+        names=FULL, detectors={"high": Above("train_loss_raw", 5.0)}, rules=(rule,), inhibit=(),
+        runbooks={"mend": book}, ladder=Ladder(("mend", "hold")), budgets={"rollback": Budget(2)},
+    )  # fmt: skip
+    story.send(Noticed(0, "rollback-unavailable", "the state is too large"))
+    evaluated = [row(2.0, **({"val_loss": 2.2} if i % 25 == 0 else {})) for i in range(300)]
+    late = [
+        row(8.0, update_norm=0.5, **({"val_loss": 9.0} if i % 25 == 0 else {})) for i in range(400)
+    ]
+    story.rows(*evaluated, *late)
+
+    assert story.actions() == []
+    assert story.state.machine == "holding"
+    held = story.kinds("incident", "held")[0]
+    assert held.step == 300 + 350
+    assert held.data["spike"]["class"] == "structural instability"
+    assert "no optimizer-level knob will fix it" in held.data["spike"]["advice"]
+
+
+@pytest.mark.parametrize(("left", "passes"), [(0.0, True), (0.2, False)])
+def test_a_verification_follows_the_trend(tell, left, passes):
+    """A falling loss is not cured by coming back to where it was a hundred steps ago."""
+    story = tell(names=FULL, inhibit=())
+    fell = [5.0 - 0.6 * math.log(step + 1) for step in range(401)]
+    story.rows(*[row(loss) for loss in fell[:400]])
+    story.rows(*[row(5.5)] * 2)
+    story.rows(*[row(fell[400] + left)] * 20)
+    flat = median(fell[272:400])
+
+    assert fell[400] + left < flat + 6.0 * spread(fell[272:400], flat)  # its level alone would do
+    assert story.actions()[0].endswith("reach")
+    assert bool(story.kinds("verify", "passed")) is passes

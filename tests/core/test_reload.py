@@ -1,0 +1,398 @@
+"""Another policy in the middle of a run: what keeps its memory, what survives, what starts anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from supervise.core import engine
+from supervise.core.bank import Bank
+from supervise.core.reload import DERIVED, differences, rebind
+from supervise.core.replay import compare, record
+from supervise.core.rule import Budget, Inhibit, Ladder, Rule, Runbook
+from supervise.core.values import Announced, Finished, Frame, Noticed, Reloaded, Tick, Told
+from supervise.detectors.absence import Absence
+from supervise.detectors.join import Join
+from supervise.detectors.nonfinite import Nonfinite
+from supervise.detectors.ratio import Ratio
+from supervise.detectors.robust_z import RobustZ
+from supervise.detectors.sequence import Sequence
+from supervise.detectors.threshold import Threshold
+from supervise.detectors.trend import Trend
+
+NAN = float("nan")
+
+
+def rule(name, detectors, severity="SEV2", runbook=None, **more):
+    place = list(detectors).index(name)
+    return Rule(name, lambda codes: codes[place], name, (name,), severity, runbook, **more)
+
+
+def detectors():
+    """Made anew at each call: equality is what counts, not identity."""
+    return {
+        "z": RobustZ("train_loss_raw", gt=6.0, window=16, min_=8, freeze=8),
+        "x": Ratio("train_loss_raw", fast=1, ref=16, gt=1.4, clear=1.2, freeze=16),
+        "up": Threshold("train_loss_raw", gt=5.0, m_of_n=(2, 3)),
+        "bad": Nonfinite(("train_loss_raw",)),
+        "drift": Trend("train_loss_raw", window=16, slope_per_1k_gt=50.0),
+        "g": RobustZ("grad_global_norm", transform="log", window=16, min_=8, freeze=8),
+        "both": Join(all=("z", "g"), within=3),
+        "then": Sequence(("g", "z"), within=4),
+        "still": Absence("step", {"min": 30.0}),
+    }
+
+
+def rich(make_policy, **changes):
+    found = detectors()
+    rules = (
+        rule("z", found, keep_steps=5),
+        rule("up", found, "SEV1", "soften", cooldown_steps=20),
+        rule("bad", found, "SEV0", "back", for_steps=2),
+        rule("both", found, "SEV1", "soften"),
+        rule("then", found),
+        rule("drift", found),
+        rule("x", found, unknown="breach"),
+        rule("still", found, "SEV1"),
+    )
+    return make_policy(
+        **{"detectors": found, "rules": rules, "inhibit": (Inhibit(mute=("z",), by_rule="bad"),)}
+        | changes
+    )
+
+
+def reloaded(policy, at_ns=0, before="sha256:0", changes=None, refused=None):
+    return Reloaded(
+        at_ns, "anna", policy.digest, policy.name, policy.mode, before, changes or {}, refused
+    )
+
+
+def follow(policy, events, at=None, new=None):
+    """Return the decisions of all events but the reload, taken before event number `at`."""
+    state, found = engine.start(policy), []
+    for number, event in enumerate(events):
+        if number == at:
+            policy = new
+            state, _ = engine.step(new, state, reloaded(new, event.at_ns))
+        state, made = engine.step(policy, state, event)
+        found += [record(d) for d in made]
+    return found
+
+
+LOSS = st.sampled_from([2.0, 2.1, 1.9, 2.05, 4.0, 9.0, NAN, None])
+GRAD = st.sampled_from([1.0, 1.1, 0.9, 8.0, None])
+
+
+# Both fixtures are functions without a memory.
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.lists(st.tuples(LOSS, GRAD), min_size=20, max_size=70),
+    calm=st.integers(0, 40),
+    part=st.floats(0.0, 1.0),
+)
+def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm, part):
+    """Wherever it comes: in a window, between intent and outcome, in a hold."""
+    base = rich(make_policy)
+    story = tell()
+    story.__init__(base)
+    story.frames(*[2.0 + 0.01 * (i % 5) for i in range(calm)])
+    for loss, grad in rows:
+        story.frames(loss, grad=grad)
+        if grad is None:
+            story.tick(40.0)
+    again = rich(make_policy, digest="sha256:1")
+    at = int(part * (len(story.events) - 1))
+
+    assert follow(base, story.events, at, again) == [record(d) for d in story.log]
+
+
+def test_everything_that_was_learnt_is_carried_over(make_policy):
+    """A field that somebody adds to a bank is kept, or is named as following from the policy."""
+    old = Bank(rich(make_policy))
+    old.announce(("train_loss_raw", "grad_global_norm"), 7)
+    for step in range(30):
+        old.feed(Frame(step, 0, 0, step, (2.0, 1.0)), step)
+    before = dict(vars(old))
+    new, anew = rebind(old, rich(make_policy))
+
+    assert anew == {"detectors": [], "rules": []}
+    for name, value in before.items():
+        if name not in DERIVED and not name.startswith("_"):
+            assert getattr(new, name) is value or getattr(new, name) == value, name
+    assert new.codes == old.codes
+    assert [str(w.numbers()) for w in new.watches] == [str(w.numbers()) for w in old.watches]
+
+
+def warm(tell, policy, steps=40):
+    story = tell()
+    story.__init__(policy)
+    story.frames(*[2.0 + 0.01 * (i % 5) for i in range(steps)])
+    return story
+
+
+def load(story, policy, **more):
+    story.policy = policy
+    return story.send(reloaded(policy, story.at_ns, **more))
+
+
+def bank_of(story, rank=0):
+    return story.state.banks[rank]
+
+
+def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, tell):
+    """So do the couplings that read it; the record names all of them."""
+    base = rich(make_policy)
+    story = warm(tell, base)
+    changed = {**detectors(), "g": RobustZ("grad_global_norm", gt=7.0, window=16, min_=8, freeze=8)}
+    new = rich(make_policy, detectors=changed, digest="sha256:1")
+
+    made = load(story, new, changes=differences(base, new, base))
+
+    bank = bank_of(story)
+    assert bank.watches[0].numbers()["samples"] == 16
+    assert bank.watches[5].numbers()["samples"] == 0
+    [told] = [d for d in made if d.kind == "policy_load"]
+    assert told.data["anew"] == {"detectors": ["both", "g", "then"], "rules": ["both", "then"]}
+    assert told.data["changes"] == {"detectors": {"changed": ["g"]}}
+    assert (told.data["before"], told.data["after"]) == ("sha256:0", "sha256:1")
+    assert "detectors ~g" in told.reason
+
+
+def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
+    """From the next frame on; what still fired is said to have cleared."""
+    base = rich(make_policy)
+    story = warm(tell, base)
+    story.frames(9.0, times=2)
+    assert bank_of(story).rules[1].firing
+    found = {**detectors(), "low": Threshold("grad_global_norm", gt=0.5)}
+    rules = (*(r for r in rich(make_policy).rules if r.id != "up"), rule("low", found))
+    made = load(story, rich(make_policy, detectors=found, rules=rules, digest="sha256:1"))
+
+    assert [d.rule for d in made if d.data.get("what") == "cleared"] == ["up"]
+    story.frames(2.0)
+    assert [d.rule for d in story.kinds("rule", "fired")][-1] == "low"
+
+
+def test_no_reload_refunds_a_budget(tell):
+    """Two of two were spent: also after a reload, and under a class that is new to the policy."""
+    story = tell(budgets={"touch": Budget(2, per_steps=1000)}, ladder=Ladder(("back", "hold")))
+    rules = (replace(story.policy.rules[2], runbook="back"),)
+    story.__init__(replace(story.policy, rules=rules, inhibit=()))
+    for _ in range(2):
+        story.frames(2.0, times=40)
+        story.frames(99.0)
+        story.frames(2.0, times=40)
+        load(story, replace(story.policy, budgets={"all": Budget(2, per_steps=1000)}))
+    assert len(story.actions()) == 2
+
+    story.state.floor = None
+    story.frames(2.0, times=600)
+    story.frames(99.0)
+
+    assert len(story.actions()) == 2
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:all"
+
+
+def test_a_cooldown_survives(tell):
+    """A rule that is taken out and put back is still in its cooldown."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.frames(8.0)
+    story.frames(2.0, times=30)
+    assert story.state.incident is None
+    base = story.policy
+    load(story, replace(base, rules=base.rules[1:]))
+    load(story, base)
+    story.frames(8.0)
+
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "cooldown"
+
+
+def test_rungs_are_found_again_on_another_ladder(tell):
+    """The same runbook, wherever it stands now; past the end stays past the end."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.frames(8.0)
+    assert story.state.incident.rung == 0
+    load(story, replace(story.policy, ladder=Ladder(("back", "soften", "hold"))))
+    assert story.state.incident.rung == 1
+    assert story.state.cooldown["spike"][1] == 1
+    assert story.state.floor[0] == 1
+
+    load(story, replace(story.policy, ladder=Ladder(("back",))))
+    assert story.state.incident.rung == 1  # `soften` is gone: as many rungs were tried
+
+
+def test_a_runbook_in_progress_ends_as_it_began(tell):
+    """Its steps are the old ones; what it would have gone on to is gone, so it holds."""
+    story = tell(answer=lambda action_id: None)
+    story.frames(2.0, times=20)
+    base = story.policy
+    books = {
+        "soften": replace(base.runbooks["soften"], if_it_fails="back"),
+        "back": base.runbooks["back"],
+    }
+    story.policy = replace(base, runbooks=books)
+    load(story, story.policy)
+    story.frames(8.0)
+    waiting = story.state.incident.run.waiting_for
+    assert waiting == "inc-1/1/0-reach"
+
+    fewer = {"soften": Runbook("soften", base.runbooks["back"].steps, ("touch", "verify"))}
+    made = load(
+        story, replace(base, runbooks=fewer, rules=base.rules[:2], ladder=Ladder(("soften",)))
+    )
+
+    assert [d.data["what"] for d in made if d.kind == "note"] == ["if-it-fails"]
+    assert story.state.incident.run.waiting_for == waiting
+    story.answer = None
+    story.send(Finished(story.at_ns, waiting, False, {}, "no"))
+    assert story.state.machine == "holding"
+    assert [a for a in story.actions() if "touch" in a] == []
+
+
+def test_what_was_muted_is_offered_when_nothing_mutes_it_any_more(tell):
+    """A reload that takes the inhibition away lets the rule speak."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.frames(99.0)
+    assert "spike" in story.state.muted
+    load(story, replace(story.policy, inhibit=()))
+    story.frames(99.0)
+
+    assert "spike" not in story.state.muted
+    assert "spike" in story.state.incident.rules
+
+
+def test_what_was_muted_and_starts_anew_waits_for_its_next_breach(tell):
+    """It does not fire any more, so there is nothing to offer."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.frames(99.0)
+    rules = (replace(story.policy.rules[0], severity="SEV2"), *story.policy.rules[1:])
+    load(story, replace(story.policy, inhibit=(), rules=rules))
+    assert story.state.muted == {}
+    story.frames(2.0)
+
+    assert "spike" not in story.state.incident.rules
+
+
+def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
+    """Promotion from shadow: it acts on its next breach, not on an old one."""
+    story = tell(mode="shadow")
+    story.frames(2.0, times=20)
+    story.frames(8.0)
+    assert story.actions() == []
+    load(story, replace(story.policy, mode="enforce"))
+    assert story.actions() == []
+    story.frames(8.0)
+
+    assert story.actions() == ["inc-1/1/0-reach"]
+
+
+def test_every_rank_is_rebound(tell):
+    """Also one whose metrics are others; one that comes later takes the new policy."""
+    story = tell()
+    story.send(Announced(0, 1, 2, 2, ("grad_global_norm",)))
+    story.frames(2.0, times=5)
+    new = replace(story.policy, digest="sha256:1")
+    load(story, new)
+
+    assert [bank.policy.digest for bank in story.state.banks.values()] == ["sha256:1"] * 2
+    story.send(Announced(0, 2, 3, 3, ("train_loss_raw",)))
+    assert story.state.banks[2].policy is new
+
+
+def test_a_refused_reload_changes_nothing_and_is_told(tell):
+    """One record, one message; every later decision is the same."""
+    story = tell()
+    story.frames(2.0, times=20)
+    before = story.state.copy()
+    made = load(story, story.policy, refused="mine.yaml:3:1: no such key")
+
+    assert [d.kind for d in made] == ["policy_load", "notify_intent"]
+    assert "mine.yaml:3:1" in made[0].reason
+    assert made[1].severity == "SEV2"
+    assert story.state.banks[0].rules[0].code == before.banks[0].rules[0].code
+    assert bank_of(story).policy is story.policy
+
+
+def test_it_may_come_before_the_first_frame(tell, make_policy):
+    """Nothing was learnt, nothing is lost."""
+    policy = make_policy()
+    state, made = engine.step(policy, engine.start(policy), reloaded(policy))
+
+    assert [d.kind for d in made] == ["policy_load", "notify_intent"]
+    assert state.banks == {}
+
+
+def test_replay_follows_a_reload(make_policy, tell):
+    """With the policies at hand it is the same; without them the first difference is shown."""
+    story = warm(tell, rich(make_policy))
+    first = story.policy
+    new = replace(first, rules=first.rules[1:], digest="sha256:1")
+    load(story, new, changes=differences(first, new, first))
+    story.frames(9.0, 2.0, times=10)
+    story.send(Told(story.at_ns, "anna", "ack"))
+    log, numbers = [], {}
+    state, policy = engine.start(first), first
+    for number, event in enumerate(story.events):
+        policy = new if isinstance(event, Reloaded) else policy
+        state, made = engine.step(policy, state, event)
+        log += [{"seq": len(log) + i, "event": number, "actor": "engine", **record(d)}
+                for i, d in enumerate(made)]  # fmt: skip
+        numbers[number] = len(log)
+    events = list(enumerate(story.events))
+
+    assert compare(first, events, log, {"sha256:1": new}.__getitem__) == (len(log), [])
+    assert compare(first, events, log)[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, {}),
+        ({"mode": "shadow"}, {"mode": ["enforce", "shadow"]}),
+        ({"probation_steps": 7}, {"settings": ["probation_steps"]}),
+        (
+            {"budgets": {"touch": Budget(1)}},
+            {"budgets": {"removed": ["all"], "changed": ["touch"]}},
+        ),
+        (
+            {"savepoints": {"every": 5}},
+            {"settings": ["savepoints"], "restart": ["savepoints"]},
+        ),
+    ],
+)
+def test_what_is_different_is_named(make_policy, change, found):
+    """By part and name; what the job was told at its start is named as such."""
+    old = make_policy()
+
+    assert differences(old, make_policy(**change), old) == found
+
+
+def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
+    """Its function is another object, and its place in a file may be another."""
+    old, new = make_policy(), make_policy()
+    new = replace(
+        new, rules=(replace(new.rules[0], where="b.yaml:9:1", severity="SEV0"), *new.rules[1:])
+    )
+
+    assert differences(old, new, old) == {"rules": {"changed": ["spike"]}}
+
+
+def test_a_tick_and_a_notice_after_it_are_judged_by_the_new_policy(tell):
+    """Not only frames."""
+    story = tell()
+    story.frames(2.0, times=5)
+    load(story, replace(story.policy, hold_max_s=1.0))
+    story.state.machine, story.state.held_ns = "holding", story.at_ns
+    story.send(Noticed(story.at_ns, "note", "x"))
+    story.send(Tick(story.at_ns + 5_000_000_000))
+
+    assert "still held" in story.log[-1].reason

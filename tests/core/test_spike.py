@@ -1,0 +1,252 @@
+"""The classes, each on a curve made for it, and the numbers of the four questions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from supervise.core import spike
+from supervise.core.band import Band
+from supervise.core.spike import Evidence, Happened
+
+ONSET = 1000
+BAND = Band(onset=ONSET, level=2.0, slope=-0.2, spread=0.02, samples=256)
+WIDTH = max(4 * 0.02 / math.sqrt(50 / 4), 0.02)  # of a median of 50
+CALM = {"grad_global_norm": (1.0, [1.1] * 60), "update_norm": (0.1, [0.09] * 60)}
+WILD = {"grad_global_norm": (1.0, [1.1] * 60), "update_norm": (0.1, [0.4] * 60)}
+
+
+def after(*pieces):
+    """Return `(step, loss)` from the onset on; a piece is `(frames, distance from the trend)`."""
+    offsets = [offset for count, offset in pieces for _ in range(count)]
+    return [(ONSET + i, BAND.forecast(ONSET + i) + offset) for i, offset in enumerate(offsets)]
+
+
+def probes(shift, every=25):
+    """Return evaluations every 25 steps; `shift` is added after the onset."""
+    steps = range(ONSET - 300, ONSET + 360, every)
+    return [(s, 2.2 - 0.1 * math.log(s / ONSET) + (shift if s >= ONSET else 0.0)) for s in steps]
+
+
+SPIKE = Evidence(BAND, after((12, 3.0), (60, 0.0)), CALM, peak=5.0)
+PLATEAU = Evidence(BAND, after((12, 3.0), (400, 0.3)), CALM, {"val_loss": probes(0.3)}, peak=5.0)
+
+
+def test_a_spike_that_comes_back_is_recoverable():
+    """Question 1 has where it came back, how far it is from the trend, and the band's width."""
+    verdict = spike.judge(SPIKE)
+    first = verdict.questions["rejoined"]
+
+    assert verdict.kind == spike.RECOVERABLE
+    assert (first["answer"], first["rejoined_step"]) == ("yes", ONSET + 12)
+    assert first["residual"] == pytest.approx(0.0, abs=1e-12)
+    assert first["band"] == pytest.approx(WIDTH)
+    assert (first["window"], first["frames"], first["peak"]) == (50, 72, 5.0)
+    assert verdict.questions["eval_shifted"]["text"] == "no probe available"
+    assert all(question["text"] in verdict.text for question in verdict.questions.values())
+
+
+def test_the_smoothed_loss_must_agree():
+    """Two of five losses far up: the median of the raw ones is in the band, the run is not."""
+    jumpy = [(s, loss + (1.0 if s % 5 < 2 else 0.0)) for s, loss in after((400, 0.0))]
+    first = spike.rejoined(Evidence(BAND, jumpy))
+    left = np.array([loss - BAND.forecast(s) for s, loss in jumpy[-50:]])
+    smooth, course = left[0], []
+    for value in left:
+        smooth = 0.9 * smooth + 0.1 * value
+        course.append(smooth)
+
+    assert first["answer"] == "no"
+    assert first["residual"] == pytest.approx(np.median(left), abs=1e-12)
+    assert first["residual"] <= first["band"] < first["smoothed_residual"]
+    assert first["smoothed_residual"] == pytest.approx(np.median(course))
+
+
+def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
+    """Against every window, by brute force, on a noisy decay."""
+    random = np.random.default_rng(3)
+    losses = [
+        (s, loss + 2.0 * math.exp(-i / 30) + 0.02 * random.normal())
+        for i, (s, loss) in enumerate(after((300, 0.0)))
+    ]
+    left = np.array([loss - BAND.forecast(s) for s, loss in losses])
+
+    def smoothed(window):
+        held, course = window[0], []
+        for value in window:
+            held = 0.9 * held + 0.1 * value
+            course.append(held)
+        return np.median(course)
+
+    windows = [left[i : i + 50] for i in range(len(left) - 49)]
+    first = next(i for i, w in enumerate(windows) if np.median(w) <= WIDTH and smoothed(w) <= WIDTH)
+
+    assert spike.rejoined(Evidence(BAND, losses))["rejoined_step"] == ONSET + first
+
+
+def test_one_that_left_again_is_not_back():
+    """It was in the band once, which is told; the newest frames decide."""
+    first = spike.rejoined(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5))))
+
+    assert (first["answer"], first["rejoined_step"]) == ("no", ONSET + 5)
+
+
+@pytest.mark.parametrize("frames", [0, 19])
+def test_too_few_frames_are_no_answer(frames):
+    """Under 20 nothing is said about the band."""
+    verdict = spike.judge(Evidence(BAND, after((frames, 0.0)), CALM))
+
+    assert verdict.questions["rejoined"]["answer"] == "unknown"
+    assert verdict.kind == spike.UNDECIDED
+
+
+def test_without_a_band_nothing_is_decided():
+    """Fewer than 8 losses before it."""
+    assert spike.judge(Evidence(None, after((100, 0.0)))).kind == spike.UNDECIDED
+
+
+def test_a_level_that_stays_up_with_the_evaluation_is_a_new_worse_plateau():
+    """Norms are as before and no batch is to blame."""
+    verdict = spike.judge(PLATEAU)
+
+    assert verdict.kind == spike.PLATEAU
+    assert verdict.questions["rejoined"]["residual"] == pytest.approx(0.3)
+    assert verdict.questions["eval_shifted"]["answer"] == "yes"
+    assert verdict.questions["norms_stayed"]["answer"] == "yes"
+    assert verdict.questions["else_happened"]["answer"] == "no"
+
+
+def test_the_same_with_a_batch_to_blame_is_a_data_event():
+    """Something unlike the other batches at the onset."""
+    odd = Happened(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
+    verdict = spike.judge(replace(PLATEAU, happened=[odd]))
+
+    assert verdict.kind == spike.DATA
+    assert "batch_token_entropy 5.4" in verdict.text
+
+
+def test_the_same_with_norms_that_stayed_up_is_structural():
+    """No optimizer-level knob will fix it, says the advice."""
+    verdict = spike.judge(replace(PLATEAU, norms=WILD))
+    third = verdict.questions["norms_stayed"]
+
+    assert verdict.kind == spike.STRUCTURAL
+    assert "no optimizer-level knob will fix it" in verdict.advice
+    assert (third["answer"], third["high"]) == ("no", ["update_norm"])
+    update = third["metrics"]["update_norm"]
+    assert update == pytest.approx({"before": 0.1, "after": 0.4, "limit": 0.15})
+
+
+def test_the_same_with_an_evaluation_that_stayed_is_an_artefact():
+    """The training loss moved and the model did not."""
+    verdict = spike.judge(replace(PLATEAU, probes={"val_loss": probes(0.0)}))
+
+    assert verdict.kind == spike.ARTEFACT
+
+
+def test_the_shift_is_measured_from_the_evaluations_own_trend():
+    """Ten before, four after, against numpy's Theil-Sen over ln(step + 1)."""
+    random = np.random.default_rng(5)
+    points = [(s, v + 0.01 * random.normal()) for s, v in probes(0.05)]
+    second = spike.eval_shifted(replace(PLATEAU, probes={"val_loss": points}))
+    before = [p for p in points if p[0] < ONSET][-10:]
+    late = [p for p in points if p[0] >= PLATEAU.after[49][0]][-4:]
+    x = np.log(np.array([s for s, _ in before]) + 1.0)
+    y = np.array([v for _, v in before])
+    i, j = np.triu_indices(10, 1)
+    slope = np.median((y[j] - y[i]) / (x[j] - x[i]))
+    level = np.median(y - slope * (x - x[-1]))
+    left = y - level - slope * (x - x[-1])
+    limit = max(4 * 1.4826 * np.median(np.abs(left)), 0.01 * abs(level))
+    shift = np.median([v - level - slope * (math.log(s + 1) - x[-1]) for s, v in late])
+
+    assert second["shift"] == pytest.approx(shift)
+    assert second["limit"] == pytest.approx(limit)
+    assert second["answer"] == ("yes" if shift > limit else "no")
+    assert second["evaluations"] == [10, 4]
+
+
+def test_no_probe_is_undecided_and_never_guessed():
+    """Also when the norms would fit a class, and when the evaluation itself changed."""
+    for case in (
+        replace(PLATEAU, probes={}),
+        replace(PLATEAU, probes={}, norms=WILD),
+        replace(PLATEAU, probes={"val_loss": probes(0.3)[:10]}),
+        replace(PLATEAU, artefact="changed"),
+    ):
+        assert spike.judge(case).kind == spike.UNDECIDED
+    assert "no probe available" in spike.judge(replace(PLATEAU, probes={})).text
+    assert "itself changed" in spike.judge(replace(PLATEAU, artefact="changed")).text
+
+
+def test_one_that_still_may_come_back_is_undecided():
+    """The same plateau, 100 frames after the onset."""
+    early = replace(PLATEAU, after=PLATEAU.after[:100])
+    verdict = spike.judge(early)
+
+    assert verdict.kind == spike.UNDECIDED
+    assert verdict.questions["rejoined"]["in_time"]
+
+
+def test_a_planned_change_is_expected():
+    """Whatever the curve says; but not when a value was not finite."""
+    assert spike.judge(replace(PLATEAU, planned=True)).kind == spike.EXPECTED
+    assert spike.judge(replace(PLATEAU, planned=True, nonfinite=ONSET)).kind == spike.NUMERIC
+
+
+def test_numbers_that_are_none_come_first():
+    """Also when the loss is back in its band."""
+    assert spike.judge(replace(SPIKE, nonfinite=ONSET + 1)).kind == spike.NUMERIC
+
+
+def test_what_comes_back_after_the_last_rung_is_structural():
+    """Even with a loss that is in its band just now."""
+    assert spike.judge(replace(SPIKE, exhausted=True)).kind == spike.STRUCTURAL
+
+
+def test_a_series_and_norms_that_stay_up_are_suspect():
+    """The loss came back, the cause did not leave; the advice says which."""
+    series = spike.judge(replace(SPIKE, recurring="3 excursions within 900 steps"))
+    stressed = spike.judge(replace(SPIKE, norms=WILD))
+
+    assert (series.kind, stressed.kind) == (spike.SUSPECT, spike.SUSPECT)
+    assert series.advice.startswith("3 excursions within 900 steps; ")
+    assert stressed.advice.startswith("the norms stayed up; ")
+
+
+def test_trouble_elsewhere_is_no_excursion_of_the_loss():
+    """A hang, a slow step: the questions are answered, the class says what it is not about."""
+    quiet = replace(SPIKE, after=after((100, 0.0)), peak=2.0, about_loss=False)
+
+    assert spike.judge(quiet).kind == spike.NO_EXCURSION
+    assert spike.judge(replace(quiet, peak=5.0)).kind == spike.RECOVERABLE
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "answer"), [(1.0, 4.0, "yes"), (1.0, 4.1, "no"), (0.0, 2.0, "yes")]
+)
+def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, answer):
+    """In percent, as the metric is."""
+    case = Evidence(BAND, norms={"grad_clip_rate": (before, [now] * 50)})
+
+    assert spike.norms_stayed(case)["answer"] == answer
+
+
+@pytest.mark.parametrize(
+    ("onsets", "series"),
+    [
+        ([], False),
+        ([10, 1900], False),
+        ([10, 1900, 2009], True),
+        ([10, 1900, 2010], False),
+        ([0, 9000, 15000, 18000], True),
+        ([0, 9000, 15000, 21000], False),
+        ([0, 6000, 9000, 18000], False),
+    ],
+)
+def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
+    """At the edges of both."""
+    assert bool(spike.recurring(onsets)) is series

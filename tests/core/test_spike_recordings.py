@@ -1,0 +1,170 @@
+"""The classes on recorded runs: what the labels and the faults' own README say of them.
+
+The recordings are no part of the project: `SUPERVISE_DATA` says where they are. The classifier sees
+the rows as the engine would, with the first breach where the label or the injection is.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from supervise.core import engine, spike
+from supervise.core.band import band_of, median
+from supervise.core.rule import Rule
+from supervise.core.spike import Evidence
+from supervise.core.values import Announced, Exited, Frame
+from supervise.detectors.robust_z import RobustZ
+
+from .conftest import policy
+
+DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
+MIXTRAL = "mixtral_8x7b_alltoall_tp2pp4ep4_release__lts_dgx_a100"
+NAMES = {
+    "loss": "train_loss_raw", "grad_norm": "grad_global_norm", "update_norm": "update_norm",
+    "lr": "learning_rate", "val_loss": "val_loss", "tok_entropy": "batch_token_entropy",
+    "skipped": "update_skipped",
+}  # fmt: skip
+FAULT_AT = 800
+
+pytestmark = pytest.mark.skipif(
+    not (DATA / "faults").is_dir(), reason=f"no recordings at {DATA}: set SUPERVISE_DATA"
+)
+
+
+@cache
+def fault(run):
+    """Return the rows of a faulted run, `{metric: value}`."""
+    with gzip.open(DATA / "faults" / f"{run}.csv.gz", "rt") as lines:
+        return [
+            {name: float(row[column]) for column, name in NAMES.items() if row[column]}
+            for row in csv.DictReader(lines)
+        ]
+
+
+@cache
+def mixtral():
+    """Return `(step, loss)` of the run whose spikes came back, and the labelled steps."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(DATA / "logs/megatron" / f"{MIXTRAL}.parquet").to_pydict()
+    with (DATA / "logs/incidents.csv").open() as lines:
+        labels = [
+            int(row["step_start"])
+            for row in csv.DictReader(lines)
+            if MIXTRAL in row["run"] and row["kind"] == "loss_spike_recovered"
+        ]
+    return list(zip(table["step"], table["lm_loss"], strict=True)), labels
+
+
+def series(rows, metric):
+    return [(step, row[metric]) for step, row in enumerate(rows) if metric in row]
+
+
+def classify(run, onset=FAULT_AT, until=400):
+    """Classify as of `until` rows after the onset."""
+    rows = fault(run)[: onset + until]
+    norms = {}
+    for metric in ("grad_global_norm", "update_norm"):
+        points = series(rows, metric)
+        before = median([v for step, v in points if onset - 266 <= step < onset - 10])
+        norms[metric] = (before, [v for step, v in points if step >= onset])
+    losses = series(rows, "train_loss_raw")
+    after = [point for point in losses if point[0] >= onset]
+    return spike.judge(
+        Evidence(
+            band_of(losses, onset), after, norms, {"val_loss": series(rows, "val_loss")},
+            peak=max(loss for _, loss in after),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("run", ["label_shuffle_s0", "bad_random_s0", "bad_repeat_s0"])
+def test_bad_data_for_thirty_steps_is_recoverable(run):
+    """The README has them back 100 to 345 steps later."""
+    verdict = classify(run)
+
+    assert verdict.kind == spike.RECOVERABLE, verdict.text
+
+
+@pytest.mark.parametrize("run", ["lr30_s0", "lr10_b3_s0"])
+def test_a_learning_rate_that_stays_wrong_is_structural(run):
+    """The loss stays up, the evaluation with it, the update norm is several times its past."""
+    verdict = classify(run, 800 + ("b3" in run))
+
+    assert verdict.kind == spike.STRUCTURAL, verdict.text
+    assert verdict.questions["norms_stayed"]["high"] == ["update_norm"]
+
+
+def test_a_wrong_rate_that_helped_is_not_called_recovered():
+    """LR x10 from too low a rate: the loss comes back, the update norm stays 5 times its past."""
+    verdict = classify("lr10_s0")
+
+    assert verdict.kind == spike.SUSPECT, verdict.text
+    assert verdict.advice.startswith("the norms stayed up")
+
+
+@pytest.mark.parametrize("run", ["adam_v0_s0", "label_shuffle_inf_s0"])
+def test_damage_for_good_with_calm_norms_is_a_plateau(run):
+    """Not back in 400 steps, and the evaluation says so too."""
+    verdict = classify(run)
+
+    assert verdict.kind == spike.PLATEAU, verdict.text
+
+
+def test_every_labelled_spike_of_mixtral_is_recoverable():
+    """8 to 109 % up for 1 to 3 logged rows; each came back within rows."""
+    rows, labels = mixtral()
+    assert len(labels) >= 6
+    for label in labels:
+        after = [point for point in rows if point[0] >= label][:100]
+        case = Evidence(band_of(rows, label), after, peak=max(loss for _, loss in after))
+        verdict = spike.judge(case)
+
+        assert verdict.kind == spike.RECOVERABLE, f"{label}: {verdict.text}"
+        assert verdict.questions["rejoined"]["rejoined_step"] <= label + 60
+
+
+@pytest.mark.parametrize("run", ["healthy_s0", "healthy_s1", "healthy_b3_s0"])
+@pytest.mark.parametrize("onset", range(60, 1100, 130))
+def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
+    """After 20, 60, 110 and 350 rows; a plateau is never seen where nothing happened."""
+    losses = series(fault(run), "train_loss_raw")
+    band = band_of(losses, onset)
+    for frames in (20, 60, 110, 350):
+        after = losses[onset : onset + frames]
+
+        assert spike.rejoined(Evidence(band, after))["answer"] == "yes", frames
+    assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"), [("bad_random_s0", spike.RECOVERABLE), ("lr30_s0", spike.STRUCTURAL)]
+)
+def test_the_engine_says_the_same(run, kind):
+    """One rule on the loss, over the whole recording."""
+    names = tuple(NAMES.values())
+    detectors = {"z": RobustZ(metric="train_loss_raw", gt=8.0)}
+    rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV1", keep_steps=20),)
+    used = replace(policy(mode="observe"), detectors=detectors, rules=rules)
+    state, log = engine.start(used), []
+    events = [
+        Announced(0, 0, 1, 1, names),
+        *(
+            Frame(step, 0, 0, step, tuple(row.get(name) for name in names))
+            for step, row in enumerate(fault(run)[:1400])
+        ),
+        Exited(1400, 0),
+    ]
+    for event in events:
+        state, made = engine.step(used, state, event)
+        log += [d for d in made if d.data.get("what") == "closed"]
+    first = log[0]
+
+    assert 800 <= first.data["breach_step"] <= 802
+    assert first.data["spike"]["class"] == kind

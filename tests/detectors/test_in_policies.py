@@ -1,0 +1,78 @@
+"""The kinds whose keys are more than numbers, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.detectors.equal import Equal
+from supervise.errors import PolicyError
+
+POLICY = """version: supervise/v1
+policy: kinds
+mode: observe
+detectors:
+  finite: {kind: equal, metric: opt_state_finite, to: 1}
+  schedule: {kind: equal, metric: learning_rate, with: learning_rate_scheduled, tolerance: 1e-6}
+  counter: {kind: equal, metric: tokens_seen, to: previous, law: nondecreasing}
+  drift: {kind: cusum, metric: train_loss_raw, k: 1.0, clear: 2}
+  curve: {kind: band, metric: train_loss_raw, knots: [[0, 5, 0.1], [100, 3, 0.1]], for: 3}
+  probe: {kind: paired, metric: val_loss, key: eval_artifact_hash, gt: 0.02, rel_gt: 0.01}
+  shared: {kind: collapse, metric: train_loss_raw, total_steps: 900, knots: [[0, 3, 0], [1, 1, 0]]}
+rules:
+  - {id: off, when: finite or schedule or counter or drift or curve or probe or shared, sev: SEV2}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    """A function that loads a policy from text."""
+
+    def _load(text):
+        path = tmp_path / "kinds.yaml"
+        path.write_text(text)
+        return load_policy(path)
+
+    return _load
+
+
+def test_what_is_written_is_what_runs(load):
+    """And the resolved policy, curves included, is the same policy."""
+    policy = load(POLICY)
+
+    assert policy.detectors["finite"].to == 1.0
+    assert policy.detectors["counter"] == Equal("tokens_seen", to="previous", law="nondecreasing")
+    assert policy.detectors["schedule"].with_ == "learning_rate_scheduled"
+    assert policy.detectors["curve"].knots == ((0.0, 5.0, 0.1), (100.0, 3.0, 0.1))
+    again = load(policy.resolved)
+    assert (again.detectors, again.digest) == (policy.detectors, policy.digest)
+
+
+def test_another_curve_is_another_policy(load):
+    """The digest covers every knot."""
+    other = load(POLICY.replace("[100, 3, 0.1]", "[100, 3.0001, 0.1]"))
+
+    assert other.digest != load(POLICY).digest
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "where", "words"),
+    [
+        ("to: 1}", "to: frist}", ":5:55:", "'first', 'previous'"),
+        ("tolerance", "tolerence", ":6:81:", "did you mean 'tolerance'?"),
+        ("law: non", "law: not", ":7:66:", "did you mean"),
+        ("k: 1.0", "k: -1", ":8:51:", "zero or a positive"),
+        ("[[0, 5, 0.1]", "[[0, 5]", ":9:55:", "should hold 3 items"),
+        ("[[0, 5, 0.1]", "[[100, 5, 0.1]", ":9:54:", "knot 2: step 100 does not come after 100"),
+        ("gt: 0.02", "gt: -1", ":10:72:", "must be above zero"),
+        ("total_steps: 900, ", "", ":11:11:", "needs the key 'total_steps'"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(load, right, wrong, where, words):
+    """Line and column of the value, and what would be right."""
+    assert right in POLICY
+    with pytest.raises(PolicyError) as caught:
+        load(POLICY.replace(right, wrong, 1))
+
+    told = caught.value.render()
+    assert where in told and words in told, told
