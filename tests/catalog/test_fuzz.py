@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import json
 import random
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +18,9 @@ from hypothesis import strategies as st
 
 from supervise.catalog import load as loading
 from supervise.catalog import load_policy, shipped
+from supervise.catalog.nodes import plain
 from supervise.catalog.problems import PolicyErrors, Problems, Source
+from supervise.cli import invoke as run
 
 pytestmark = pytest.mark.slow
 
@@ -130,3 +137,148 @@ def test_any_value_under_a_known_key_is_handled(tmp_path: Path, key: str, value:
     (tmp_path / "p.yaml").write_text(f"version: supervise/v1\n{key}: {value}\n", "utf-8")
 
     judged(tmp_path / "p.yaml")
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────
+
+TEST_FILE = """\
+version: supervise/v1
+policy: nano
+tests:
+  - name: one
+    series: {train_loss_raw: "2.4x80 nanx3"}
+    noise: {train_loss_raw: 0.01}
+    after_rollback: [{train_loss_raw: "2.4x9"}]
+    inject: [{at: 3, nan: [train_loss_raw], for: 2}]
+    expect:
+      - {between: [1, 2], rule: nonfinite.lasting, is: quiet}
+      - {end: true, budget: {rollback: 0}}
+      - {never: [stop]}
+"""
+WHOLE = {
+    **SEEDS,
+    "packs/spike.yaml": (shipped.folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"),
+    "tests/p.yaml": TEST_FILE,
+}
+NANO = SEEDS["p.yaml"]
+ODD: dict[str, str | bytes] = {
+    "empty": "",
+    "blank": " \n\n \n",
+    "a comment": "# nothing\n",
+    "only a number": "7\n",
+    "a list": "- version: supervise/v1\n",
+    "binary": bytes(range(256)) * 8,
+    "zeros": b"\x00" * 4096,
+    "UTF-16": "version: supervise/v1\n".encode("utf-16"),
+    "latin-1": "policy: caf\u00e9\n".encode("latin-1"),
+    "half a surrogate": b"policy: \xed\xa0\x80\n",
+    "an alias": "version: &v supervise/v1\npolicy: *v\n",
+    "an alias of itself": "a: &a [*a]\n",
+    "a billion laughs": "a: &a [x,x]\n" + "".join(
+        f"{b}: &{b} [*{a},*{a}]\n" for a, b in itertools.pairwise("abcdefghij")
+    ),
+    "merge keys": "x: &x {mode: enforce}\n<<: *x\n",
+    "a tab": "version: supervise/v1\nrules:\n\t- id: a\n",
+    "tabs everywhere": NANO.replace("  ", "\t"),
+    "a tag": "version: !!python/object/apply:os.system ['true']\n",
+    "a key twice": "mode: enforce\nmode: shadow\n",
+    "a key that is a list": "? [a, b]\n: c\n",
+    "an open quote": "policy: 'x\nmode: enforce\n",
+    "an open bracket": "use: [nonfinite\nmode: enforce\n",
+    "two documents": NANO + "---\n" + NANO,
+    "deep lists": "use: " + "[" * 5000 + "]" * 5000,
+    "deep mappings": "\n".join(" " * i + "a:" for i in range(400)),
+    "an open depth": "{a: " * 3000,
+    "huge": "# " + "x" * 300_000 + "\n" + NANO,
+    "a long line": "policy: " + "x" * 200_000 + "\n",
+    "many keys": "".join(f"k{i}: 1\n" for i in range(500)),
+    "emoji": "version: supervise/v1\npolicy: \U0001f525\n\U0001f525: 1\nuse: [\u202egnah]\n",
+    "line separators": "version: supervise/v1\u2028mode: enforce\u2029\x85rules: 1\n",
+    "Windows lines": NANO.replace("\n", "\r\n").replace("enforce", "enfroce"),
+    "a long number": "version: supervise/v1\nwarmup: " + "9" * 5000 + "\n",
+    "a long when": "rules: [{id: a, sev: SEV0, when: " + "(" * 400 + "a" + ")" * 400 + "}]\n",
+    "a long series": TEST_FILE.replace("2.4x80", "2.4x999999 1+x"),
+    "a series of spaces": TEST_FILE.replace("2.4x80 nanx3", " " * 5000 + "!"),
+}  # fmt: skip
+
+
+def checked(name: str, capsys: pytest.CaptureFixture[str], *, refused: bool | None) -> bool:
+    """Check a file with the command; return whether it was refused, and insist on how."""
+    code = run(["policy", "check", "--json", name])
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+
+    assert err == ""
+    assert code == (65 if told["errors"] else 0)
+    for problem in told["errors"] + told["warnings"]:
+        assert problem["line"] >= 1
+        assert problem["col"] >= 1
+        assert problem["message"]
+        assert "\n" not in problem["message"]
+    assert refused is None or bool(told["errors"]) is refused
+    return bool(told["errors"])
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_check_refuses_every_odd_file(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it holds cannot be told, so it is told that, with a place."""
+    content = ODD[name]
+    path = tmp_path / "p.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+
+    checked(str(path), capsys, refused=True)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_check_stands_every_cut_and_every_damage(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that ends too early, and one with a few pieces changed, of every sort."""
+    chance, text = random.Random(name), WHOLE[name]
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    cuts = [text[: len(text) * i // 12] for i in range(12)]
+    refused = 0
+    for content in (*cuts, *(mutated(text, chance) for _ in range(15))):
+        path.write_bytes(content.encode("utf-8", "surrogatepass"))
+        refused += checked(str(path), capsys, refused=None)
+
+    assert refused > 9
+
+
+WRONG = (None, True, -1, 1.5, 1e300, "30s", "A b", "", [], [[]], [None], {}, {"x": {"y": []}})
+
+
+def mistyped(value: Any, chance: random.Random) -> Iterator[Any]:
+    """Yield the document with the value of each key, in turn, of a wrong type."""
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = enumerate(value[:2])  # the items of a list are alike
+    for key, inner in pairs:
+        for changed in (chance.choice(WRONG), *mistyped(inner, chance)):
+            twin = copy.copy(value)
+            twin[key] = changed
+            yield twin
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_check_stands_a_wrong_type_at_every_key(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON is YAML, so the file can be written from what was read."""
+    problems = Problems()
+    root = loading.parse(Source(name, WHOLE[name]), problems)
+    assert root is not None
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    files = list(mistyped(plain(root), random.Random(name)))
+    refused = 0
+    for document in files[:: max(1, len(files) // 25)]:
+        path.write_text(json.dumps(document), "utf-8")
+        refused += checked(str(path), capsys, refused=None)
+
+    assert refused > 7

@@ -1,56 +1,61 @@
-"""Every shipped pack proves itself by its own scenarios."""
+"""Every shipped pack proves itself by its own scenarios, and every shipped test file its policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from pathlib import Path
 
 import pytest
-import yaml
 
-from supervise.catalog import shipped
+from supervise.catalog import PolicyErrors, shipped
+from supervise.catalog import subject as subjects
+from supervise.catalog.problems import Problems
+from supervise.catalog.subject import Subject
+from supervise.proof import expect, hunt, scenario
 
-PACKS = {
-    name: yaml.safe_load((shipped.folder("policies/packs") / f"{name}.yaml").read_text("utf-8"))
-    for name in shipped.names("policies/packs")
-}
+PACKS = shipped.folder("policies/packs")
+FILES = [*sorted(PACKS.glob("*.yaml")), *sorted(shipped.folder("policies/tests").glob("*.yaml"))]
+
+
+@cache
+def subject(path: Path) -> Subject:
+    return hunt.load(path)
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of a file's scenarios, also of one that does not load yet."""
+    try:
+        return [form.name for form, _ in subject(path).scenarios]
+    except PolicyErrors:
+        return ["it loads"]
+
+
 SCENARIOS = [
-    pytest.param(name, scenario, id=f"{name}: {scenario['name']}")
-    for name, pack in PACKS.items()
-    for scenario in pack["scenarios"]
+    pytest.param(path, i, id=f"{path.parent.name}/{path.stem}: {name}")
+    for path in FILES
+    for i, name in enumerate(names(path))
 ]
 
 
-@pytest.mark.parametrize(("pack", "scenario"), SCENARIOS)
-def test_a_scenario_comes_out_as_it_says(
-    pack: str,
-    scenario: Mapping[str, Any],
-    play: Callable[..., Mapping[str, list[tuple[int, bool]]]],
-) -> None:
-    """What a pack promises about a series is what the engine does with it."""
-    changes = play(pack, scenario)
+@pytest.mark.parametrize(("path", "index"), SCENARIOS)
+def test_a_scenario_comes_out_as_it_says(path: Path, index: int) -> None:
+    """What a file promises about a series is what the engine does with it."""
+    found = subject(path)
+    form, _ = found.scenarios[index]
 
-    for expected in scenario["expect"]:
-        if "never" in expected:
-            for rule in expected["never"]:
-                assert changes[f"{pack}.{rule}"] == [], rule
-            continue
-        fired = [step for step, on in changes[f"{pack}.{expected['rule']}"] if on]
-        assert fired, f"{expected['rule']} never fired"
-        if "at" in expected:
-            assert expected["at"] in fired
-        elif "by" in expected:
-            assert fired[0] <= expected["by"]
-        else:
-            first, last = expected["between"]
-            assert first <= fired[0] <= last
+    failures = expect.judge(form, scenario.play(found.policy, form), found.names)
+
+    assert [failure.message for failure in failures] == []
 
 
-@pytest.mark.parametrize("name", PACKS)
+@pytest.mark.parametrize("name", shipped.names("policies/packs"))
 def test_a_pack_shows_both_trouble_and_quiet(name: str) -> None:
-    """A pack has a scenario in which a rule fires, and says where its numbers come from."""
-    expectations = [e for scenario in PACKS[name]["scenarios"] for e in scenario["expect"]]
+    """A pack has scenarios in which a rule fires, and says where its numbers come from."""
+    problems = Problems()
+    root = subjects.read(PACKS / f"{name}.yaml", problems)
+    assert root is not None
+    expected = [e for form, _ in subject(PACKS / f"{name}.yaml").scenarios for e in form.expect]
 
-    assert any("rule" in expected for expected in expectations)
-    assert PACKS[name]["source"]
-    assert PACKS[name]["false_alarms"]
+    assert any(e.rule is not None for e in expected)
+    for key in ("source", "false_alarms"):
+        assert root.get(key) is not None

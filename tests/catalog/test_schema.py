@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from supervise.catalog import PolicyErrors, docs, load_policy, schema, shipped
+from supervise.catalog import PolicyErrors, docs, load_policy, schema, shipped, subject
 from supervise.catalog import load as loading
-from supervise.catalog.forms import PackFile, PolicyFile, RunbookFile
+from supervise.catalog.forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
 from supervise.catalog.nodes import Mapping, plain
 from supervise.catalog.problems import Problems, Source
 
@@ -20,6 +21,7 @@ SORTS = {
     "policies": (PolicyFile, "policies/policy.schema.json"),
     "policies/packs": (PackFile, "policies/pack.schema.json"),
     "runbooks": (RunbookFile, "runbooks/runbook.schema.json"),
+    "policies/tests": (ScenarioFile, "policies/test.schema.json"),
 }
 FILES = [(kind, name) for kind in SORTS for name in shipped.names(kind)]
 
@@ -105,6 +107,38 @@ notify: {console: {min_sev: SEV1}}
 blind_after: {steps: 9, time: 500ms}
 hold_max: 2h
 """
+TESTS = """\
+version: supervise/v1
+policy: ../p.yaml
+mode: enforce
+summary: text
+tests:
+  - name: whole
+    seed: 7
+    series: {train_loss_raw: "2.4+0x300 5.0-0.13x20 _x3 nan", grad_global_norm: "1.0*1.1x324"}
+    noise: {train_loss_raw: 0.03}
+    after_rollback: {train_loss_raw: "2.4x9"}
+    ranks: 2
+    every: 100ms
+    delay: 2s
+    inject:
+      - {at: 120, gap: 3}
+      - {at: 130, nan: [train_loss_raw], for: 2}
+      - {at: 140, clock_jump: 1h}
+      - {at: 150, fail_action: lr_scale, count: 2}
+      - {at: 160, crash_after: intent}
+      - {at: 170, probe_restart: true}
+      - {at: 180, silent_rank: 1, for: 9}
+    expect:
+      - {at: 298, state: nominal}
+      - {between: [300, 306], rule: r, is: firing}
+      - {by: 306, actions: [snapshot, lr_scale], count: 1}
+      - {never: [rollback, SEV0]}
+      - {end: true, budget: {all: 1}}
+      - {severity: SEV1, count: 1}
+      - {by: 310, message: text}
+      - {by: 310, suppressed: "budget:all"}
+"""
 SMALL = "version: supervise/v1\nmode: enforce\n"
 USES = {
     "policies/packs": SMALL + "use: [hang]\n",
@@ -123,6 +157,7 @@ SUBJECTS = {
         "runbooks/soften.yaml",
         (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8"),
     ),
+    "policies/tests": ("tests/p.yaml", TESTS),
 }
 
 
@@ -142,18 +177,37 @@ def mutants(value: Any) -> Iterator[Any]:
                 yield [*value[:i], changed, *value[i + 1 :]]
 
 
+def read_tests(document: object, folder: Path) -> None:
+    """Read a file of tests that stands in a folder beside p.yaml."""
+    if not (folder / "tests").exists():
+        (folder / "tests").mkdir()
+        (folder / "p.yaml").write_text(POLICY, "utf-8")
+    problems = Problems()
+    root = loading.parse(Source("tests.yaml", json.dumps(document)), problems)
+    problems.stop()
+    assert root is not None
+    subject.of_tests(root, folder / "tests" / "p.yaml", problems)
+
+
 @pytest.mark.parametrize("kind", SUBJECTS)
-def test_schema_and_loader_refuse_the_same_forms(kind: str, load: Callable[..., object]) -> None:
+def test_schema_and_loader_refuse_the_same_forms(
+    kind: str, load: Callable[..., object], tmp_path: Path
+) -> None:
     """Hundreds of files with one thing wrong: where one judge says no, the other does."""
     judge = validator(kind)
     name, text = SUBJECTS[kind]
+    if kind == "policies/tests":
+        read_tests(plain(parse(text)), tmp_path)  # right, before one thing is made wrong
     disagreements = []
     for mutant in mutants(plain(parse(text))):
         if not isinstance(mutant, dict) or not mutant:
             continue
         files = {name: json.dumps(mutant)}
         try:
-            load(files.get("p.yaml", USES.get(kind)), files)
+            if kind == "policies/tests":
+                read_tests(mutant, tmp_path)
+            else:
+                load(files.get("p.yaml", USES.get(kind)), files)
             said = []
         except PolicyErrors as error:
             said = [problem.message for problem in error.problems]

@@ -16,7 +16,15 @@ from typing import Any
 
 from . import discover, load, metrics, schema, shipped
 from .compound import OneOf
-from .forms import BudgetForm, InhibitForm, PackFile, PolicyFile, RuleForm, RunbookFile
+from .forms import (
+    BudgetForm,
+    InhibitForm,
+    PackFile,
+    PolicyFile,
+    RuleForm,
+    RunbookFile,
+    ScenarioFile,
+)
 from .nodes import plain
 from .pack import PACKS
 from .parts import summary
@@ -24,6 +32,7 @@ from .problems import Problems
 from .record import Key, Record, keys_of
 from .resolved import inline
 from .runbook import RUNBOOKS
+from .scenario import ExpectForm, InjectForm, ScenarioForm
 
 READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
 _PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -154,6 +163,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "inhibit-keys": lambda: keys(InhibitForm),
     "budget-keys": lambda: keys(BudgetForm),
     "pack-keys": lambda: keys(PackFile),
+    "test-keys": lambda: keys(ScenarioFile),
+    "scenario-keys": lambda: keys(ScenarioForm),
+    "expect-keys": lambda: keys(ExpectForm),
+    "inject-keys": lambda: keys(InjectForm),
     "runbook-keys": lambda: keys(RunbookFile),
     "detectors": detectors,
     "metrics": measured,

@@ -14,25 +14,24 @@ from ..core.shapes import Seconds, Steps
 from .compound import ListOf, MapOf, OneOf
 from .kinds import About, Anything, AtLeast, NotYet, Pattern
 from .nodes import Node
-from .parts import DetectorKind, KeysOf, Later, NotifyKind, StepKind
+from .parts import DetectorKind, Later, NotifyKind, StepKind
 from .record import Record, kind_of
+from .runbook_form import RunbookFile as RunbookFile
+from .runbook_form import RunbookForm as RunbookForm
+from .runbook_form import RunbookName, Version
+from .scenario import ScenarioForm
 
 VERSION = "supervise/v1"
 
 _WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
 Local = Annotated[str, Pattern(_WORD, "a name of letters, digits and _")]
 Name = Annotated[str, Pattern(rf"{_WORD}(\.{_WORD})?", "a name of letters, digits and _")]
-RunbookName = Annotated[
-    str, Pattern("[a-z][a-z0-9-]{0,63}", "a runbook's name such as rollback-and-rewarm")
-]
-Version = Annotated[Literal["supervise/v1"], About("of the language")]
 Severity = Literal["SEV0", "SEV1", "SEV2"]
 Count = Annotated[int, AtLeast(1)]
 SomeSteps = Annotated[int, "steps", AtLeast(1)]
 _LATER = NotYet("approve", "is not available in this version; use shadow or enforce")
 Mode = Annotated[Literal["observe", "shadow", "enforce"], _LATER]
 State = Annotated[str, kind_of(Literal[STATES])]
-OneStep = Annotated[Any, StepKind()]
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,9 @@ class RuleForm:
     when: Annotated[str, About("detector names joined by and, or, not, ( )")]
     sev: Annotated[Severity, About("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
     run: Annotated[RunbookName | None, About("runbook, or hold; without it people are told")] = None
+    see: Annotated[
+        RunbookName | None, About("runbook that people read; else `run`, else that of its severity")
+    ] = None
     for_: Annotated[SomeSteps, About("consecutive true steps before it fires")] = 1
     keep: Annotated[Steps, About("least number of steps it keeps firing")] = 0
     cooldown: Annotated[
@@ -111,6 +113,17 @@ class SavepointsForm:
 
 
 @dataclass(frozen=True)
+class SamplingForm:
+    """Steps between two samples of what is not looked at in each step; 0 is never."""
+
+    attention: Annotated[Steps | None, About("logits and entropy of attention")] = None
+    activations: Annotated[Steps | None, About("outputs of blocks, and output logits")] = None
+    routing: Annotated[Steps | None, About("routers of experts")] = None
+    weights: Annotated[Steps | None, About("copies of a few matrices")] = None
+    gradients: Annotated[Steps | None, About("what a pass over the gradients costs")] = None
+
+
+@dataclass(frozen=True)
 class SkipNonfinite:
     """Skip an update whose gradients are not finite, before a weight is touched."""
 
@@ -136,68 +149,34 @@ class BlindForm:
 
 
 @dataclass(frozen=True)
+class PlannedForm:
+    """A change that was announced: what it does to the loss is no trouble. SEV0 still speaks."""
+
+    from_: Annotated[Steps, About("first step of it")]
+    to: Annotated[Steps, About("last step of it")]
+    what: Annotated[str, About("what changes, for people")]
+    expect: Annotated[
+        Literal["up", "down", "either"], About("where the loss goes; the other way is trouble")
+    ] = "either"
+
+    def check(self) -> list[tuple[str, str]]:
+        return [("to", f"comes before from: {self.from_}")] if self.to < self.from_ else []
+
+
+@dataclass(frozen=True)
 class JobForm:
     """What the policy may rely on in the job."""
 
     rollback: Annotated[Literal["in_process"], About("savepoints inside the job's own process")] = (
         "in_process"
     )
-
-
-Meaning = Annotated[str, About("what has happened when this runs")]
-Impact = Annotated[str, About("what it costs the run")]
-Evidence = Annotated[tuple[str, ...], About("what to look at in the evidence bundle")]
-StepList = Annotated[tuple[OneStep, ...], About("actions, in order")]
-Verify = Annotated[
-    Any, OneOf((KeysOf("verify"),), nullable=True), About("the last step: how it is judged")
-]
-IfItFails = Annotated[RunbookName, About("runbook to run when a step fails, or hold")]
-Diagnose = Annotated[tuple[str, ...], About("questions for the person who comes next")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunbookForm:
-    """A runbook inside a policy."""
-
-    meaning: Meaning = ""
-    impact: Impact = ""
-    evidence: Evidence = ()
-    steps: StepList
-    verify: Verify = None
-    if_it_fails: IfItFails = "hold"
-    diagnose: Diagnose = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunbookFile:
-    """runbooks/<name>.yaml: the same, explained."""
-
-    version: Version
-    runbook: Annotated[RunbookName, About("the file's own name")]
-    meaning: Meaning
-    impact: Impact
-    evidence: Evidence = ()
-    steps: StepList
-    verify: Verify = None
-    if_it_fails: IfItFails = "hold"
-    diagnose: Diagnose
+    peak_flops: Annotated[
+        Annotated[float, AtLeast(1.0)] | None,
+        About("FLOP/s of its device, for mfu; else by its name"),
+    ] = None
 
 
 LaterRunbook = Annotated[Node, Later(OneOf((ListOf(StepKind()), Record(RunbookForm))))]
-
-
-@dataclass(frozen=True)
-class ScenarioForm:
-    """A series and what must come of it; run by the tests of the policy language."""
-
-    name: Annotated[str, About("what it shows")]
-    series: Annotated[Mapping[str, str], About("metric: 'value+slope x count ...'")]
-    expect: Annotated[tuple[Mapping[str, Any], ...], About("what must and must not happen")]
-    seed: Annotated[int, About("of the noise")] = 0
-    noise: Annotated[Mapping[str, float], About("standard deviation per metric")] = field(
-        default_factory=dict
-    )
-    inject: Annotated[tuple[Mapping[str, Any], ...], About("gaps, faults")] = ()
 
 
 @dataclass(frozen=True)
@@ -243,6 +222,12 @@ class PolicyFile:
     inhibit: Annotated[
         tuple[LaterInhibit, ...], About("which rules stay quiet while another fires")
     ] = ()
+    planned: Annotated[
+        tuple[PlannedForm, ...],
+        About(
+            "announced changes: {from, to, what, expect: up|down|either}; they mute what they move"
+        ),
+    ] = ()
     budgets: Annotated[Mapping[str, BudgetForm], About("class of action: how often at most")] = (
         field(default_factory=dict)
     )
@@ -257,6 +242,9 @@ class PolicyFile:
     ] = None
     savepoints: Annotated[
         SavepointsForm | None, About("model state kept in the job's process, for a rollback")
+    ] = None
+    sampling: Annotated[
+        SamplingForm | None, About("how often the probe takes what it does not take in each step")
     ] = None
     standing_orders: Annotated[
         StandingOrdersForm, About("reflexes inside the probe, where the supervisor would be late")
@@ -273,3 +261,14 @@ class PolicyFile:
         BlindForm, About("how long a rule may be UNKNOWN before that is an incident")
     ] = field(default_factory=BlindForm)
     hold_max: Annotated[Seconds, About("a hold that nobody ends becomes a halt")] = 14400.0
+
+
+@dataclass(frozen=True)
+class ScenarioFile:
+    """policies/tests/<name>.yaml: scenarios for a whole policy."""
+
+    version: Version
+    policy: Annotated[str, About("the policy: a path from this file on, else a shipped one's name")]
+    tests: Annotated[tuple[ScenarioForm, ...], About("series, and what must come of them")]
+    summary: Annotated[str, About("one line")] = ""
+    mode: Annotated[Mode | None, About("takes the place of the policy's own")] = None

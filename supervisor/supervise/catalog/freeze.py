@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..core.rule import Budget, Inhibit, Ladder, Policy, Rule
+from ..core.rule import Budget, Inhibit, Ladder, Planned, Policy, Rule
 from ..core.shapes import Detector
 from . import resolved
 from .forms import VERSION, BudgetForm, InhibitForm, PolicyFile, RuleForm
-from .pack import Entry
+from .nodes import Node
+from .pack import Entry, Parts
 from .parts import DetectorKind
 from .record import keys_of, written
 from .runbook import Opened
@@ -43,6 +44,8 @@ class Draft:
     rules: tuple[Made, ...]
     inhibit: tuple[Inhibit, ...]
     runbooks: Mapping[str, Opened]
+    root: Node  # the file
+    parts: Parts  # where every part of it was written
 
 
 def document(draft: Draft) -> dict[str, Any]:
@@ -83,6 +86,7 @@ def policy(draft: Draft) -> Policy:
         rules=tuple(made.rule for made in draft.rules),
         runbooks={name: opened.resolved() for name, opened in draft.runbooks.items()},
         inhibit=draft.inhibit,
+        planned=tuple(Planned(p.from_, p.to, p.what, p.expect) for p in form.planned),
         budgets={name: _budget(budget) for name, budget in form.budgets.items()},
         ladder=Ladder(form.escalate.ladder, form.escalate.reset_after),
         probation_steps=form.probation,
@@ -92,11 +96,18 @@ def policy(draft: Draft) -> Policy:
         hold_max_s=form.hold_max,
         machine=form.machine,
         savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
+        sampling=_given(form),
         standing_orders=written(form.standing_orders) if acts else {},
         notify={"console": {}, **form.notify},
         job=written(form.job),
         resolved=text,
     )
+
+
+def _given(form: PolicyFile) -> dict[str, int]:
+    """Return the intervals that the policy gives; the probe has its own for the others."""
+    given = {} if form.sampling is None else written(form.sampling)
+    return {name: steps for name, steps in given.items() if steps is not None}
 
 
 def _budget(form: BudgetForm) -> Budget:

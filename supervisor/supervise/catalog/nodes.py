@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from .problems import Source
+from .problems import Source, Spot
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _BASED = re.compile(r"0o[0-7]{1,20}|0x[0-9a-fA-F]{1,15}")
@@ -127,6 +127,33 @@ def first_text(node: Node, text: str) -> Node:
         elif isinstance(here, Mapping):
             todo += [value for _, value in here.pairs.values()]
     return node
+
+
+def inside(node: Scalar, at: int) -> Spot:
+    """Return where character `at` of a scalar's text stands in its file.
+
+    Text may be folded over lines, so the two are walked side by side; blanks need not agree.
+    """
+    source, line, col = node.source, node.line, node.col
+    if node.block:
+        line, col = line + 1, 1
+    elif not node.plain:
+        col += 1
+    done = 0
+    while done < at and line <= len(source.lines):
+        text = source.line(line)
+        if col > len(text):
+            line, col = line + 1, 1
+        elif node.text[done].isspace():
+            done += 1
+            col += 1 if text[col - 1].isspace() else 0
+        else:
+            done += 1 if text[col - 1] == node.text[done] else 0
+            col += 1
+    text = source.line(line)
+    while at < len(node.text) and col <= len(text) and text[col - 1] != node.text[at]:
+        col += 1
+    return Spot(source, line, col)
 
 
 def plain(node: Node) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import load, shipped
 from .forms import PackFile, PolicyFile
@@ -101,13 +102,14 @@ def use(names: Iterable[Node], beside: Path | None, parts: Parts, problems: Prob
             continue
         root = load.read(path, shipped.label(path), problems)
         if root is not None:
-            _add_pack(root, name, parts, problems)
+            add(root, name, parts, problems)
 
 
-def _add_pack(root: Mapping, name: str, parts: Parts, problems: Problems) -> None:
+def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> Any:
+    """Add the pack that a file of this name (without `.yaml`) holds; return its form, or BAD."""
     form: PackFile = build(PackFile, root, problems, "")
     if form is BAD:
-        return
+        return BAD
     if form.pack != name:
         problems.add(root.place("pack"), f"pack {form.pack!r} stands in a file named {name}.yaml")
     ids = [_id_of(node) for node in form.rules]
@@ -116,6 +118,7 @@ def _add_pack(root: Mapping, name: str, parts: Parts, problems: Problems) -> Non
             problems.add(node, f"a detector is named {_id_of(node)!r} too; overrides need one name")
     scope = {short: f"{name}.{short}" for short in (*form.detectors, *ids) if short}
     parts.add(root, form, scope, problems)
+    return form
 
 
 def override(root: Mapping, form: PolicyFile, parts: Parts, problems: Problems) -> None:

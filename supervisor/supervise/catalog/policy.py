@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.rule import Policy
+from ..core.rule import HOLD, Policy
 from ..core.values import MODES
 from ..errors import InputError, UsageError
 from . import freeze, inhibit, lint, load, pack, rules, shipped
 from .forms import VERSION, PolicyFile
-from .freeze import Draft
+from .freeze import Draft, Made
 from .kinds import BAD
 from .nodes import Mapping, Scalar, Sequence
 from .pack import Parts
@@ -36,6 +36,8 @@ def locate(name_or_path: str | Path) -> Path:
         return found  # also beside a directory of that name
     if path.is_dir():
         raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
+    if path.parent not in (Path(), Path("policies")):
+        raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
     names = shipped.names("policies")
     raise InputError(f"no policy {str(name_or_path)!r}", hint=did_you_mean(name, names))
 
@@ -59,6 +61,16 @@ def load_policy(
         InputError: there is no such file, or it cannot be read.
         UsageError: there is no such mode, or not yet.
     """
+    return freeze.policy(compose(name_or_path, mode=mode, warnings=warnings))
+
+
+def compose(
+    name_or_path: str | Path,
+    *,
+    mode: str | None = None,
+    warnings: list[Problem] | None = None,
+) -> Draft:
+    """Do as `load_policy`, and return the draft, which still knows where everything was written."""
     if mode is not None and mode not in MODES:
         raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
     if mode == "approve":
@@ -68,14 +80,19 @@ def load_policy(
     path = locate(name_or_path)
     problems = Problems()
     root = load.read(path, shipped.label(path), problems)
+    draft = from_root(root, path, mode, problems)
+    if warnings is not None:
+        warnings += problems.warnings
+    return draft
+
+
+def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Problems) -> Draft:
+    """Compose the policy that `root` holds; packs and runbooks are looked for beside `path`."""
     if root is not None:
         _check_sort(root, problems)
     problems.stop()
     assert root is not None
-    draft = _draft(root, path, mode, problems)
-    if warnings is not None:
-        warnings += problems.warnings
-    return freeze.policy(draft)
+    return _draft(root, path, mode, problems)
 
 
 def _check_sort(root: Mapping, problems: Problems) -> None:
@@ -84,6 +101,14 @@ def _check_sort(root: Mapping, problems: Problems) -> None:
         node = root.get(key)
         if isinstance(node, Scalar):
             problems.add(node, f"this is a {key}, not a policy", hint.format(node.text))
+    if "tests" in root.pairs:
+        at, hint = root.pairs["tests"][0], "supervise policy test FILE"
+        problems.add(at, "these are scenarios for a policy, not a policy", hint)
+    check_version(root, problems)
+
+
+def check_version(root: Mapping, problems: Problems) -> None:
+    """Refuse a file that a newer program wrote."""
     node = root.get("version")
     text = node.text if isinstance(node, Scalar) else ""
     name, _, number = VERSION.rpartition("/v")
@@ -107,21 +132,30 @@ def _draft(root: Mapping, path: Path, mode: str | None, problems: Problems) -> D
     if form is BAD:
         problems.stop()
     parts = _parts(root, form, path, problems)
+    return assemble(root, form, parts, path, mode, problems)
+
+
+def assemble(
+    root: Mapping, form: PolicyFile, parts: Parts, path: Path, mode: str | None, problems: Problems
+) -> Draft:
+    """Bind the parts of a policy to each other; raises when anything is wrong with it."""
     detectors, broken = rules.detectors(parts, form.baseline, problems)
     made = rules.rules(parts, detectors, broken, problems)
     inhibitions = inhibit.inhibitions(parts, [m.rule for m in made], problems)
     library = Library(form.runbooks, path.parent, problems)
-    for rule, rule_form, entry in made:
-        if rule_form.run is not None:
-            assert isinstance(entry.node, Mapping)
-            place = entry.overridden.get("run") or entry.node.place("run")
-            library.open(rule_form.run, place, f"rule {rule.id}")
+    read = _open_runbooks(made, library, problems)
     lint.ladder(root, form, library, problems)
     used = set(library.opened)
     for name, node in form.runbooks.items():
         library.open(name, node, "runbooks")
+    acts = library.reach({*(m.form.run or "" for m in made), *form.escalate.ladder})
+    only_read = library.reach(read) - acts
     # Observing runs nothing, so nothing needs to be held back or to be gone back to.
-    runnable = library.resolved().values() if (mode or form.mode) != "observe" else ()
+    runnable = [
+        opened
+        for name, opened in library.resolved().items()
+        if name not in only_read and (mode or form.mode) != "observe"
+    ]
     lint.budgets(root, runnable, problems)
     lint.savepoints(root, form, runnable, problems)
     lint.table(root, form, problems)
@@ -137,7 +171,26 @@ def _draft(root: Mapping, path: Path, mode: str | None, problems: Problems) -> D
         rules=tuple(made),
         inhibit=tuple(inhibitions),
         runbooks=library.resolved(),
+        root=root,
+        parts=parts,
     )
+
+
+def _open_runbooks(made: list[Made], library: Library, problems: Problems) -> set[str]:
+    """Open what the rules run and what people are sent to; return the latter's names."""
+    read = set()
+    for rule, form, entry in made:
+        assert isinstance(entry.node, Mapping)
+        for key, name in (("run", form.run), ("see", form.see)):
+            if name is None:
+                continue
+            place = entry.overridden.get(key) or entry.node.place(key)
+            if key == "see":
+                read.add(name)
+                if name == HOLD:
+                    problems.add(place, f"rule {rule.id}: there is nothing to read about hold")
+            library.open(name, place, f"rule {rule.id}")
+    return read
 
 
 def _parts(root: Mapping, form: PolicyFile, path: Path, problems: Problems) -> Parts:

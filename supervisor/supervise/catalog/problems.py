@@ -74,6 +74,7 @@ class Problem:
     def render(self) -> str:
         """Return the sentence, the source line and a caret under the place."""
         text = self.source.line(self.line).replace("\t", " ")
+        text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # what moves a terminal
         start = max(0, self.col - SHOWN_WIDTH // 2) if len(text) > SHOWN_WIDTH else 0
         shown = text[start : start + SHOWN_WIDTH]
         caret = " " * max(0, self.col - 1 - start) + "^"
@@ -148,13 +149,16 @@ def quoted(names: Iterable[str], limit: int = 12) -> str:
     return ", ".join(repr(name) for name in known[:limit]) + tail
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
-    """Return "did you mean 'x'?" for a near miss, else the list of what there is, else None."""
+def did_you_mean(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return "did you mean 'x'?" for a near miss, else the list of what there is, else None.
+
+    `alike`: the least likeness, 0 to 1, that counts as a near miss.
+    """
     names = sorted(known)  # a set's order must not show
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=alike)
     if not near:  # the part after the pack's name is what people remember
         tails = {name.rsplit(".", 1)[-1]: name for name in names}
-        near = [tails[tail] for tail in difflib.get_close_matches(wrong, tails, n=1, cutoff=0.6)]
+        near = [tails[tail] for tail in difflib.get_close_matches(wrong, tails, n=1, cutoff=alike)]
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {quoted(names)}" if names else None

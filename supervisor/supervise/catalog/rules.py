@@ -14,10 +14,10 @@ from .expression import WORDS, Expression, ExpressionError, parse
 from .forms import BaselineForm, RuleForm
 from .freeze import Made
 from .kinds import BAD
-from .nodes import Mapping, Node, Scalar, first_text
+from .nodes import Mapping, Node, Scalar, first_text, inside
 from .pack import Entry, Parts
 from .parts import read_detector
-from .problems import Problems, Spot, did_you_mean
+from .problems import Problems, did_you_mean
 from .record import build, keys_of
 
 
@@ -141,6 +141,7 @@ def _rule(
         unknown=form.unknown,
         mode=form.mode,
         where=f"{node.source.label}:{node.line}:{node.col}",
+        see=form.see or (form.run if form.run not in (None, HOLD) else None) or form.sev.lower(),
     )
 
 
@@ -166,30 +167,3 @@ def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]
     """Return the names of detectors that a file with this scope may write."""
     short = {long: name for name, long in scope.items()}
     return [short.get(name, name) for name in known]
-
-
-def inside(node: Scalar, at: int) -> Spot:
-    """Return where character `at` of a scalar's text stands in its file.
-
-    Text may be folded over lines, so the two are walked side by side; blanks need not agree.
-    """
-    source, line, col = node.source, node.line, node.col
-    if node.block:
-        line, col = line + 1, 1
-    elif not node.plain:
-        col += 1
-    done = 0
-    while done < at and line <= len(source.lines):
-        text = source.line(line)
-        if col > len(text):
-            line, col = line + 1, 1
-        elif node.text[done].isspace():
-            done += 1
-            col += 1 if text[col - 1].isspace() else 0
-        else:
-            done += 1 if text[col - 1] == node.text[done] else 0
-            col += 1
-    text = source.line(line)
-    while at < len(node.text) and col <= len(text) and text[col - 1] != node.text[at]:
-        col += 1
-    return Spot(source, line, col)

@@ -49,6 +49,12 @@ class Opened:
             impact=form.impact,
             if_it_fails=form.if_it_fails,
             diagnose=form.diagnose,
+            handles=form.handles,
+            evidence=form.evidence,
+            containment=form.containment,
+            probe_replay=form.probe_replay,
+            over_when=form.over_when,
+            localize=form.localize.lists(),
         )
 
 
@@ -93,6 +99,18 @@ class Library:
         """Return the runbooks that could be read, by name."""
         return {name: opened for name, opened in self.opened.items() if opened is not None}
 
+    def reach(self, names: Iterable[str]) -> set[str]:
+        """Return these runbooks and all that they fall back to."""
+        found: set[str] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            opened = self.opened.get(name)
+            if name not in found and opened is not None:
+                found.add(name)
+                todo.append(opened.form.if_it_fails)
+        return found
+
     def _find(self, name: str) -> Path | None:
         if self.beside is not None and (own := self.beside / RUNBOOKS / f"{name}.yaml").is_file():
             return own
@@ -109,8 +127,12 @@ class Library:
 
     def _file(self, name: str, path: Path) -> Opened | None:
         root = load.read(path, shipped.label(path), self.problems)
-        form = BAD if root is None else build(RunbookFile, root, self.problems, "")
-        if root is None or form is BAD:
+        return None if root is None else self.file(name, root)
+
+    def file(self, name: str, root: Mapping) -> Opened | None:
+        """Read the runbook that a file of this name (without `.yaml`) holds."""
+        form = build(RunbookFile, root, self.problems, "")
+        if form is BAD:
             return None
         if form.runbook != name:
             self.problems.add(

@@ -1,4 +1,4 @@
-"""JSON Schema, draft-07, of policy, pack and runbook files: for editors, and for other tools.
+"""JSON Schema, draft-07, of policy, pack, runbook and test files: for editors, and for other tools.
 
 Generated from the same dataclasses that the loader reads, so the two cannot disagree about form.
 The loader checks more: names, orders, budgets. Draft-07 is what the YAML language server speaks.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .forms import PackFile, PolicyFile, RunbookFile
+from .forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
 from .parts import definitions
 from .record import record_schema
 
@@ -18,6 +18,7 @@ FILES: dict[str, tuple[type, str]] = {
     "policies/policy.schema.json": (PolicyFile, "A policy of supervise"),
     "policies/pack.schema.json": (PackFile, "A pack of detectors and rules of supervise"),
     "runbooks/runbook.schema.json": (RunbookFile, "A runbook of supervise"),
+    "policies/test.schema.json": (ScenarioFile, "Scenarios for a policy of supervise"),
 }
 
 

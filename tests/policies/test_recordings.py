@@ -1,0 +1,255 @@
+"""What the shipped `nano` policy promises about recorded runs, asked of `supervise backtest`.
+
+The recordings are data only and are not part of the project: `SUPERVISE_DATA` says where they are.
+Nothing here names a step or a value of a file: labels and faults say where trouble was.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from supervise.catalog import shipped
+from supervise.cli.backtest import command
+
+DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
+LOGS, FAULTS = DATA / "logs", DATA / "faults"
+NANO = shipped.folder("policies") / "nano.yaml"
+INJECTED_AT = 800  # in every file of `faults`; some begin one step later
+PAGES = ("SEV0", "SEV1")
+LEAD, SLACK = 5, 20  # logged rows before and after a label in which an alarm belongs to it
+
+# Kind of trouble -> severities that will do. Other kinds, such as slow steps, are none.
+WANTED = {
+    "loss_spike_recovered": ("SEV0", "SEV1", "SEV2"),
+    "overflow_storm": ("SEV0", "SEV1", "SEV2"),
+    "divergence": PAGES,
+    "nan": PAGES,
+}
+
+# What the loss does not show -> steps within which it must be seen. Damage came after 92 (lr_ramp),
+# 101 (overflow), 29 (data_rot) and 337 (qk_grow); three times the learning rate did nearly none.
+HIDDEN = {"lr3": 20, "lr_ramp": 92, "overflow": 50, "data_rot": 60, "qk_grow": 300}
+# What did no harm: people may be told of it, nothing may be done about it.
+HARMLESS = ("adam_reset", "bf16", "bias05", "bias20", "bitflip", "spike_rep", "weightflip_sm")
+# Lasting damage, or a batch that was garbage: a page within 10 steps.
+HARMFUL = ("adam_v0", "bad_random", "bad_repeat", "label_shuffle", "lr10", "lr30", "weightflip_s0")
+
+pytestmark = pytest.mark.skipif(
+    not LOGS.is_dir() or not FAULTS.is_dir(), reason=f"no recordings at {DATA}: set SUPERVISE_DATA"
+)
+
+Run = dict[str, Any]
+
+
+def _fault(name: str) -> str:
+    """Return `lr3` of `lr3_b3_s0`."""
+    return name.rpartition("_s")[0].removesuffix("_b3")
+
+
+def _labels() -> list[tuple[str, int, int, str]]:
+    path = LOGS / "incidents.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [
+            (row["run"], int(row["step_start"]), int(row["step_end"]), row["kind"])
+            for row in csv.DictReader(file)
+            if row["kind"] in WANTED
+        ]
+
+
+FILES = sorted(path.name.removesuffix(".csv.gz") for path in FAULTS.glob("*.csv.gz"))
+HEALTHY = [name for name in FILES if name.startswith("healthy")]
+FAULTED = [name for name in FILES if not name.startswith("healthy")]
+
+
+@cache
+def _backtest(policy: Path, folder: Path) -> dict[str, Run]:
+    result = CliRunner().invoke(command, ["--policy", str(policy), "--json", str(folder)])
+    assert result.exit_code == 0, result.output
+    runs = [json.loads(line) for line in result.stdout.splitlines()]
+    return {run["run"]: run for run in runs}
+
+
+def _spacing(run: Run) -> float:
+    spans = [(last - first) for first, last in run["steps"]]
+    return max(1.0, sum(spans) / max(1, run["rows"] - len(spans)))
+
+
+def _belongs(alarm: Run, label: tuple[str, int, int, str], run: Run) -> bool:
+    # A log with holes, such as a chronicle, has no even spacing: what is usual is at most 10.
+    row = min(10.0, _spacing(run))
+    _, start, end, _ = label
+    return bool(start - LEAD * row <= alarm["step"] <= end + SLACK * row)
+
+
+def _false_pages(runs: Mapping[str, Run]) -> list[str]:
+    """Return the pages that belong to no label, as text."""
+    found = []
+    for name, run in runs.items():
+        known = [label for label in _labels() if label[0] == name]
+        found += [
+            f"{name} step {alarm['step']}: {alarm['reason']}"
+            for alarm in run["incidents"]
+            if alarm["severity"] in PAGES
+            and not any(_belongs(alarm, label, run) for label in known)
+        ]
+    return found
+
+
+def _missed(runs: dict[str, Run]) -> list[str]:
+    missed = []
+    for label in _labels():
+        run = runs[label[0]]
+        seen = [
+            alarm
+            for alarm in run["incidents"]
+            if alarm["severity"] in WANTED[label[3]] and _belongs(alarm, label, run)
+        ]
+        if not seen:
+            missed.append(f"{label[3]} in {label[0]} at {label[1]}")
+    return missed
+
+
+def _after(run: Run) -> list[Run]:
+    return [alarm for alarm in run["incidents"] if alarm["step"] >= INJECTED_AT]
+
+
+def _twin(fault: str) -> str:
+    return "healthy_b3_s0" if "_b3_" in fault else f"healthy_{fault.rpartition('_')[2]}"
+
+
+# ── public logs ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_no_healthy_row_of_a_public_log_is_paged() -> None:
+    """Hard batches, restarts, heavy tails and schedules included."""
+    runs = _backtest(NANO, LOGS)
+
+    assert sum(run["rows"] for run in runs.values()) > 10_000
+    assert _false_pages(runs) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", _labels(), ids=lambda label: f"{label[3]}-{label[0]}-{label[1]}")
+def test_labelled_trouble_is_raised(label: tuple[str, int, int, str]) -> None:
+    """Spikes that heal are told; divergence and NaN are pages, also after one row of history."""
+    run = _backtest(NANO, LOGS)[label[0]]
+    said = [(alarm["step"], alarm["severity"]) for alarm in run["incidents"]]
+
+    wanted = WANTED[label[3]]
+    assert any(
+        alarm["severity"] in wanted and _belongs(alarm, label, run) for alarm in run["incidents"]
+    ), f"only {said}"
+
+
+@pytest.mark.slow
+def test_notices_on_healthy_logs_are_rare() -> None:
+    """One per 2500 rows of averaged losses; one per 250 of a single rank's micro-batch."""
+    counts: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
+    labelled = {label[0] for label in _labels()}
+    for name, run in _backtest(NANO, LOGS).items():
+        if name in labelled or name.startswith("bigscience"):
+            continue
+        one_rank = name.startswith("modded_nanogpt") and "llmc" not in name
+        opened = [alarm for alarm in run["incidents"] if alarm.get("what", "opened") == "opened"]
+        counts[one_rank][0] += len(opened)
+        counts[one_rank][1] += run["rows"]
+
+    (averaged, rows), (single, single_rows) = counts[False], counts[True]
+    assert rows > 10_000
+    assert averaged / rows < 1 / 2500
+    assert single / max(1, single_rows) < 1 / 250
+
+
+# ── faults ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_of_ours_is_left_alone(name: str) -> None:
+    """Warmup, decay and all: no page, and at most one notice in 1000 steps."""
+    run = _backtest(NANO, FAULTS)[name]
+
+    assert [alarm for alarm in run["incidents"] if alarm["severity"] in PAGES] == []
+    assert len(run["incidents"]) <= run["rows"] / 1000
+    assert run["actions"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTED if _fault(name) in HIDDEN])
+def test_what_the_loss_does_not_show_is_seen(name: str) -> None:
+    """An incident after the injection, in time, by a rule that is quiet in the healthy twin."""
+    runs = _backtest(NANO, FAULTS)
+    usual = {alarm["rule"] for alarm in runs.get(_twin(name), {"incidents": []})["incidents"]}
+    before = [alarm for alarm in runs[name]["incidents"] if alarm["step"] < INJECTED_AT]
+    seen = [alarm["step"] for alarm in _after(runs[name]) if alarm["rule"] not in usual]
+
+    assert before == []
+    assert seen, "not seen"
+    assert seen[0] - INJECTED_AT <= HIDDEN[_fault(name)]
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMLESS)])
+def test_what_did_no_harm_is_never_paged(name: str) -> None:
+    """A lone gradient spike under clipping, a bias in the attention, a reset optimizer."""
+    run = _backtest(NANO, FAULTS)[name]
+
+    assert [alarm for alarm in run["incidents"] if alarm["severity"] in PAGES] == []
+    assert run["actions"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMFUL)])
+def test_what_does_damage_is_paged_within_ten_steps(name: str) -> None:
+    """By the loss together with what pushes it."""
+    pages = [a["step"] for a in _after(_backtest(NANO, FAULTS)[name]) if a["severity"] in PAGES]
+
+    assert pages
+    assert pages[0] - INJECTED_AT <= 10
+
+
+# ── margins ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _scaled(detector: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Return a detector's bounds times `factor`; of a ratio, what it is above 1."""
+    from_one = detector["kind"] == "ratio"
+    bounds = {key: detector[key] for key in ("gt", "clear") if key in detector}
+    return {k: 1.0 + (v - 1.0) * factor if from_one else v * factor for k, v in bounds.items()}
+
+
+def _with_bounds(folder: Path, factor: float) -> Path:
+    """Write `nano` with the bounds of everything that looks for spikes moved by `factor`."""
+    pack = yaml.safe_load((shipped.folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"))
+    policy = yaml.safe_load(NANO.read_text("utf-8"))
+    for name, detector in pack["detectors"].items():
+        if detector["kind"] in ("ratio", "robust_z"):
+            policy["override"][f"loss_spike.{name}"] = _scaled(detector, factor)
+    path = folder / "moved.yaml"
+    path.write_text(yaml.safe_dump(policy), "utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_bounds_a_quarter_lower_would_page_nobody_for_nothing(tmp_path: Path) -> None:
+    """The nearest healthy row is not just below a bound."""
+    moved = _with_bounds(tmp_path, 0.75)
+
+    ours = _backtest(moved, FAULTS)
+    assert _false_pages(_backtest(moved, LOGS)) == []
+    assert _false_pages({name: ours[name] for name in HEALTHY}) == []
+
+
+@pytest.mark.slow
+def test_bounds_a_tenth_higher_would_miss_nothing(tmp_path: Path) -> None:
+    """Nor is the mildest trouble just above one."""
+    assert _missed(_backtest(_with_bounds(tmp_path, 1.1), LOGS)) == []

@@ -1,0 +1,269 @@
+"""What comes with the program hangs together: policies, packs and runbooks."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from supervise.catalog import load_policy, shipped
+from supervise.catalog.problems import Problem
+from supervise.core.rule import HOLD, Policy
+
+POLICIES = shipped.names("policies")
+PACKS = shipped.names("policies/packs")
+RUNBOOKS = shipped.names("runbooks")
+
+# Tables A, B and D of the metric catalogue: every per-step and sampled metric.
+TRAINING = """tokens_seen steps_seen train_loss_raw train_loss_ema train_ppl learning_rate lr_phase
+    tokens_per_update grad_global_norm grad_clip_rate update_to_weight opt_state_finite loss_scale
+    overflow_rate skipped_updates grad_noise_scale scaling_law_residual curvature_trace_est"""
+BEHAVIOUR = """max_attn_logit attn_entropy residual_rms activation_outlier_rate logit_entropy_probe
+    topk_mass_probe output_kl_to_prev moe_drop_rate moe_util_entropy moe_load_balance_loss"""
+COMPUTE = """tokens_per_sec step_time mfu gpu_util gpu_mem_used dataloader_stall_frac comm_time_frac
+    compute_time_frac straggler_ratio"""
+# And the observability of hangs, crashes, logs and checkpoints (table G).
+RUNNING = """nan_inf_events checkpoint_ok checkpoint_time checkpoint_size restart_rate
+    error_event_rate metrics_ingest_lag heartbeat_missing"""
+WANTED = f"{TRAINING} {BEHAVIOUR} {COMPUTE} {RUNNING}".split()
+# The same fact under another id, which some pack reads.
+SAME = {
+    "train_loss_ema": {"train_loss_raw"},  # `trend` and `cusum` do their own smoothing
+    "overflow_rate": {"update_skipped"},  # `rate` over the events themselves
+    "skipped_updates": {"update_skipped"},  # its own sum
+    "update_to_weight": {"update_norm"},  # its numerator
+    "nan_inf_events": {"train_loss_raw"},  # `nonfinite` looks at the values themselves
+}
+
+NO_TOUCH = {"snapshot", "notify"}
+A_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?(?![\w.])")
+
+
+def data(kind: str, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(text(kind, name))
+    return loaded
+
+
+def text(kind: str, name: str) -> str:
+    return (shipped.folder(kind) / f"{name}.yaml").read_text("utf-8")
+
+
+@cache
+def policy(name: str) -> Policy:
+    return load_policy(name)
+
+
+def rules() -> list[Any]:
+    return [
+        pytest.param(rule, id=f"{pack}.{rule['id']}")
+        for pack in PACKS
+        for rule in data("policies/packs", pack)["rules"]
+    ]
+
+
+# ── policies ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_loads_without_a_word(name: str) -> None:
+    """No mistake, and no warning: a warning that always comes teaches people to skip warnings."""
+    warnings: list[Problem] = []
+
+    load_policy(name, warnings=warnings)
+
+    assert [str(warning) for warning in warnings] == []
+
+
+def test_the_sizes_of_the_checklists_are_all_there() -> None:
+    """Nano, medium, large; routing; the one that only looks; the one for gates."""
+    assert {"nano", "medium", "large", "moe", "observe", "canary"} <= set(POLICIES)
+
+
+def test_every_pack_is_used() -> None:
+    """A pack that no policy uses is watched by nobody."""
+    used = {pack for name in POLICIES for pack in data("policies", name).get("use", ())}
+
+    assert set(PACKS) - used == set()
+
+
+def verbs(one: Policy) -> set[str]:
+    """Return the verbs that its rules and its ladder can lead to."""
+    found: set[str] = set()
+    todo = [*one.ladder.rungs, *(rule.runbook for rule in one.rules if rule.runbook)]
+    seen = {HOLD}
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            found |= set(one.runbooks[name].verbs)
+            todo.append(one.runbooks[name].if_it_fails)
+    return found
+
+
+def test_observe_acts_never() -> None:
+    """By its mode, whatever its packs would run."""
+    assert policy("observe").mode == "observe"
+    assert policy("observe").savepoints == {}
+    assert policy("observe").standing_orders == {}
+
+
+def test_large_and_canary_touch_a_job_only_to_end_it() -> None:
+    """What several ranks cannot do is not asked for; a gate does not repair what it judges."""
+    for name in ("large", "canary"):
+        assert verbs(policy(name)) == {*NO_TOUCH, "stop"}, name
+        assert policy(name).savepoints == {}
+        assert policy(name).standing_orders == {}
+
+
+def test_a_gate_stops_at_every_law_that_is_broken() -> None:
+    """Exact rules need no second opinion: in a canary each of them ends the run."""
+    ends = {rule.id for rule in policy("canary").rules if rule.runbook == "stop-with-evidence"}
+
+    for rule in ("schedule.counters", "schedule.rate", "nonfinite.poisoned", "ranks.diverged"):
+        assert rule in ends
+
+
+@pytest.mark.parametrize("name", ["nano", "medium", "moe"])
+def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
+    """The last rung is hold, and every class of action is budgeted."""
+    one = policy(name)
+
+    assert one.ladder.rungs[-1] == HOLD
+    assert {"all", "rollback", "lr_scale"} <= set(one.budgets)
+
+
+def test_moe_is_medium_and_routing() -> None:
+    """It may not fall behind when medium changes."""
+    medium, moe = data("policies", "medium"), data("policies", "moe")
+
+    assert set(moe["use"]) == {*medium["use"], "routing"}
+    for key in set(medium) - {"policy", "summary", "use"}:
+        assert moe[key] == medium[key], key
+
+
+# ── packs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_metric_of_the_tables_is_read() -> None:
+    """By a detector of some pack, under its own id or one that says the same."""
+    read: set[str] = set()
+    for name in POLICIES:
+        for detector in policy(name).detectors.values():
+            read |= {metric.split(".")[0] for metric in detector.metrics}
+
+    assert [m for m in WANTED if m not in read and not SAME.get(m, set()) & read] == []
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_pack_works_in_any_policy(pack: str, tmp_path: Any) -> None:
+    """`use: [pack]` in an empty file is enough to look; nothing dangles."""
+    path = tmp_path / "p.yaml"
+    path.write_text(f"version: supervise/v1\nmode: observe\nuse: [{pack}]\n", "utf-8")
+
+    for rule in load_policy(path).rules:
+        assert rule.see in RUNBOOKS
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_number_says_where_it_is_from(pack: str) -> None:
+    """A comment stands above every detector, or behind it; detectors may share the one above."""
+    assert unexplained(text("policies/packs", pack)) == []
+
+
+def test_a_number_from_nowhere_is_found() -> None:
+    """The check itself can fail: a blank comment is none, and rules end the section."""
+    head = "detectors:\n  # 6: from somewhere.\n  a: {gt: 6.0}\n  b: {gt: 7.0}\n"
+
+    assert unexplained(head) == []
+    assert unexplained("detectors:\n  a: {gt: 6.0}\nrules:\n  - {id: b, for: 3}\n") == ["a"]
+    assert unexplained("detectors:\n  a: {kind: join, any: [b]}\n") == []
+    assert unexplained("detectors:\n  a:\n    kind: x\n    gt: 6.0\n") == ["a"]
+
+
+def unexplained(pack: str) -> list[str]:
+    """Return the detectors with a number of their own and no comment at it or above it."""
+    section = pack.partition("detectors:\n")[2].partition("\nrules:")[0]
+    wrong, said, name = [], False, ""
+    for line in section.splitlines():
+        body, _, comment = line.partition("#")
+        said = said or bool(comment.strip())
+        start = re.match(r"  ([A-Za-z_]\w*):", body)
+        name = start[1] if start else name
+        if A_NUMBER.search(body) and not said and name not in wrong:
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_every_rule_of_a_pack_is_shown_firing_and_quiet(pack: str) -> None:
+    """In its scenarios: one expects it to fire, one that it never does."""
+    whole = data("policies/packs", pack)
+    expected = [e for scenario in whole["scenarios"] for e in scenario["expect"]]
+    fires = {e["rule"] for e in expected if e.get("is") == "firing"}
+    quiet = {rule for e in expected for rule in e.get("never", ())}
+
+    names = {rule["id"] for rule in whole["rules"]}
+    assert names - fires == set()
+    assert names - quiet == set()
+
+
+# ── runbooks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rule", rules())
+def test_a_rule_leads_to_something_to_read(rule: dict[str, Any]) -> None:
+    """To a runbook of its own trouble, not merely to that of its severity."""
+    assert rule.get("see") or rule.get("run"), "say `see: <runbook>`"
+    assert {rule[key] for key in ("see", "run") if key in rule} <= set(RUNBOOKS)
+
+
+@pytest.mark.parametrize("name", RUNBOOKS)
+def test_a_runbook_says_everything(name: str) -> None:
+    """Meaning, impact, evidence, containment, replay, how it ends, and where to look."""
+    book = data("runbooks", name)
+
+    for key in ("meaning", "impact"):
+        assert len(book[key]) > 20, key
+    for key in ("evidence", "containment", "probe_replay", "over_when", "diagnose", "handles"):
+        assert book[key], key
+    assert list(book["localize"]) == ["optimization", "model", "data", "hardware"]
+    assert book.get("if_it_fails", HOLD) in (HOLD, *RUNBOOKS)
+    assert len(book["diagnose"]) >= 3 or name == "page-with-evidence"
+
+
+def test_every_runbook_is_reached() -> None:
+    """By a rule of a shipped policy, its ladder, a fall-back, or as the one of a severity."""
+    reached = {"sev0", "sev1", "sev2"}
+    for name in POLICIES:
+        one = policy(name)
+        reached |= {rule.see for rule in one.rules} | set(one.runbooks)
+        reached |= {book.if_it_fails for book in one.runbooks.values()}
+
+    assert set(RUNBOOKS) - reached == set()
+
+
+def test_a_metric_leads_to_a_runbook() -> None:
+    """Whoever looks up an id of the tables finds what to do about it."""
+    handled = {metric for name in RUNBOOKS for metric in data("runbooks", name)["handles"]}
+
+    assert [metric for metric in WANTED if metric not in handled] == []
+
+
+def test_a_silent_regression_is_looked_for_in_a_strict_order() -> None:
+    """Harness, data, internals, architecture: the cheapest and likeliest first."""
+    steps = data("runbooks", "silent-regression")["diagnose"]
+
+    order = ["1 harness", "2 data", "3 internals", "4 architecture"]
+    assert [step.partition(":")[0] for step in steps] == order
+
+
+def test_only_a_runbook_that_is_run_may_touch_the_job() -> None:
+    """What people are sent to read must be safe to run as it is: evidence and a message."""
+    run = {rule.runbook for name in POLICIES for rule in policy(name).rules}
+    run |= {rung for name in POLICIES for rung in policy(name).ladder.rungs}
+
+    for name in set(RUNBOOKS) - run:
+        assert data("runbooks", name)["steps"] == ["snapshot", "notify"], name
