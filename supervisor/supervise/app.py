@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .core import engine, runner
+from .core import engine, machine, runner
 from .core.rule import Policy
-from .core.shapes import Message
 from .core.values import (
     Announced,
     Decision,
@@ -31,21 +30,26 @@ from .core.values import (
     Launched,
     Noticed,
     Tick,
+    Told,
 )
 from .errors import SegmentError, StoreError
-from .inputs import clock
+from .inputs import clock, hardware
+from .inputs.company import Company
+from .inputs.hardware import Hardware
 from .inputs.segment import Segments
 from .inputs.words import Words
 from .job.control import Control
 from .job.process import Process, exit_code
 from .outputs import live
 from .outputs.evidence import Evidence
-from .outputs.outbox import Outbox, Result
+from .outputs.outbox import Outbox, Result, message_of
 from .outputs.performer import Performer
+from .store.policies import Reloader
 from .store.recorder import Recorder
 from .store.rundir import RunDir
 
 TICK_NS = 1_000_000_000
+UNEASY = (machine.SUSPECT, machine.ACTING, machine.PROBATION)  # the probes sample more densely
 PROBE_DEADLINE_S = (
     120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
 )
@@ -57,6 +61,7 @@ class Settings:
     """What a run is started with.
 
     Attributes:
+        reloader: loads another policy when an operator asks for it.
         tier, tier_reason: the forecast of `job.environment.tier`.
         facts: what goes into the audit log's `run_start` beside the command and the policy.
         tell: shows a line to the person at the terminal.
@@ -64,6 +69,7 @@ class Settings:
 
     argv: Sequence[str]
     policy: Policy
+    reloader: Reloader
     run: RunDir
     shm: Path
     tier: str
@@ -113,11 +119,15 @@ class App:
         run, shm = self.settings.run, self.settings.shm
         segments = Segments(shm, run.marks_path, clock.monotonic_ns)
         evidence = Evidence(
-            run.incidents_path, run.marks_path, lambda: list(self._window), directory=Path.cwd()
-        )
+            run.incidents_path, run.marks_path, lambda: list(self._window),
+            onset=lambda: self.state.incident, directory=Path.cwd(),
+        )  # fmt: skip
         control = Control(process, segments, evidence.collect)
         performer = Performer(control)
         self.control, self._performer, self._outbox = control, performer, outbox
+        self._machine = Hardware(process.tree.members, Path.cwd(), hardware.driver())
+        self._company = Company(self._machine.newest)
+        self._machine.start()
         self._launched_ns = clock.monotonic_ns()
         self.recorder.note("run_start", -1, "the job was started", self._started(process))
         self.take(Launched(self._launched_ns, process.pid, 0))
@@ -132,12 +142,15 @@ class App:
         """Take what is there now; return how many events the segments had."""
         events = segments.poll()
         for event in events:
-            self.take(event)
+            for completed in self._company.complete(event):
+                self.take(completed)
         control.pump(clock.monotonic_ns())
-        for sentence in control.late():
+        for sentence in (*control.late(), *self._machine.troubles()):
             self.take(Noticed(clock.monotonic_ns(), "note", sentence))
         for told in self._words.poll():
             self.take(told)
+            if told.word == "reload":
+                self._reload(told)
         finished = performer.poll()
         if finished is not None:
             self.take(finished)
@@ -161,6 +174,9 @@ class App:
             except SegmentError:
                 continue  # the next poll tells it, once
         self.take(Tick(now_ns, tuple(beats)))
+        changed = segments.tighten(self.state.machine in UNEASY, now_ns)
+        if changed is not None:
+            self.recorder.note("sampling", self.state.step, changed, {})
         waited = now_ns - self._launched_ns > PROBE_DEADLINE_S * 1e9
         known = self.settings.tier == "T0" and now_ns - self._launched_ns > TICK_NS
         if not self._probe_told and not self._names and (waited or known):
@@ -175,6 +191,7 @@ class App:
         while self.state.stopping and performer.running is not None:
             self._nap.wait(0.01)  # at most its own deadline: a stop ends stragglers
             self._round(segments, control, performer)
+        self._machine.close()
         now_ns = clock.monotonic_ns()
         if not self._names and not self._probe_told:
             self._no_probe(now_ns)
@@ -199,6 +216,12 @@ class App:
             elif decision.kind == "notify_intent":
                 self._post(decision, seq)
 
+    def _reload(self, told: Told) -> None:
+        """Let another policy take over between two events, or say why it cannot."""
+        self.policy, events = self.settings.reloader.reload(told, self.policy, self.state)
+        for event in events:
+            self.take(event)
+
     def _start(self, action: Mapping[str, Any]) -> None:
         trouble = self.recorder.trouble
         if trouble is not None:
@@ -209,21 +232,9 @@ class App:
         self._performer.start(action["id"], runner.awaited(self.state), action["args"], key=key)
 
     def _post(self, decision: Decision, seq: int | None) -> None:
-        message = decision.data["message"]
-        self._outbox.post(
-            Message(
-                run=self.settings.run.id,
-                incident=decision.incident,
-                severity=message["severity"],
-                title=message["title"],
-                verdict=message["verdict"],
-                why=message["why"],
-                next=message["next"],
-                step=message["step"],
-                audit_head=self.recorder.head,
-            ),
-            key=f"{self.settings.run.id}:{decision.step if seq is None else seq}",
-        )
+        run = self.settings.run.id
+        number = decision.step if seq is None else seq
+        self._outbox.post(message_of(decision, run, self.recorder.head), key=f"{run}:{number}")
 
     def delivered(self, result: Result) -> None:
         """For the outbox's threads: a message was delivered, or given up."""
@@ -250,22 +261,13 @@ class App:
         }
 
     def _no_probe(self, now_ns: int) -> None:
-        """Say why nothing was seen, as exactly as the marks allow."""
+        """Say why nothing was seen."""
         self._probe_told = True
         self.tier = "T0"
         marks = {path.name.partition(".")[0] for path in self.settings.run.marks_path.glob("*")}
-        if "off" in marks:
-            return  # the probe itself said why
-        if self.settings.tier_reason is not None:
-            why = self.settings.tier_reason
-        elif "armed" in marks:
-            why = "the job imported torch, but made no optimizer step"
-        elif "boot" in marks:
-            why = "the job runs Python, but has not imported torch"
-        else:
-            why = "the probe never came in: no Python with our PYTHONPATH was started"
-        message = f"no step was seen: {why}; only exit and signals are watched"
-        self.take(Noticed(now_ns, "no-probe", message))
+        message = live.no_probe(marks, self.settings.tier_reason)
+        if message is not None:
+            self.take(Noticed(now_ns, "no-probe", message))
 
     def _status(self, control: Control, now_ns: int) -> None:
         try:

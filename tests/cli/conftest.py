@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.cli import run as run_cli
+from supervise.cli import invoke as run_cli
 from supervise.core import engine
 from supervise.core.values import Announced, Event, Exited, Frame, Launched
 from supervise.store.audit import Audit
@@ -68,7 +68,8 @@ def recorded(tmp_path):
     return record
 
 
-NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status"]
+NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status", "why"]
+NO_RUN += ["why-not --rule r --step 1", "release", "reload"]
 
 
 @pytest.fixture(params=NO_RUN)

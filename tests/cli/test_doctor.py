@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from supervise.catalog import metrics
+from supervise.cli._outlook import outlook, world_size
+from supervise.cli._trial import Trial
+from supervise.cli.doctor import _show
+from supervise.inputs import hardware, ranks
+from supervise_probe.spec import MetricSpec
+
 
 @pytest.fixture
 def doctor(supervise):
@@ -104,13 +111,95 @@ def test_a_program_that_is_not_python_after_all_is_said(doctor, tmp_path):
 
 @pytest.mark.slow
 def test_what_it_promises_is_what_arrived(doctor):
-    """Four real steps with the probe in the job's own Python; all that was measured is named."""
+    """Real steps with the probe in the job's own Python: every answer against what was seen."""
     code, checks, found = doctor("--", sys.executable, "train.py")
+    answers, seen = found["metrics"], set(found["seen"])
 
     assert code == 0, checks
     assert checks["probe"][0] == "ok"
-    assert checks["rollback"] == ("ok", "ready, for a training loop that is a `while`")
-    certain = {name for name, answer in found["metrics"].items() if answer == "yes"}
+    assert checks["rollback"][0] == "ok"
+    assert checks["rollback"][1].startswith("ready, for a training loop that is a `while`")
+    assert float(checks["cost"][1].split()[0]) == pytest.approx(1e6 * found["probe_s"], abs=1)
+    certain = {name for name, answer in answers.items() if answer.startswith("yes")}
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain
-    assert found["metrics"]["loss_scale"] == "only under a torch.amp.GradScaler"
-    assert not [a for a in found["metrics"].values() if a.startswith("no:")]
+    assert certain & set(metrics.known()) <= seen
+    assert {"mfu", "input_time", "max_attn_logit", "moe_util_entropy", "residual_rms"} <= seen
+    assert answers["loss_scale"] == "only under a torch.amp.GradScaler"
+    assert answers["max_attn_logit"].startswith("every 50 steps, only where attention is")
+    assert answers["loss_dispersion"] == answers["grad_sketch.<i>"] == "no: one rank"
+    assert answers["val_loss"].startswith("only where Trainer")
+    assert answers["microbench_score"] == "only where the job reports it"
+    assert answers["disk_free"] == "yes, every 2 s"
+    assert set(answers) == {*metrics.everything(), *ranks.METRICS, *hardware.METRICS}
+
+
+def trial(*names, **status):
+    """What a trial looks like that went well."""
+    return Trial(["3.11.0", "2.0.0", "trained"], "", True, names, [], status)
+
+
+def test_a_metric_that_nobody_thought_of_is_told_as_it_was_seen(monkeypatch):
+    """A new collector needs no line here; it is only never promised what did not arrive."""
+    new = MetricSpec("new_thing", "1", "m", "s", every=7)
+    monkeypatch.setattr(metrics, "known", lambda: {"new_thing": new})
+    monkeypatch.setattr(metrics, "spec_of", {"new_thing": new}.get)
+
+    assert outlook(trial("new_thing"), None, 1)["new_thing"] == "yes, every 7 steps"
+    assert outlook(trial("other"), None, 1)["new_thing"] == "no: it did not arrive in the trial"
+
+
+def test_a_collector_that_went_off_is_the_reason():
+    """What should have come and did not is no condition of the job."""
+    tried = trial("step_time", collectors={"timing": "off: ValueError: x", "loss": "on"})
+    answers = outlook(tried, None, 1)
+
+    assert answers["input_time"] == "no: its collector is off: ValueError: x"
+    assert answers["train_loss_raw"] == "no: it did not arrive in the trial"
+    assert answers["step_time"] == "yes"
+    assert answers["epoch"] == "only under Trainer of transformers or Lightning"
+
+
+def test_what_needs_several_ranks_follows_the_command():
+    """One, several, or nobody knows."""
+    assert outlook(trial("step_time"), None, 1)["straggler_ratio"] == "no: one rank"
+    assert outlook(trial("step_time"), None, 8)["straggler_ratio"] == "yes: of all ranks"
+    assert outlook(trial("step_time"), None, None)["straggler_ratio"] == "only with several ranks"
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "ranks"),
+    [
+        ("python train.py -n 4", {}, 1),
+        ("torchrun train.py", {}, None),
+        ("torchrun --nproc-per-node 8 train.py --n 2", {}, 8),
+        ("torchrun --nproc_per_node=auto train.py", {}, None),
+        ("torchrun --nnodes 2 --nproc-per-node 8 train.py", {}, None),
+        ("python -m torch.distributed.run --nproc-per-node=4 train.py", {}, 4),
+        ("accelerate launch --num_processes 2 train.py", {}, 2),
+        ("mpirun -np 16 python train.py", {}, 16),
+        ("python train.py", {"WORLD_SIZE": "4"}, 4),
+        ("python train.py", {"SLURM_NTASKS": "32"}, 32),
+    ],
+)
+def test_how_many_ranks_a_command_starts(line, environ, ranks):
+    """As far as it tells; what stands behind the script is the script's."""
+    assert world_size(line.split(), environ) == ranks
+
+
+def test_a_person_reads_groups_with_their_reason(capsys):
+    """Short enough to be read: ids under the one sentence that holds for them."""
+    _show([], outlook(trial("step_time", "loss_scale", "grad_global_norm"), None, 1), asked=True)
+    text = capsys.readouterr().out
+    heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
+
+    assert heads == [
+        "metrics in every frame",
+        "metrics now and then",
+        "metrics that depend on the job",
+        "not here",
+        "where the job reports it: supervise_probe.report(id=number)",
+    ]
+    assert text.startswith("\nmetrics in every frame\n  grad_global_norm, step_time\n")
+    assert "\n  only under a torch.amp.GradScaler\n    overflow_rate, loss_scale\n" in text
+    assert "\n  one rank\n    " in text
+    assert max(map(len, text.splitlines())) <= 100

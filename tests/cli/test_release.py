@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from supervise.cli import run
+from supervise.cli import invoke as run
 from supervise.inputs.words import Words, post
 
 

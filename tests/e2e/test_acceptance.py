@@ -29,6 +29,7 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nan
     opened = hit.kinds("incident", "opened")[0]
     assert 150 <= opened["step"] <= 160
     assert hit.kinds("verify", "passed")
+    assert "more densely" in hit.kinds("sampling")[0]["reason"]
     acted = [r for r in hit.kinds("incident", "closed") if r["data"]["acted"]]
     assert [r["reason"][:17] for r in acted] == ["closed: recovered"]
     assert val_loss(hit.stdout) <= 1.03 * val_loss(calm.stdout)

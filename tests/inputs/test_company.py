@@ -49,16 +49,29 @@ def test_what_is_not_known_any_more_is_absent():
     assert company.complete(Frame(7, 0, 0, 2, (2.0,))) == [Frame(7, 0, 0, 2, (2.0, None))]
 
 
-def test_names_that_the_probe_announces_late_keep_our_columns_behind_them():
+def test_names_that_the_probe_announces_late_move_no_column():
     company = Company(Machine(disk_free=40.0))
     company.complete(announced())
     company.complete(Frame(6, 0, 0, 1, (2.0,)))
 
     (news,) = company.complete(announced(names=("train_loss_raw", "my_score")))
-    (frame,) = company.complete(Frame(8, 0, 0, 3, (2.0,)))
+    (short,) = company.complete(Frame(8, 0, 0, 3, (2.0,)))
+    (whole,) = company.complete(Frame(9, 0, 0, 4, (2.0, 7.0)))
 
-    assert news.names == ("train_loss_raw", "my_score", "disk_free")
-    assert frame.values == (2.0, None, 40.0)
+    assert news.names == ("train_loss_raw", "disk_free", "my_score")
+    assert short.values == (2.0, 40.0, None)
+    assert whole.values == (2.0, 40.0, 7.0)
+
+
+def test_another_process_of_the_rank_starts_from_nothing():
+    company = Company(machine := Machine(disk_free=40.0))
+    company.complete(announced())
+    company.complete(Frame(6, 0, 0, 1, (2.0,)))
+    machine.values.clear()
+    other = Announced(9, 0, 1, 777, ("train_loss_raw",))
+
+    assert company.complete(other) == [other]
+    assert company.complete(Frame(10, 0, 0, 0, (2.0,))) == [Frame(10, 0, 0, 0, (2.0,))]
 
 
 def test_a_job_that_reports_a_metric_itself_is_believed():

@@ -140,6 +140,7 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank):
     old = rank(0, 0.5)
     segments.poll()
     old.publish(1, 0, [0.75], 20)
+    old.last_words(0, "")
     source = (
         "import sys; from supervise_probe.writer import Writer;"
         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
@@ -154,6 +155,44 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank):
     assert isinstance(events[1], Announced)
     assert segments.ranks[0].pid == events[1].pid != os.getpid()
     assert segments.poll() == []
+
+
+def test_a_program_that_replaced_itself_is_read_on(segments, rank):
+    """After an exec the pid is the same: the newer segment is the rank's."""
+    old = rank(0, 0.5)
+    segments.poll()
+    new = rank(0, 9.5)
+
+    assert old.path.endswith(f".{os.getpid()}.seg") and new.path.endswith(f".{os.getpid()}.1.seg")
+    assert steps(segments.poll()) == [(0, 9.5)]
+    assert str(segments.ranks[0].path) == new.path
+
+
+def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
+    """A child that trains a model of its own must not push its parent out; it is said once."""
+    child = subprocess.Popen(
+        [sys.executable, "-c",
+         "import sys; from supervise_probe.writer import Writer;"
+         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
+         "w.announce(['loss']); w.publish(0, 0, [9.5], 30); input()", str(shm)],
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    first: list[object] = []
+    while not first:
+        first = segments.poll()
+        time.sleep(0.01)
+    mine = rank(0, 0.5)
+    second = segments.poll() + segments.poll()
+    child.communicate(b"\n")
+    third = segments.poll()
+    mine.publish(1, 0, [0.75], 40)
+
+    assert steps(first) == [(0, 9.5)]
+    (note,) = second
+    assert isinstance(note, Noticed) and note.kind == "note" and note.data == {"pid": os.getpid()}
+    assert f"process {child.pid} is read until it ends" in note.message
+    assert steps(third) == [(0, 0.5)]
+    assert steps(segments.poll()) == [(0, 0.75)]
 
 
 def test_both_processes_of_a_rank_are_there_at_the_first_look(segments, shm, rank):

@@ -18,6 +18,7 @@ from supervise.core.values import (
     Gap,
     Launched,
     Noticed,
+    Reloaded,
     Tick,
     Told,
 )
@@ -50,6 +51,7 @@ EVENTS = st.one_of(
     st.builds(Finished, NUMBER, TEXT, st.booleans(), JSON, st.none() | TEXT),
     st.builds(Told, NUMBER, TEXT, TEXT, JSON),
     st.builds(Exited, NUMBER, NUMBER),
+    st.builds(Reloaded, NUMBER, TEXT, TEXT, TEXT, TEXT, TEXT, JSON, st.none() | TEXT),
 )
 
 

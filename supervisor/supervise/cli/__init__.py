@@ -16,7 +16,23 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 
-COMMANDS = ("run", "status", "release", "audit", "replay", "export", "doctor", "metrics", "demo")
+COMMANDS = (
+    "run",
+    "status",
+    "why",
+    "why-not",
+    "release",
+    "reload",
+    "audit",
+    "replay",
+    "policy",
+    "backtest",
+    "export",
+    "reference",
+    "doctor",
+    "metrics",
+    "demo",
+)
 
 
 class Commands(click.Group):
@@ -28,7 +44,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"{__name__}.{name}").command
+        module = name.replace("-", "_")
+        command: click.Command = import_module(f"{__name__}.{module}").command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -36,7 +53,7 @@ class Commands(click.Group):
         first = args[0] if args else ""
         if args and first not in (*COMMANDS, "--help", "-h", "--version"):
             near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.7)
-            if near and "--" not in args:
+            if near and not first.startswith("-") and "--" not in args:
                 raise UsageError(f"no command {first!r}", hint=f"did you mean {near[0]!r}?")
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -60,10 +77,10 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its documented code."""
-    sys.exit(run(argv))
+    sys.exit(invoke(argv))
 
 
-def run(argv: list[str] | None = None) -> int:
+def invoke(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
         code = group.main(args=argv, prog_name="supervise", standalone_mode=False)

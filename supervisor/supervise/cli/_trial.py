@@ -1,4 +1,4 @@
-"""Four steps of a tiny model in the job's own interpreter, with the probe injected as in a run.
+"""A few steps of a tiny model in the job's own interpreter, with the probe injected as in a run.
 
 The honest way to learn what the probe can see there. Starts no job, keeps no file.
 """
@@ -13,50 +13,87 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..core.values import Announced
+from ..catalog.forms import SamplingForm
+from ..core.values import Announced, Frame
 from ..inputs import clock
 from ..inputs.segment import Segments
 from ..job import environment, shm
 from .run import CAPACITY
 
+COST = "probe_self_time"
+STEPS, SAMPLE_EVERY = 41, 8
 TRIAL_S = 120  # a first import of torch from a network disk may take a minute
 
-# Prints a line for each thing that worked: the interpreter, torch, the training.
+# Prints a line for each thing that worked: the interpreter, torch, the training. The job has most
+# of what a metric can depend on: a loader, blocks, attention, experts, micro-batches, a clip.
 TRIAL = """
 import sys
 print("%d.%d.%d" % sys.version_info[:3], flush=True)
 import torch
 print(torch.__version__, flush=True)
 import torch.nn.functional as F
+from torch import nn
 torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 16))
-groups = [{"params": [p]} for p in model.parameters()]
+torch.manual_seed(0)
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.pack, self.out = 2, nn.Linear(16, 48), nn.Linear(16, 16)
+    def forward(self, x):
+        q, k, v = self.pack(x).view(2, 12, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind()
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(2, 12, 16))
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.top_k, self.num_experts, self.capacity_factor = 1, 4, 1.5
+        self.gate = nn.Linear(16, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+    def forward(self, x):
+        share, chosen = self.gate(x).softmax(-1).max(-1)
+        y = sum((chosen == i).unsqueeze(-1) * one(x) for i, one in enumerate(self.experts))
+        return share.unsqueeze(-1) * y
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.mixture = Attention(), Experts()
+    def forward(self, x):
+        x = x + self.attention(x)
+        return x + self.mixture(x)
+
+model = nn.Sequential(nn.Embedding(16, 16), nn.Sequential(Block(), Block()), nn.Linear(16, 16))
+groups = [{"params": list(part.parameters())} for part in model]
 optimizer = torch.optim.AdamW(groups, lr=1e-3)
 step = 0
-while step < 4:  # a `for` over a range or a loader cannot be rewound
-    rows = torch.randint(16, (2, 8))
-    F.cross_entropy(model(rows).flatten(0, 1), rows.flatten()).backward()
+while step < STEPS:  # a `for` over a range or a loader cannot be rewound
+    for _ in range(2):
+        batch = next(iter(torch.utils.data.DataLoader(torch.randint(16, (2, 12)), batch_size=2)))
+        F.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     step += 1
 print("trained", flush=True)
-"""
+""".replace("STEPS", str(STEPS))
 
 
 @dataclass
 class Trial:
-    """What came of the four steps.
+    """What came of the steps.
 
     Attributes:
         lines: of the interpreter's version, torch's version, `trained`: as many as it got to.
         error: the last thing that was said on stderr, or why the probe gave up.
         entered: whether `sitecustomize` of the probe was run.
         names: metrics that were announced; empty when none came.
+        cost_s: the probe's own CPU time in each step that was weighed.
         status: the probe's own, see wire.
     """
 
@@ -64,6 +101,7 @@ class Trial:
     error: str = ""
     entered: bool = False
     names: tuple[str, ...] = ()
+    cost_s: list[float] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,7 +136,9 @@ def attempt(interpreter: str) -> Trial:
             "marks": str(marks),
             "slots": shm.LEAST_SLOTS,
             "capacity": CAPACITY,
-            "savepoints": {"every": 1, "keep": 1, "max_bytes": 1 << 24},
+            "savepoints": {"every": 4, "keep": 1, "max_bytes": 1 << 24},
+            "sampling": {**dict.fromkeys(_sets(), SAMPLE_EVERY), "share": 1.0},
+            "peak_flops": 1e12,
         }
         path = Path(folder, "probe.json")
         path.write_text(json.dumps(config))
@@ -108,6 +148,10 @@ def attempt(interpreter: str) -> Trial:
         finally:
             shm.remove(memory)
     return trial
+
+
+def _sets() -> list[str]:
+    return [each.name for each in fields(SamplingForm)]
 
 
 def _train(interpreter: str, environ: dict[str, str]) -> Trial:
@@ -136,6 +180,9 @@ def _read(trial: Trial, memory: Path, marks: Path) -> None:
     for event in segments.poll():
         if isinstance(event, Announced):
             trial.names = event.names
+        elif isinstance(event, Frame) and COST in trial.names:
+            cost = event.values[trial.names.index(COST)]
+            trial.cost_s += [] if cost is None else [cost]
     if 0 in segments.ranks:
         trial.status = segments.ranks[0].status()
     segments.close()

@@ -1,42 +1,48 @@
 """`supervise doctor`: what will work here, found out by trying it.
 
-Given a job's command it starts the job's interpreter, never the job: four steps of a model of 300
-weights, with the probe injected as in a run. What arrives then is what is listed.
+Given a job's command it starts the job's interpreter, never the job: a few steps of a tiny model,
+with the probe injected as in a run. What arrives then is what is listed; see `_outlook.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from platform import python_version
+from statistics import median
+from typing import Any
 
 import click
 
 from .. import __version__
-from ..catalog import metrics, shipped
+from ..catalog import shipped
 from ..job import environment, shm
-from ._trial import Trial, attempt, find_interpreter
+from ._outlook import REPORTED, arrived, outlook, world_size
+from ._trial import STEPS, Trial, attempt, find_interpreter
 from .run import SLOTS
 
 OLDEST_PROBE = (3, 9)
 
-# Metrics that a job has or has not, whatever the machine.
-DEPENDS = {
-    "loss_scale": "only under a torch.amp.GradScaler",
-    "input_time": "only where batches come from a DataLoader",
-    "batch_fingerprint": "only where the batch passes a DataLoader or the model's own call",
-    "forward_time": "only where the model is called as a torch.nn.Module",
-    "tokens_per_update": "only where cross_entropy or nll_loss is called, or the job reports it",
-    "tokens_seen": "only with tokens_per_update",
-    "tokens_per_sec": "only with tokens_per_update",
-}
+# How the answers about metrics are shown: a head, and which answers stand below it.
+SECTIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    ("metrics in every frame", lambda answer: answer == "yes"),
+    ("metrics now and then", lambda answer: answer.startswith("yes, ")),
+    (
+        "metrics that depend on the job",
+        lambda answer: answer.startswith(("only", "every")) and answer != REPORTED,
+    ),
+    ("not here", lambda answer: answer.startswith("no: ")),
+    (
+        "where the job reports it: supervise_probe.report(id=number)",
+        lambda answer: answer == REPORTED,
+    ),
+)
 
 
 @dataclass
@@ -63,10 +69,10 @@ def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
       supervise doctor -- torchrun --nproc-per-node 8 train.py
     """
     checks = [*_here(run_dir or Path("runs"))]
-    tier, measured = None, dict[str, str]()
+    tier, trial, measured = None, None, dict[str, str]()
     if argv:
         tier, reason = environment.tier(argv)
-        trial = None
+        world = world_size(argv, os.environ)
         found = shutil.which(argv[0])
         if found is None:
             checks.append(Check("command", "fail", f"{argv[0]}: command not found"))
@@ -76,13 +82,13 @@ def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
             interpreter = find_interpreter(argv)
             checks.append(Check("command", "ok", f"tier {tier}; its Python: {interpreter}"))
             trial = attempt(interpreter)
-            checks += _judge(trial)
-        measured = _measured(trial, reason)
+            checks += _judge(trial, world)
+        measured = outlook(trial, reason, world)
     broken = any(check.status == "fail" for check in checks)
     if as_json:
         listed = [asdict(check) for check in checks]
         document = {"ok": not broken, "checks": listed, "tier": tier, "metrics": measured}
-        click.echo(json.dumps(document))
+        click.echo(json.dumps(document | _told(trial)))
     else:
         _show(checks, measured, bool(argv))
     return int(broken)
@@ -144,7 +150,15 @@ def _ptrace() -> str:
     return "; needs root here (kernel.yama.ptrace_scope)" if limited else ""
 
 
-def _judge(trial: Trial) -> Iterator[Check]:
+def _told(trial: Trial | None) -> dict[str, Any]:
+    """Return what the trial itself showed: the ids that came, and what the probe said."""
+    if trial is None:
+        return {"seen": [], "probe_s": None, "status": {}}
+    cost = median(trial.cost_s) if trial.cost_s else None
+    return {"seen": sorted(arrived(trial)), "probe_s": cost, "status": trial.status}
+
+
+def _judge(trial: Trial, world: int | None) -> Iterator[Check]:
     """Tell how far the trial came."""
     if not trial.lines:
         yield Check("python", "fail", trial.error)
@@ -164,27 +178,30 @@ def _judge(trial: Trial) -> Iterator[Check]:
         yield Check("probe", "fail", f"it did not report: {why}")
         return
     off = [f"{k} {how}" for k, how in trial.status.get("collectors", {}).items() if how != "on"]
-    text = f"four steps tried, {len(trial.names)} metrics arrived"
+    text = f"{STEPS} steps tried, {len(trial.names)} columns arrived"
     yield Check("probe", "note" if off else "ok", "; ".join([text, *off]))
-    rollback = str(trial.status.get("rollback", "unknown"))
-    ready = rollback == "ready"
-    text = "ready, for a training loop that is a `while`" if ready else rollback
-    yield Check("rollback", "ok" if ready else "note", text)
+    if trial.cost_s:
+        yield Check("cost", "ok", _cost(trial.cost_s))
+    yield _rollback(str(trial.status.get("rollback", "unknown")), world)
 
 
-def _measured(trial: Trial | None, reason: str | None) -> dict[str, str]:
-    """Return for each metric `yes`, or why not, or on what it depends."""
-    if trial is None:
-        reason = reason or "the command cannot be started"
-    elif not trial.names:
-        reason = "there is no torch" if len(trial.lines) == 1 else "the probe did not report"
-    if reason is not None:
-        return dict.fromkeys(metrics.known(), f"no: {reason}")
-    arrived = {re.sub(r"\.\d+$", ".<i>", name) for name in trial.names} if trial else set()
-    return {
-        metric: DEPENDS.get(metric, "yes" if metric in arrived else "no: it did not arrive")
-        for metric in metrics.known()
-    }
+def _cost(spent: list[float]) -> str:
+    return (
+        f"{median(spent) * 1e6:.0f} us of CPU in a step without samples, on this machine as it is "
+        "now; more with the number of weights"
+    )
+
+
+def _rollback(told: str, world: int | None) -> Check:
+    """Tell what keeps a rollback from working, as far as that can be known before the job runs."""
+    if world is not None and world > 1:
+        return Check("rollback", "note", f"not in a job of {world} ranks")
+    if told != "ready":
+        return Check("rollback", "note", told)
+    ranks = "" if world == 1 else " and a single rank"
+    return Check(
+        "rollback", "ok", f"ready, for a training loop that is a `while`{ranks}, in mode enforce"
+    )
 
 
 def _show(checks: list[Check], measured: dict[str, str], asked: bool) -> None:
@@ -195,13 +212,29 @@ def _show(checks: list[Check], measured: dict[str, str], asked: bool) -> None:
     if not asked:
         click.echo("      supervise doctor -- COMMAND looks into a job's own Python too")
         return
-    certain = [metric for metric, answer in measured.items() if answer == "yes"]
-    if not certain:
-        click.echo(f"\nno metrics of single steps: {next(iter(measured.values()))[4:]}")
-        return
-    click.echo("\nmetrics in every frame")
-    click.echo(textwrap.fill(", ".join(certain), 98, initial_indent="  ", subsequent_indent="  "))
-    click.echo("\nother metrics")
+    groups: dict[str, list[str]] = {}
     for metric, answer in measured.items():
-        if answer != "yes":
-            click.echo(f"  {metric:18} {answer}")
+        groups.setdefault(answer, []).append(metric)
+    if len(groups) == 1:
+        click.echo(f"\nno metrics of single steps: {next(iter(groups)).removeprefix('no: ')}")
+        return
+    for head, belongs in SECTIONS:
+        found = {answer: ids for answer, ids in groups.items() if belongs(answer)}
+        if found:
+            click.echo(f"\n{head}")
+        for answer, ids in found.items():
+            _list(answer, ids, apart=len(found) > 1 or answer not in ("yes", REPORTED))
+
+
+def _list(answer: str, ids: list[str], apart: bool) -> None:
+    """Write the ids under the words that are peculiar to them."""
+    words = answer.removeprefix("yes, ").removeprefix("no: ")
+    if apart:
+        click.echo(f"  {words}")
+    indent = "    " if apart else "  "
+    click.echo(
+        textwrap.fill(
+            ", ".join(ids), 98, initial_indent=indent, subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..store import audit, journal
+from ..store import audit, journal, policies
 from ..store.rundir import RunDir
 
 
@@ -19,8 +19,9 @@ from ..store.rundir import RunDir
 def command(ctx: click.Context, run: Path) -> None:
     """Prove that a run's decisions follow from what was seen, by taking them all again.
 
-    Folds the journal of the run through its own policy and compares every decision with the audit
-    log. Exit status: 0 all the same, 1 a difference (the first one is shown).
+    Folds the journal of the run through its own policy, and those it was reloaded with, and
+    compares every decision with the audit log. Exit status: 0 all the same, 1 a difference (the
+    first one is shown).
 
     \b
     Examples:
@@ -32,9 +33,11 @@ def command(ctx: click.Context, run: Path) -> None:
     from ..core import replay
 
     found = RunDir.open(run)
-    policy = load_policy(found.policy_path)
     count, differences = replay.compare(
-        policy, journal.read(found.journal_path), audit.read(found.audit_path)
+        load_policy(found.policy_path),
+        journal.read(found.journal_path),
+        audit.read(found.audit_path),
+        policies.finder(found, load_policy),
     )
     if not differences:
         click.echo(f"same: {count} decisions follow from the journal")

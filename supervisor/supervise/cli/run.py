@@ -11,7 +11,7 @@ import click
 import psutil
 
 from ..app import App, Settings
-from ..catalog import drills, load_policy
+from ..catalog import drills, load_policy, locate
 from ..catalog.problems import Problem
 from ..core.rule import Policy
 from ..core.values import MODES
@@ -26,12 +26,13 @@ from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store.audit import Audit
 from ..store.journal import Journal
+from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.rundir import RunDir
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
-SLOTS, CAPACITY = 8192, 64  # rulings.md: 8192 frames; 4.8 MB of shared memory per rank
+SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
 
 
 @click.command(
@@ -65,9 +66,8 @@ def command(
     if not argv:
         raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
     warnings: list[Problem] = []
-    chosen = load_policy(
-        policy or DEFAULT_POLICY, mode=mode or (None if policy else DEFAULT_MODE), warnings=warnings
-    )
+    mode = mode or (None if policy else DEFAULT_MODE)
+    chosen = load_policy(policy or DEFAULT_POLICY, mode=mode, warnings=warnings)
     told = [drills.parse(text) for text in drill]
 
     def tell(line: str) -> None:
@@ -79,12 +79,14 @@ def command(
 
     for problem in warnings:
         tell(f"supervise: warning: {problem}")
-    return supervise(argv, chosen, run_dir, told, tell)
+    again = str(locate(policy or DEFAULT_POLICY).absolute()), mode
+    return supervise(argv, chosen, again, run_dir, told, tell)
 
 
 def supervise(
     argv: Sequence[str],
     policy: Policy,
+    again: tuple[str, str | None],  # file and mode of a reload that names none
     run_dir: Path | None,
     told: Sequence[Any],
     tell: Callable[[str], None],
@@ -108,8 +110,11 @@ def supervise(
         senders, unset = build({"console": {}, **policy.notify}, environ)
         for warning in unset:
             tell(f"supervise: warning: {warning}")
+        reloader = Reloader(run, policy, load_policy, *again)
         app = App(
-            Settings(argv, policy, run, directory, tier, reason, tell, {"drills": list(told)}),
+            Settings(
+                argv, policy, reloader, run, directory, tier, reason, tell, {"drills": list(told)}
+            ),
             _recorder(run, tell),
         )
         outbox = Outbox(senders, app.delivered)
@@ -161,6 +166,8 @@ def probe_config(
         if may_act and policy.savepoints
         else None,
         "standing_orders": dict(policy.standing_orders) if may_act else {},
+        "sampling": dict(policy.sampling),
+        "peak_flops": policy.job.get("peak_flops"),
         "drills": list(told),
         "lease_s": 900,
     }

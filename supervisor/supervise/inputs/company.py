@@ -1,14 +1,15 @@
 """Adds to each rank's frames what the rank itself cannot know: its machine, and the other ranks.
 
-The columns stand behind the probe's own, so that one frame is all that a rule has to read. Numbers
+They are columns of the frame, so that one frame is all that a rule has to read. Numbers
 of the host and of all ranks together are in the frames of the rank that leads. What is not known
 now is absent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 
 from ..core.values import Announced, Event, Frame
 from .ranks import Ranks
@@ -16,12 +17,46 @@ from .ranks import Ranks
 Machine = Callable[[int, bool], Mapping[str, float]]
 
 
-@dataclass(slots=True)
 class _Rank:
-    """What one rank announced, and the columns that were added to that."""
+    """What one rank announced, and the columns that were added to that.
 
-    own: Announced
-    added: tuple[str, ...] = ()
+    Columns stay where they were first announced, whoever has more to say later: what was kept of
+    earlier frames stays readable.
+    """
+
+    def __init__(self, own: Announced) -> None:
+        self.added: list[str] = []
+        self.columns: list[str] = []
+        self._arrange: Callable[[Sequence[float | None]], tuple[float | None, ...]] = tuple
+        self.announce(own)
+
+    def announce(self, own: Announced) -> None:
+        """The probe announced its names, perhaps again."""
+        self.own = own
+        self.added = [name for name in self.added if name not in own.names]
+        self._lay_out()
+
+    def add(self, names: Sequence[str]) -> None:
+        """Make room for these."""
+        self.added += names
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        source = [*self.own.names, *self.added]
+        self.columns += [name for name in source if name not in self.columns]
+        places = [source.index(name) for name in self.columns]
+        several = len(places) > 1 and places != list(range(len(places)))
+        self._arrange = itemgetter(*places) if several else tuple
+
+    def announcement(self) -> Announced:
+        """Return what the rank announced, with our columns."""
+        return replace(self.own, names=tuple(self.columns))
+
+    def complete(self, frame: Frame, beside: Mapping[str, float]) -> Frame:
+        """Return the frame with the values of our columns."""
+        blank = (None,) * (len(self.own.names) - len(frame.values))
+        row = (*frame.values, *blank, *map(beside.get, self.added))
+        return replace(frame, values=self._arrange(row))
 
 
 class Company:
@@ -39,35 +74,29 @@ class Company:
     def complete(self, event: Event) -> list[Event]:
         """Return what stands for `event`: itself, completed, perhaps behind a new announcement."""
         if isinstance(event, Announced):
-            known = self._ranks.setdefault(event.rank, _Rank(event))
-            known.own = event
-            return [self._announcement(known)]
+            known = self._ranks.get(event.rank)
+            if known is None or known.own.pid != event.pid:  # another process starts from nothing
+                known = self._ranks[event.rank] = _Rank(event)
+            else:
+                known.announce(event)
+            return [known.announcement()]
         if isinstance(event, Frame) and event.rank in self._ranks:
             return self._frame(self._ranks[event.rank], event)
         return [event]
 
     def _frame(self, rank: _Rank, frame: Frame) -> list[Event]:
-        own = rank.own.names
+        own = rank.own
         leads = frame.rank == min(self._ranks)
-        if rank.own.world_size > 1:
-            values = dict(zip(own, frame.values, strict=False))
-            self._together.add(frame.attempt, frame.step, frame.rank, rank.own.world_size, values)
-        beside = dict(self._machine(rank.own.pid, leads))
+        if own.world_size > 1:
+            values = dict(zip(own.names, frame.values, strict=False))
+            self._together.add(frame.attempt, frame.step, frame.rank, own.world_size, values)
+        beside = dict(self._machine(own.pid, leads))
         if leads:
             beside |= self._together.newest()
         events: list[Event] = []
-        if new := tuple(name for name in beside if name not in own and name not in rank.added):
-            rank.added += new
-            events.append(replace(self._announcement(rank), at_ns=frame.at_ns))
+        if new := [name for name in beside if name not in rank.columns]:
+            rank.add(new)
+            events.append(replace(rank.announcement(), at_ns=frame.at_ns))
         if rank.added:
-            blank = (None,) * (len(own) - len(frame.values))
-            values_ = (*frame.values, *blank, *map(beside.get, rank.added))
-            frame = replace(frame, values=values_)
+            frame = rank.complete(frame, beside)
         return [*events, frame]
-
-    @staticmethod
-    def _announcement(rank: _Rank) -> Announced:
-        """Return what the rank announced, and our columns behind it."""
-        own = rank.own
-        rank.added = tuple(name for name in rank.added if name not in own.names)
-        return replace(own, names=own.names + rank.added)

@@ -32,28 +32,35 @@ DEVICE = (
 METRICS = (*HOST, *DEVICE)
 
 
+def driver() -> Any:
+    """Return the binding of the NVIDIA driver, None where it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
 class Hardware:
     """Looks at the machine from a thread of its own, between `start` and `close`.
 
     Args:
-        pids: returns the processes of the job.
+        members: returns the processes of the job.
         disk: a path on the file system that the job writes to.
         nvml: the `pynvml` module, or whatever has its functions.
-        tell: told, at most once per subject, why something cannot be measured.
     """
 
     def __init__(
         self,
-        pids: Callable[[], Iterable[int]],
+        members: Callable[[], Iterable[psutil.Process]],
         disk: Path,
         nvml: Any = None,
-        tell: Callable[[str], None] = lambda _: None,
         every_s: float = EVERY_S,
     ) -> None:
-        self._pids = pids
+        self._members = members
         self._disk = disk
         self._nvml = nvml
-        self._tell = tell
+        self._troubles: deque[str] = deque()
         self._every_s = every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
@@ -87,6 +94,10 @@ class Hardware:
         devices = self._of_pid.get(pid) or (self._of_pid.get(ELSEWHERE, {}) if leads else {})
         return {**devices, **(self._host if leads else {})}
 
+    def troubles(self) -> list[str]:
+        """Return, once, why something cannot be measured; at most one sentence per subject."""
+        return [self._troubles.popleft() for _ in range(len(self._troubles))]
+
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
             self.look()
@@ -94,8 +105,7 @@ class Hardware:
     def look(self) -> None:
         """Ask everything once."""
         host: dict[str, float] = {}
-        members = self._guarded("processes", self._members, [])
-        host |= self._guarded("memory", lambda: self._memory(members), {})
+        host |= self._guarded("memory", self._memory, {})
         host |= self._guarded("disk", self._free, {})
         self._host = host
         self._of_pid = self._guarded("devices", self._by_pid, {})
@@ -109,25 +119,17 @@ class Hardware:
         except Exception as error:
             self._strikes[subject] = self._strikes.get(subject, 0) + 1
             if self._strikes[subject] == STRIKES:
-                self._tell(f"{subject} cannot be measured: {type(error).__name__}: {error}")
+                what = f"{subject} cannot be measured: {type(error).__name__}: {error}"
+                self._troubles.append(what)
             return otherwise
         self._strikes[subject] = 0
         return answer
 
     # ── the host ──────────────────────────────────────────────────────────────────────────────────
 
-    def _members(self) -> list[psutil.Process]:
-        found = []
-        for pid in self._pids():
-            try:
-                found.append(psutil.Process(pid))
-            except psutil.NoSuchProcess:
-                continue
-        return found
-
-    def _memory(self, members: list[psutil.Process]) -> dict[str, float]:
+    def _memory(self) -> dict[str, float]:
         resident, files = 0, 0
-        for process in members:
+        for process in self._members():
             try:
                 resident += process.memory_info().rss
                 files += process.num_fds()

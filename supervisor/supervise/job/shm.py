@@ -21,7 +21,7 @@ LEAST_SLOTS = 256
 SLOT_BYTES = 600  # a frame of 64 metrics, and its share of the rest
 OWNER = "owner"  # locked by the supervisor while it lives
 LEAST_AGE_S = 3600.0  # younger directories are left alone, whatever they look like
-_SEGMENT = re.compile(r"rank-\d+\.(\d+)\.seg")
+_SEGMENT = re.compile(r"rank-\d+\.(\d+)(?:\.\d+)?\.seg")
 
 
 def base(environ: Mapping[str, str]) -> Path:

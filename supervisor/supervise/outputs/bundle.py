@@ -19,6 +19,7 @@ from .redact import Redactor
 T = TypeVar("T")
 
 MANIFEST = "manifest.json"
+SHARDS = "shards.json"
 
 
 class Bundle:
@@ -88,12 +89,15 @@ def described(manifest: Path) -> dict[str, Any]:
     """Return what the audit log keeps of a sealed bundle."""
     content = json.loads(manifest.read_text())
     size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
+    traced = manifest.parent / SHARDS
+    shards = json.loads(traced.read_text())["shards"] if traced.exists() else {}
     return {
         "path": "/".join(manifest.parent.parts[-3:]),
         "sha256": _sha256(manifest),
         "bytes": size,
         "files": [file["name"] for file in content["files"]],
         "missing": [gap["what"] for gap in content["missing"]],
+        **({"shards": shards} if shards else {}),
     }
 
 

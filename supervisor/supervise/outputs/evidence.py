@@ -7,6 +7,7 @@ why. The SHA-256 of the manifest stands for the whole bundle in the audit log.
 It is written aside and renamed, so a bundle is whole or not there. It never depends on the job's
 good will: the probe is asked for stacks, random state and batch fingerprints, and when it does not
 answer (the job hangs, or has no probe) the same is had from outside as far as the machine allows.
+Where the job tells of its shards, `shards.json` has those of the steps up to the first breach.
 One source that fails costs its own file only; a full disk fails the bundle. Samples of training
 data never enter it, only their fingerprints.
 
@@ -32,8 +33,8 @@ import psutil
 
 from ..core.values import Frame
 from ..errors import ActionError
-from . import facts, stacks
-from .bundle import MANIFEST, Bundle, described
+from . import facts, origins, stacks
+from .bundle import MANIFEST, SHARDS, Bundle, described
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ class Evidence:
         incidents: directory that gets one directory per incident.
         marks: directory of the probe's marks, where it keeps the files of its stack dumps.
         window: returns the newest frames with their names; called on the main loop.
+        onset: returns the incident that is open; called on the main loop.
         directory: working directory of the job, for the state of its code.
         logs: log files that are known; files that the job's output goes to are found anyway.
     """
@@ -83,11 +85,13 @@ class Evidence:
         window: Callable[[], Window],
         *,
         directory: Path,
+        onset: Callable[[], origins.Onset | None] = lambda: None,
         logs: Sequence[Path] = (),
     ) -> None:
         self._incidents = incidents.resolve()  # the job may have another working directory
         self._marks = marks
         self._window = window
+        self._onset = onset
         self._directory = directory
         self._logs = logs
 
@@ -96,7 +100,8 @@ class Evidence:
 
         Returns:
             `path` (relative to the run directory), `sha256` of its manifest, `bytes` in sum,
-            `files` (names) and `missing` (what could not be had).
+            `files` (names), `missing` (what could not be had), and where the job tells of them
+            `shards`: in which steps before the first breach each was used.
 
         Raises:
             ActionError: it cannot be written, for instance on a full disk; nothing is left behind.
@@ -115,7 +120,7 @@ class Evidence:
             raise _unwritable(home, error) from error
         bundle = Bundle(aside, deadline_s)
         try:
-            self._fill(bundle, job, key)
+            self._fill(bundle, job, incident, key)
             bundle.seal(incident, key)
             made = aside.rename(home / f"snapshot-{number}")
         except OSError as error:
@@ -124,14 +129,15 @@ class Evidence:
             shutil.rmtree(aside, ignore_errors=True)
         return described(made / MANIFEST)
 
-    def _fill(self, bundle: Bundle, job: Witness, key: str) -> None:
+    def _fill(self, bundle: Bundle, job: Witness, incident: str, key: str) -> None:
         members = job.processes()[:PROCESSES]
         bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
         asked = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
         try:
-            window = bundle.source("metrics", lambda: job.on_loop(self._window, LOOP_S))
-            bundle.text("metrics.csv", metrics_csv(window or ()))
+            seen = bundle.source("metrics", lambda: job.on_loop(self._seen, LOOP_S))
+            window, onset = seen or ((), None)
+            bundle.text("metrics.csv", metrics_csv(window))
             bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
             self._surroundings(bundle, members)
             answers = asked.wait(_patience_s(ranks, bundle.left_s()) if ranks else 0.0)
@@ -139,11 +145,16 @@ class Evidence:
             job.forget(asked)
         for rank in ranks:
             _confirm(bundle, rank, answers.get(rank))
+        breach = onset.breach_step if onset is not None and onset.id == incident else None
+        bundle.source("shards", lambda: _shards(bundle, ranks, window, breach))
         confirmed = {view["pid"] for rank, view in ranks.items() if _has_stacks(bundle, rank)}
         wanted = {view["pid"] for view in ranks.values()}
         for process in members:
             if process.pid not in confirmed:
                 self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
+
+    def _seen(self) -> tuple[Window, origins.Onset | None]:
+        return self._window(), self._onset()
 
     def _surroundings(self, bundle: Bundle, members: Sequence[psutil.Process]) -> None:
         clean = bundle.redactor
@@ -211,6 +222,23 @@ def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
     )
     for half in bundle.path.glob(f"rank-{rank}-*"):
         half.unlink(missing_ok=True)
+
+
+def _shards(
+    bundle: Bundle, ranks: Mapping[int, Mapping[str, Any]], window: Window, breach: int | None
+) -> None:
+    tapes = {}
+    for rank in ranks:
+        path = bundle.path / f"rank-{rank}-batches.json"
+        if path.exists():
+            tapes[rank] = bundle.source(path.name, partial(_json, path))
+    found = origins.trace(tapes, ranks, window, breach)
+    if found is not None:
+        bundle.text(SHARDS, bundle.redactor.text(json.dumps(found, indent=2)) + "\n")
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _has_stacks(bundle: Bundle, rank: int) -> bool:

@@ -3,7 +3,7 @@ nothing, and is never read back by the supervisor: the journal is the truth."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..core.rule import Policy
@@ -67,6 +67,26 @@ def snapshot(
     if trouble is not None:
         found["trouble"] = trouble
     return found
+
+
+def no_probe(marks: Collection[str], reason: str | None) -> str | None:
+    """Say why no step was seen, as exactly as the probe's marks allow; None: the probe said it.
+
+    Args:
+        marks: names of the marks that the probe left (`boot`, `armed`, `off`).
+        reason: why none was to be expected, None when one was.
+    """
+    if "off" in marks:
+        return None
+    if reason is not None:
+        why = reason
+    elif "armed" in marks:
+        why = "the job imported torch, but made no optimizer step"
+    elif "boot" in marks:
+        why = "the job runs Python, but has not imported torch"
+    else:
+        why = "the probe never came in: no Python with our PYTHONPATH was started"
+    return f"no step was seen: {why}; only exit and signals are watched"
 
 
 def rules(policy: Policy, state: State) -> dict[str, str]:

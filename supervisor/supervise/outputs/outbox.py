@@ -10,12 +10,29 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..core.shapes import Message
+from ..core.values import Decision
 from .lane import Lane, Result, Sender
 
-__all__ = ["Outbox", "Result", "Sender"]
+__all__ = ["Outbox", "Result", "Sender", "message_of"]
 
 DRAIN_S = 5.0
 BACKOFF_S = 1.0
+
+
+def message_of(decision: Decision, run: str, audit_head: str) -> Message:
+    """Return what people are told by a `notify_intent`."""
+    said = decision.data["message"]
+    return Message(
+        run=run,
+        incident=decision.incident,
+        severity=said["severity"],
+        title=said["title"],
+        verdict=said["verdict"],
+        why=said["why"],
+        next=said["next"],
+        step=said["step"],
+        audit_head=audit_head,
+    )
 
 
 class Outbox:

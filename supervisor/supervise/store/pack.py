@@ -21,6 +21,7 @@ from ..core.values import (
     Gap,
     Launched,
     Noticed,
+    Reloaded,
     Tick,
     Told,
 )
@@ -36,6 +37,7 @@ KINDS: dict[type[Any], int] = {  # on disk: never renumber
     Finished: 7,
     Told: 8,
     Exited: 9,
+    Reloaded: 10,
 }
 TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
 

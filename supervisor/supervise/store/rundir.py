@@ -1,9 +1,10 @@
 """The run directory: all that is kept of a run, and where each thing is.
 
     audit.log      what was decided and done, hash-chained      journal/      every event
-    policy.yaml    the policy as resolved                       run.json      what was started
+    policy.yaml    the first policy as resolved                 policies/     those of reloads
     probe.json     what the probe is told                       probe/        the probe's marks
     incidents/     evidence, one directory per incident         state.json    the newest status
+    control/       words of operators                           run.json      what was started
 
 Knows names and atomic writing, not contents.
 """

@@ -1,7 +1,9 @@
 """All segments of a run: finds new ones, reads them in rank order, names what is wrong with them.
 
 A segment that cannot be used is reported once and left alone; the others go on. A rank that comes
-back under another process, after a relaunch, is read to its end and then replaced.
+back under another process, after a relaunch, or as another program of the same process, after an
+exec, is read to its end and then replaced. While the process of a rank lives, another one that
+trains under the same rank (a child that trains a model of its own) waits, and that is said once.
 
 Decides nothing.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from supervise_probe import wire
@@ -19,10 +22,11 @@ from ...core.values import Event, Noticed
 from ...errors import SegmentError
 from .reader import Segment
 
-_SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)\.seg")
+_SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)(?:\.\d+)?\.seg")
 _MARK_NAME = re.compile(r"off\.(\d+)")
 _MARK_GRACE_NS = 1_000_000_000  # an empty mark may still be in the writing
 _MARK_BYTES = 2048
+_TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
 _SHORTEST_S, _LONGEST_S = 0.001, 0.020
 
 
@@ -39,8 +43,10 @@ class Segments:
         self._marks_dir = marks_dir
         self._clock = clock
         self._known: set[str] = set()  # names of segments and marks that were dealt with
+        self._waiting: list[Segment] = []  # of ranks whose process still lives
         self._empty_since: dict[str, int] = {}
         self._interval_s = _LONGEST_S
+        self._tight = False
 
     def poll(self) -> list[Event]:
         """Return everything new, in rank order; never raises.
@@ -49,7 +55,7 @@ class Segments:
         up one of kind `probe-off` with its own sentence.
         """
         events: list[Event] = []
-        for segment in self._find(events):
+        for segment in [*self._waiting, *self._find(events)]:
             self._adopt(segment, events)
         for rank in sorted(self.ranks):
             self._read(self.ranks[rank], events)
@@ -66,11 +72,31 @@ class Segments:
         """
         return self._interval_s
 
+    def tighten(self, wanted: bool, now_ns: int) -> str | None:
+        """Let the probes sample more densely while `wanted`. Call it every second.
+
+        The wish expires by itself in the probes, so that a supervisor that dies takes it along.
+
+        Returns:
+            A sentence when it begins or ends, else None.
+        """
+        if wanted:
+            for segment in self.ranks.values():
+                with suppress(SegmentError):  # the poll tells of a broken segment
+                    segment.tighten(now_ns + _TIGHT_NS)
+        if wanted == self._tight:
+            return None
+        self._tight = wanted
+        if wanted:
+            return "samples are taken more densely while there is an incident"
+        return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
+
     def close(self) -> None:
         """Close all segments."""
-        for segment in self.ranks.values():
+        for segment in (*self.ranks.values(), *self._waiting):
             segment.close()
         self.ranks.clear()
+        self._waiting.clear()
 
     def _find(self, events: list[Event]) -> list[Segment]:
         found = []
@@ -96,12 +122,32 @@ class Segments:
 
     def _adopt(self, segment: Segment, events: list[Event]) -> None:
         old = self.ranks.get(segment.rank)
+        if old is not None and old.pid != segment.pid and _trains(old):
+            self._keep_waiting(segment, old, events)
+            return
+        if segment in self._waiting:
+            self._waiting.remove(segment)
         idle = 0
         while old is not None and self.ranks.get(old.rank) is old and idle < wire.PATIENCE:
             idle = 0 if self._read(old, events) else idle + 1
         if old is not None:
             old.close()
         self.ranks[segment.rank] = segment
+
+    def _keep_waiting(self, segment: Segment, old: Segment, events: list[Event]) -> None:
+        if segment in self._waiting:
+            if not _trains(segment):
+                self._waiting.remove(segment)
+                segment.close()
+            return
+        self._waiting.append(segment)
+        message = (
+            f"process {segment.pid} trains as rank {segment.rank} too; process {old.pid} is read "
+            "until it ends"
+        )
+        events.append(
+            Noticed(self._clock(), "note", message, rank=segment.rank, data={"pid": segment.pid})
+        )
 
     def _read(self, segment: Segment, events: list[Event]) -> bool:
         try:
@@ -143,6 +189,19 @@ class Segments:
         steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
         fastest_s = min(steps) / 1e9 if steps else 4 * _LONGEST_S
         return min(max(fastest_s / 4, _SHORTEST_S), _LONGEST_S)
+
+
+def _trains(segment: Segment) -> bool:
+    """Whether the process that writes `segment` lives, and has not said that it ends.
+
+    False where that cannot be known (in another process namespace, without /proc).
+    """
+    try:
+        stat = Path(f"/proc/{segment.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        alive = int(stat[19]) == segment.start_ticks and stat[0] not in (b"Z", b"X")
+        return alive and segment.end() is None
+    except (OSError, ValueError, IndexError, SegmentError):
+        return False
 
 
 def _names(directory: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Reads one rank's segment and turns it into events; sends it commands.
 
-Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease` and
-`send` write, and only the supervisor calls them.
+Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease`,
+`tighten` and `send` write, and only the supervisor calls them.
 
 Decides nothing: what a gap, a fault or a silent rank means is the engine's affair.
 """
@@ -179,6 +179,14 @@ class Segment:
             SegmentError: as `poll`.
         """
         self._file.write(wire.LEASE_AT, wire.CHECKED.pack(until_ns, until_ns ^ wire.ALL_ONES))
+
+    def tighten(self, until_ns: int) -> None:
+        """Let the probe sample more densely until `until_ns` (CLOCK_MONOTONIC).
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        self._file.write(wire.TIGHT_AT, wire.CHECKED.pack(until_ns, until_ns ^ wire.ALL_ONES))
 
     def close(self) -> None:
         """Let go of the file; safe to repeat. Whatever is called afterwards raises SegmentError."""

@@ -1,0 +1,45 @@
+"""`supervise policy`: write a policy, prove it, trust it. One command per file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+COMMANDS = ("check", "show", "schema", "test", "diff")
+
+
+class Tools(click.Group):
+    """Loads a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"{__name__}.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Say what was probably meant."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from ...catalog.problems import did_you_mean
+            from ...errors import UsageError
+
+            raise UsageError(f"no command 'policy {args[0]}'", hint=did_you_mean(args[0], COMMANDS))
+        return super().resolve_command(ctx, args)
+
+
+@click.command(name="policy", cls=Tools)
+def command() -> None:
+    """Check, show, test and compare policies, packs and runbooks.
+
+    \b
+    Examples:
+      supervise policy check my.yaml
+      supervise policy test nano --coverage
+      supervise policy diff nano my.yaml
+    """

@@ -1,0 +1,129 @@
+"""`supervise policy show`: the whole policy, with nothing left to look up."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...errors import InputError
+
+if TYPE_CHECKING:
+    from ...catalog.freeze import Draft
+
+Facts = dict[str, Any]
+
+
+@click.command(name="show")
+@click.argument("policy", metavar="P")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--rule", "rule_id", metavar="R", help="Only this rule and what it reads.")
+def command(policy: str, as_json: bool, rule_id: str | None) -> None:
+    """Show a policy with packs merged, defaults filled in, and where everything was written.
+
+    P is a path, or the name of a shipped policy. The text is itself a policy: it loads to the same
+    digest. Comments say where a part was defined, which override touched it, what it reads, and
+    which metrics the job must report itself. Exit status: 0, or 65 when the policy is wrong.
+
+    \b
+    Examples:
+      supervise policy show nano > whole.yaml
+      supervise policy show nano --rule loss_spike.coupled
+      supervise policy show my.yaml --json | jq '.rules[] | select(.to_report != [])'
+    """
+    from ...catalog import freeze, origin
+    from ...catalog.policy import compose
+    from ...catalog.problems import did_you_mean
+
+    draft = compose(policy)
+    facts = origin.facts(draft)
+    if rule_id is not None and rule_id not in facts["rules"]:
+        hint = did_you_mean(rule_id, facts["rules"])
+        raise InputError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
+    document = freeze.document(draft)
+    if rule_id is not None:
+        document, facts = _only(rule_id, document, facts, draft)
+    if as_json:
+        click.echo(json.dumps(_merged(document, facts), ensure_ascii=False, indent=2))
+    elif rule_id is None:
+        whole = freeze.policy(draft)
+        click.echo(f"# {whole.digest}")
+        click.echo("\n".join(_commented(whole.resolved.splitlines(), facts)))
+    else:
+        from ...catalog import resolved
+
+        click.echo("\n".join(_commented(resolved.dump(document).splitlines(), facts)))
+
+
+def _only(
+    rule_id: str, document: Facts, facts: Facts, draft: Draft
+) -> tuple[dict[str, Any], Facts]:
+    """Keep of a policy what one rule is about."""
+    mine = facts["rules"][rule_id]
+    rule = next(rule for rule in document["rules"] if rule["id"] == rule_id)
+    names = [name for name in document["detectors"] if name in mine["detectors"]]
+    books = draft.runbooks if rule.get("run") in draft.runbooks else {}
+    shown = {
+        "detectors": {name: document["detectors"][name] for name in names},
+        "rules": [rule],
+        "inhibit": [i for i in document["inhibit"] if rule_id in (*i["mute"], i.get("by_rule"))],
+        "runbooks": {n: document["runbooks"][n] for n in books if n == rule["run"]},
+    }
+    about = {
+        "detectors": {name: facts["detectors"][name] for name in names},
+        "rules": {rule_id: mine},
+        "metrics": {name: facts["metrics"][name] for name in mine["metrics"]},
+    }
+    return {key: value for key, value in shown.items() if value}, about
+
+
+def _merged(document: Facts, facts: Facts) -> Facts:
+    """Return one document: each part with what is known about it."""
+    detectors = {
+        name: {**body, "about": facts["detectors"][name]}
+        for name, body in document.get("detectors", {}).items()
+    }
+    rules = [{**rule, **facts["rules"][rule["id"]]} for rule in document.get("rules", ())]
+    return {**document, "detectors": detectors, "rules": rules, "metrics": facts["metrics"]}
+
+
+def _commented(lines: list[str], facts: Facts) -> list[str]:
+    """Put a comment in front of every detector and every rule of a resolved policy."""
+    found: list[str] = []
+    detectors, rules = iter(facts["detectors"].values()), iter(facts["rules"].values())
+    section = ""
+    for line in lines:
+        if line[:1] not in (" ", "#", ""):
+            section = line.partition(":")[0]
+        if section == "detectors" and re.match(r"  [^ -]", line):
+            found += [f"  # {text}" for text in _detector(next(detectors))]
+        elif section == "rules" and line.startswith("  - "):
+            found += [f"  # {text}" for text in _rule(next(rules), facts["metrics"])]
+        found.append(line)
+    return found
+
+
+def _origin(about: Facts) -> str:
+    changed = [f"{key} overridden in {where}" for key, where in about["overridden"].items()]
+    return "; ".join([about["defined"], *changed])
+
+
+def _detector(about: Facts) -> list[str]:
+    text = _origin(about)
+    if about["baseline"]:
+        text += f"; {' and '.join(about['baseline'])} from the policy's baseline"
+    return [text]
+
+
+def _rule(about: Facts, metrics: Facts) -> list[str]:
+    measured = [name for name in about["metrics"] if name not in about["to_report"]]
+    lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
+    if measured:
+        lines.append(f"measured by the probe: {', '.join(measured)}")
+    if about["to_report"]:
+        lines.append(f"to be reported by the job: {', '.join(about['to_report'])}")
+    if about["muted_by"]:
+        lines.append(f"muted by {'; '.join(about['muted_by'])}")
+    return lines

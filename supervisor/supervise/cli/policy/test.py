@@ -1,0 +1,194 @@
+"""`supervise policy test`: play scenarios, and find out what they do not prove."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ...proof.coverage import Coverage
+    from ...proof.hunt import Hunted, Outcome
+
+FAILED = 1
+
+
+@click.command(name="test")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--mutate", is_flag=True, help="Also break the policy, once per thing in it.")
+@click.option("--coverage", is_flag=True, help="Also tell what no scenario shows.")
+@click.option(
+    "--min",
+    "least",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="With --coverage: fail below this.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Processes; 0: as many as help."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    files: tuple[str, ...],
+    mutate: bool,
+    coverage: bool,
+    least: float | None,
+    as_json: bool,
+    jobs: int,
+) -> None:
+    """Play scenarios: series of metrics in, what the policy makes of them out.
+
+    FILE is a test file, a pack (its own scenarios), or a policy: then the packs that it uses, and
+    tests/<name>.yaml beside it. Shipped policies and packs go by name.
+
+    --mutate doubles and halves each number that the file gives, turns each comparator, swaps and/or
+    and drops each inhibition, one at a time; a change that no scenario notices is listed.
+
+    Exit status: 0 good; 1 a scenario failed, a change survived or too little is covered; 65 a file
+    is wrong.
+
+    \b
+    Examples:
+      supervise policy test policies/tests/nano.yaml
+      supervise policy test nano --coverage --min 80
+      supervise policy test packs/mine.yaml --mutate
+    """
+    from ...errors import UsageError
+    from ...proof import hunt
+    from ...proof.coverage import Coverage
+
+    if least is not None and not coverage:
+        raise UsageError("--min says how much must be covered", hint="add --coverage")
+    paths = _paths(files)
+    shown = Coverage()
+    played: dict[str, list[Outcome]] = {}
+    hunted: dict[str, Hunted] = {}
+    for subject in [hunt.load(path) for path in paths]:  # mistakes are found before work
+        played[subject.label] = hunt.run(subject)
+        shown.add(subject, [outcome.played for outcome in played[subject.label]])
+    failed = any(outcome.failures for found in played.values() for outcome in found)
+    if mutate and not failed:  # what fails already notices nothing
+        hunted = {name: hunt.hunt(path, jobs) for name, path in zip(played, paths, strict=True)}
+    low = coverage and least is not None and shown.percent() < least
+    survived = any(found.survivors for found in hunted.values())
+    if as_json:
+        ok = not (failed or low or survived)
+        click.echo(_json(ok, played, shown if coverage else None, hunted))
+    else:
+        _tell(played)
+        if coverage:
+            _tell_coverage(shown, least)
+        if mutate and failed:
+            click.echo("mutants: not tried, since scenarios fail")
+        for name, found in hunted.items():
+            _tell_hunted(name, found)
+    if failed or low or survived:
+        ctx.exit(FAILED)
+
+
+def _paths(files: tuple[str, ...]) -> list[Path]:
+    """Return the packs and test files that are meant, each once.
+
+    Raises:
+        InputError, PolicyErrors: a file is wrong, or holds no scenarios and cannot.
+    """
+    from ...catalog import subject
+    from ...catalog.problems import Problems
+    from ...errors import InputError
+
+    found: dict[Path, None] = {}  # in order
+    for name in files:
+        path = subject.locate(name)
+        problems = Problems()
+        root = subject.read(path, problems)
+        problems.stop()
+        assert root is not None
+        sort = subject.sort_of(root)
+        if sort == "runbook":
+            raise InputError(
+                f"{path}: a runbook has no scenarios", hint="test a policy that runs it"
+            )
+        if sort != "policy":
+            found[path.resolve()] = None
+            continue
+        several = subject.files_of(path)
+        if not several:
+            hint = f"write {path.parent / subject.TESTS / path.name}"
+            raise InputError(f"{path}: no packs and no tests, so there are no scenarios", hint=hint)
+        found.update((file.resolve(), None) for file in several)
+    return list(found)
+
+
+def _tell(played: dict[str, list[Outcome]]) -> None:
+    total = failures = 0
+    for name, outcomes in played.items():
+        bad = [outcome for outcome in outcomes if outcome.failures]
+        total, failures = total + len(outcomes), failures + len(bad)
+        click.echo(f"{name}: {len(outcomes) - len(bad)} of {len(outcomes)} scenarios pass")
+        for outcome in bad:
+            click.echo(f"  FAILED {outcome.form.name}")
+            for where, message in outcome.failures:
+                click.echo(f"    {where}: {message}")
+    if len(played) > 1:
+        click.echo(f"all: {total - failures} of {total} scenarios pass")
+
+
+def _tell_coverage(shown: Coverage, least: float | None) -> None:
+    parts = ", ".join(f"{name} {a}/{b}" for name, (a, b) in shown.parts().items())
+    wanted = "" if least is None else f" (wanted: {least:g} %)"
+    click.echo(f"coverage: {shown.percent():.0f} %{wanted}: {parts}")
+    for sentence in shown.missing():
+        click.echo(f"  {sentence}")
+
+
+def _tell_hunted(name: str, found: Hunted) -> None:
+    click.echo(f"{name}: {found.total - len(found.survivors)} of {found.total} mutants noticed")
+    for where, what in found.survivors:
+        click.echo(f"  {where}: no scenario notices {what}")
+
+
+def _json(
+    ok: bool,
+    played: dict[str, list[Outcome]],
+    shown: Coverage | None,
+    hunted: dict[str, Hunted],
+) -> str:
+    told: dict[str, Any] = {"ok": ok, "files": _plain(played)}
+    if shown is not None:
+        told["coverage"] = _plain_coverage(shown)
+    if hunted:
+        told["mutants"] = {name: _plain_hunted(found) for name, found in hunted.items()}
+    return json.dumps(told, ensure_ascii=False, indent=2)
+
+
+def _plain(played: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "file": name,
+            "scenarios": [
+                {
+                    "name": outcome.form.name,
+                    "where": outcome.where,
+                    "ok": not outcome.failures,
+                    "frames": len(outcome.played.states),
+                    "failures": [{"where": w, "message": m} for w, m in outcome.failures],
+                }
+                for outcome in outcomes
+            ],
+        }
+        for name, outcomes in played.items()
+    ]
+
+
+def _plain_coverage(shown: Coverage) -> dict[str, Any]:
+    parts = {name: {"shown": a, "of": b} for name, (a, b) in shown.parts().items()}
+    return {"percent": shown.percent(), "parts": parts, "missing": list(shown.missing())}
+
+
+def _plain_hunted(found: Hunted) -> dict[str, Any]:
+    survivors = [{"where": where, "what": what} for where, what in found.survivors]
+    return {"total": found.total, "noticed": found.total - len(survivors), "survivors": survivors}

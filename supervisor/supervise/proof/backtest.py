@@ -1,0 +1,194 @@
+"""Fold recordings through the engine that runs live, and keep what a policy would have done.
+
+Everything is in `shadow` mode: decisions are taken, and what would have been run is written down.
+A recording has no beats, so nothing that listens for silence is judged; a run directory has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..catalog import load_policy
+from ..core import engine, needs
+from ..core.limits import Ledger
+from ..core.rule import HOLD, Policy
+from ..core.shapes import Clockwork
+from ..core.state import State
+from ..core.values import Announced, Decision, Event, Frame
+from ..recordings.find import Source, readers
+from ..recordings.sheet import Recording, recordings
+from . import runs
+from .outcome import Act, Alarm, Outcome
+from .playback import events_of
+
+
+def shadowed(name_or_path: str | Path) -> Policy:
+    """Load a policy for a back-test: in shadow, or observing when that is all it ever does.
+
+    Raises:
+        PolicyErrors, InputError: as `load_policy`.
+    """
+    policy = load_policy(name_or_path)
+    return policy if policy.mode == "observe" else replace(policy, mode="shadow")
+
+
+def outcomes(
+    source: Source, policies: Sequence[Policy], extra: Mapping[str, str] | None = None
+) -> list[list[Outcome]]:
+    """Return, for every run of a source, the outcome of each policy in turn.
+
+    Raises:
+        InputError: the source cannot be read.
+    """
+    if source.reader == runs.NAME:
+        return [[_of_run(source, policy) for policy in policies]]
+    by_run: dict[str, list[Recording]] = {}
+    for piece in recordings(readers()[source.reader].read(source.path), extra):
+        by_run.setdefault(piece.run, []).append(piece)
+    return [
+        [_of_pieces(_name(source, run), pieces, policy) for policy in policies]
+        for run, pieces in by_run.items()
+    ]
+
+
+def _name(source: Source, run: str) -> str:
+    """A run among several goes by its own name; a log that was copied from says from where."""
+    return f"{source.name}{run}" if run.startswith(":") else run or source.name
+
+
+def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcome:
+    outcome = Outcome(
+        name, policy.name, notes=list(dict.fromkeys(n for p in pieces for n in p.notes))
+    )
+    names: set[str] = set()
+    before = 0
+    for piece in pieces:
+        names.update(piece.names)
+        before += _fold(policy, events_of(piece), outcome, before).incidents
+        leader = min(row[1] for row in piece.rows)
+        steps = [row[0] for row in piece.rows if row[1] == leader]
+        outcome.pieces.append((min(steps), max(steps), len(steps)))
+    outcome.unheard = [
+        rule.id
+        for rule in policy.rules
+        if any(isinstance(policy.detectors[d].start(), Clockwork) for d in policy.behind(rule))
+    ]
+    return _finished(outcome, policy, names)
+
+
+def _of_run(source: Source, policy: Policy) -> Outcome:
+    outcome = Outcome(source.name, policy.name)
+    names: set[str] = set()
+    span = [0, -1, 0]
+
+    def seen() -> Iterator[Event]:
+        for event in runs.events(source.path):
+            if isinstance(event, Announced):
+                names.update(event.names)
+            elif isinstance(event, Frame) and event.rank == 0:
+                first = event.step if span[2] == 0 else min(span[0], event.step)
+                span[:] = first, max(span[1], event.step), span[2] + 1
+            yield event
+
+    _fold(policy, seen(), outcome, 0)
+    if span[2]:
+        outcome.pieces.append((span[0], span[1], span[2]))
+    return _finished(outcome, policy, names)
+
+
+def _finished(outcome: Outcome, policy: Policy, names: set[str]) -> Outcome:
+    outcome.rows = sum(count for *_, count in outcome.pieces)
+    spans = [((last - first) / (n - 1), n) for first, last, n in outcome.pieces if n > 1]
+    if spans:
+        outcome.spacing = max(1.0, sorted(spans)[len(spans) // 2][0])
+    outcome.probation = policy.probation_steps
+    for rule in policy.rules:
+        if not needs.can_fire(policy, rule, names.__contains__):
+            outcome.inactive.append(rule.id)
+    return outcome
+
+
+def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int) -> State:
+    """Judge all events; add to the outcome. `before`: incidents of earlier pieces."""
+    state, step, ledger = engine.start(policy), engine.step, Ledger()
+    passed = sum(count for *_, count in outcome.pieces)
+    for event in events:
+        state, decisions = step(policy, state, event)
+        row = passed + state.pace
+        for decision in decisions:
+            if decision.kind == "incident":
+                _alarm(decision, outcome, before, row)
+            elif decision.kind == "suppressed":
+                _act(decision, policy, outcome, before, row)
+                _spend(decision, policy, outcome, ledger, state)
+            elif decision.kind == "rule" and decision.data.get("what") == "fired":
+                rule = str(decision.rule)
+                outcome.fired[rule] = outcome.fired.get(rule, 0) + 1
+    return state
+
+
+def _incident(decision: Decision, before: int) -> str:
+    """Return the incident's id, counted on over the pieces of a run."""
+    word, _, number = str(decision.incident).rpartition("-")
+    return (
+        f"{word}-{int(number) + before}"
+        if before and number.isdecimal()
+        else str(decision.incident)
+    )
+
+
+def _alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
+    what = str(decision.data.get("what"))
+    if what in ("opened", "raised", "joined") and decision.severity is not None:
+        incident = _incident(decision, before)
+        outcome.alarms.append(
+            Alarm(decision.step, decision.severity, str(decision.rule), incident, what,
+                  decision.reason, row)
+        )  # fmt: skip
+
+
+def _would(decision: Decision) -> str | None:
+    """Return the runbook that only the mode kept from running."""
+    name = decision.data.get("runbook")
+    shadow = str(decision.data.get("suppressed_by")).startswith("mode:")
+    return str(name) if shadow and name not in (None, HOLD) else None
+
+
+def _act(decision: Decision, policy: Policy, outcome: Outcome, before: int, row: int) -> None:
+    name = _would(decision)
+    if name is None:
+        return
+    book = policy.runbooks[name]
+    outcome.actions.append(
+        Act(
+            decision.step, str(decision.severity), str(decision.rule),
+            _incident(decision, before), name,
+            any(action.touches_job for action in book.steps),
+            any(action.destructive for action in book.steps),
+            "stop" in book.verbs, row,
+        )
+    )  # fmt: skip
+
+
+def _spend(
+    decision: Decision, policy: Policy, outcome: Outcome, ledger: Ledger, state: State
+) -> None:
+    """Count what a runbook would have cost; a class that is spent refuses."""
+    name = _would(decision)
+    if name is None:
+        return
+    for action in policy.runbooks[name].steps:
+        if action.budget is None:
+            continue
+        spent = ledger.exhausted(policy.budgets, action.budget, state.pace, state.at_ns)
+        if spent is None:
+            ledger.spend(action.budget, state.pace, state.at_ns)
+        else:
+            outcome.budgets.setdefault(spent[0], [0, spent[1].max, 0])[2] += 1
+    for kind, used in ledger.usage(policy.budgets, state.pace, state.at_ns).items():
+        now, most = (int(part) for part in used.split("/"))
+        if now:
+            entry = outcome.budgets.setdefault(kind, [0, most, 0])
+            entry[0] = max(entry[0], now)

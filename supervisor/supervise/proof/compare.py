@@ -1,0 +1,181 @@
+"""A back-test for people, and as JSON lines; several policies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..core.values import SEVERITIES
+from .outcome import Alarm, Outcome
+from .score import CAVEAT, SLACK, Label, Score, quantile, score
+
+MOST = 40  # lines of a list for people; JSON has them all
+Found = Sequence[Sequence[Outcome]]  # per run, one outcome per policy
+
+
+def lines(found: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, Any]]:
+    """Yield one JSON-ready line per run.
+
+    With labels it holds the run's `score`. Others' outcomes are under `against`, by policy, each
+    with the alarms that only one of the two raised.
+    """
+    for first, *others in found:
+        line = _line(first, labels)
+        if others:
+            line["against"] = {
+                other.policy: {
+                    **_line(other, labels),
+                    "only_here": [asdict(alarm) for alarm in alone(other, first)],
+                    "not_here": [asdict(alarm) for alarm in alone(first, other)],
+                }
+                for other in others
+            }
+        yield line
+
+
+def _line(outcome: Outcome, labels: Sequence[Label] | None) -> dict[str, Any]:
+    line = outcome.line()
+    if labels is not None:
+        line["score"] = score(outcome.policy, [outcome], labels).line()
+    return line
+
+
+def scores(found: Found, labels: Sequence[Label] | None) -> list[Score]:
+    """Return the score of each policy over all runs."""
+    columns = [list(outcomes) for outcomes in zip(*found, strict=True)]
+    return [score(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
+
+
+def alone(left: Outcome, right: Outcome) -> list[Alarm]:
+    """Return the incidents of `left` that `right` was not as worried about anywhere near."""
+    near = SLACK * left.spacing
+    return [
+        alarm
+        for alarm in left.alarms
+        if alarm.what != "joined"
+        and not any(
+            abs(other.step - alarm.step) <= near
+            and SEVERITIES.index(other.severity) <= SEVERITIES.index(alarm.severity)
+            for other in right.alarms
+        )
+    ]
+
+
+# ── for people ────────────────────────────────────────────────────────────────────────────────────
+
+
+def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
+    """Yield the lines of a report."""
+    totals = scores(found, labels)
+    rows = sum(outcomes[0].rows for outcomes in found)
+    runs = f"{len(found)} run" + ("s" if len(found) != 1 else "")
+    yield f"{totals[0].policy} on {runs}, {rows} rows, in shadow"
+    yield from _limited(line for outcomes in found for line in _told(outcomes[0]))
+    quiet = sum(not outcomes[0].alarms for outcomes in found)
+    yield f"  {quiet} without an incident"
+    for note in dict.fromkeys(note for outcomes in found for note in outcomes[0].notes):
+        yield f"  note: {note}"
+    unheard = dict.fromkeys(rule for outcomes in found for rule in outcomes[0].unheard)
+    if unheard:
+        yield f"  not judged, a recording has no heartbeat: {', '.join(unheard)}"
+    never = set.intersection(*(set(outcomes[0].inactive) for outcomes in found))
+    if never:
+        yield f"  not judged, no recording has their metrics: {', '.join(sorted(never))}"
+    yield ""
+    yield from table(totals, labelled=labels is not None)
+    yield ""
+    used = _used([outcomes[0] for outcomes in found])
+    yield f"  budget used at most in one run: {used or 'none'}"
+    if labels is not None:
+        by = sorted(totals[0].severities.items())
+        seen = ", ".join(f"{severity} {hit}/{all_}" for severity, (hit, all_) in by)
+        yield f"  found by the severity that was needed: {seen or 'no label in these recordings'}"
+        yield from _limited(
+            f"  missed: {m['run']} {m['kind']} at {m['step']} (most: {m['best'] or 'nothing'})"
+            for m in totals[0].missed
+        )
+    for i, other in enumerate(totals[1:], 1):
+        yield ""
+        yield f"{totals[0].policy} and {other.policy} differ:"
+        yield from _limited(line for outcomes in found for line in _apart(outcomes[0], outcomes[i]))
+    yield ""
+    yield CAVEAT
+
+
+def _used(outcomes: Sequence[Outcome]) -> str:
+    most: dict[str, tuple[int, int]] = {}
+    for outcome in outcomes:
+        for kind, (used, allowed, _) in outcome.budgets.items():
+            most[kind] = max(most.get(kind, (0, allowed)), (used, allowed))
+    return ", ".join(f"{kind} {used}/{allowed}" for kind, (used, allowed) in sorted(most.items()))
+
+
+def _told(outcome: Outcome) -> Iterator[str]:
+    would: dict[str, list[str]] = {}
+    for act in outcome.actions:
+        would.setdefault(act.incident, []).append(act.runbook)
+    told: dict[str, list[Alarm]] = {}
+    for alarm in outcome.alarms:
+        if alarm.what != "joined":
+            told.setdefault(alarm.incident, []).append(alarm)
+    for incident, alarms in told.items():
+        steps = ", ".join(f"{a.severity} {a.rule} at {a.step}" for a in alarms)
+        runs = f"; would have run {', '.join(would[incident])}" if incident in would else ""
+        yield f"  {outcome.run} {incident}: {steps}{runs}"
+
+
+def _apart(first: Outcome, other: Outcome) -> Iterator[str]:
+    for left, right in ((first, other), (other, first)):
+        for alarm in alone(left, right):
+            yield f"  {left.run} {alarm.step} {alarm.severity} {alarm.rule}: {left.policy} only"
+
+
+def _limited(texts: Iterator[str]) -> Iterator[str]:
+    more = 0
+    for number, text in enumerate(texts):
+        if number < MOST:
+            yield text
+        else:
+            more += 1
+    if more:
+        yield f"  … {more} more: --json has them all"
+
+
+def table(totals: Sequence[Score], *, labelled: bool) -> list[str]:
+    """Return a Markdown table with a row per policy, padded so that it reads as it stands.
+
+    Without labels nothing is known to be false, and the same columns count whatever there was.
+    """
+    kinds = list(dict.fromkeys(kind for total in totals for kind in total.kinds))
+    false = "false " if labelled else ""
+    head = ["policy", *kinds]
+    if labelled:
+        head.append("delay median / p90")
+    head += [f"{false}actions per 10k [95 %]", f"{false}SEV0/1", f"{false}SEV2", "destructive"]
+    head.append("over budget")
+    rows = [head, ["---"] * len(head)]
+    rows += [_row(total, kinds, labelled) for total in totals]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    rows[1] = ["-" * width for width in widths]
+    return [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+
+
+def _row(total: Score, kinds: Sequence[str], labelled: bool) -> list[str]:
+    cells = [total.policy]
+    cells += [
+        "/".join(map(str, total.kinds[kind])) if kind in total.kinds else "–" for kind in kinds
+    ]
+    if labelled:
+        middle, late = quantile(total.delays, 0.5), quantile(total.delays, 0.9)
+        cells.append("–" if middle is None else f"{middle:g} / {late:g}")
+    per, low, high = total.rate(total.false_actions)
+    rate = f"{per:.2f} [{low:.2f}, {high:.2f}]" if total.rows else "–"
+    cells.append(f"{total.false_actions}: {rate}")
+    return [
+        *cells,
+        *map(str, (total.false_pages, total.false_notices, total.destructive, total.refused)),
+    ]

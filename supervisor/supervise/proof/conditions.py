@@ -1,0 +1,180 @@
+"""Which part of a rule's condition was not met, and by how much.
+
+A rule is a tree of detectors; the leaves that keep it from being TRUE are its missing conditions.
+Each gets its numbers and one sentence: what was measured, what was needed, the distance, and the
+baseline it was measured against, or why nothing could be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..catalog.expression import Tree, parse
+from ..core import wording
+from ..core.bank import Bank
+from ..core.rule import Policy, Rule
+from ..core.shapes import Detector
+from ..core.values import BREACH, CODE_NAMES, OK, UNKNOWN
+
+
+class Leaf(NamedTuple):
+    """A detector that does not read as the rule needs it; `any`: one of several would do."""
+
+    name: str
+    wanted: int
+    any: bool
+
+
+def missing(rule: Rule, policy: Policy, bank: Bank) -> list[dict[str, Any]]:
+    """Return the conditions of a rule that were not met, unknown ones first."""
+    codes = {name: bank.codes[i] for name, i in bank.index.items()}
+    tree = parse(rule.text, limit=len(rule.text)).tree
+    found = [
+        described(leaf.name, policy, bank, wanted=leaf.wanted) | {"any": leaf.any}
+        for leaf in dict.fromkeys(_lacking(tree, BREACH, codes, several=False))
+    ]
+    return sorted(found, key=lambda one: one["code"] != "UNKNOWN")
+
+
+def described(name: str, policy: Policy, bank: Bank, *, wanted: int = BREACH) -> dict[str, Any]:
+    """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
+    place, spec = bank.index[name], policy.detectors[name]
+    code, watch = bank.codes[place], bank.watches[place]
+    numbers = watch.numbers()
+    if len(spec.metrics) == 1:
+        numbers["metric"] = spec.metrics[0]
+    found: dict[str, Any] = {
+        "detector": name, "kind": type(spec).__module__.rpartition(".")[2],
+        "code": CODE_NAMES[code], "raw": CODE_NAMES[watch.raw], "wanted": CODE_NAMES[wanted],
+        "numbers": numbers, **_distance(spec, numbers),
+        "inputs": [described(inner, policy, bank) for inner in spec.detectors],
+    }  # fmt: skip
+    found["text"] = _sentence(spec, bank, found, code, wanted)
+    return found
+
+
+# ── the tree ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lacking(
+    tree: Tree | str, wanted: int, codes: Mapping[str, int], *, several: bool
+) -> Iterator[Leaf]:
+    """Yield the leaves that keep `tree` from being `wanted` (BREACH or OK)."""
+    kind, parts = tree[0], tree[1:]
+    if kind == "name":
+        name = str(parts[0])
+        if codes[name] != wanted:
+            yield Leaf(name, wanted, several)
+    elif kind == "not":
+        yield from _lacking(parts[0], 2 - wanted, codes, several=several)
+    else:
+        one_will_do = (kind == "or") == (wanted == BREACH)
+        if one_will_do and any(_code(part, codes) == wanted for part in parts):
+            return
+        for part in parts:
+            yield from _lacking(part, wanted, codes, several=several or one_will_do)
+
+
+def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
+    kind, parts = tree[0], tree[1:]
+    if kind == "name":
+        return codes[str(parts[0])]
+    if kind == "not":
+        return 2 - _code(parts[0], codes)
+    return (min if kind == "and" else max)(_code(part, codes) for part in parts)
+
+
+# ── numbers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was measured, the comparison it needed, and how far off it was."""
+    key, value = wording.measured(numbers)
+    limit = wording.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
+    found: dict[str, Any] = {"measure": key, "measured": value, "limit": limit, "short_by": None}
+    if "last_breach" in numbers or "nonfinite" in numbers or limit is None:
+        return found
+    lower = any(_given(spec, name) for name in ("lt", "lte", "slope_per_1k_lt"))
+    side = getattr(spec, "side", "high") if key in ("z", "distance") else "high"
+    both = side == "both" or numbers.get("law") == "constant"
+    if side == "low" or numbers.get("law") in ("nondecreasing", "increasing"):
+        lower, limit = True, -limit
+    # A rate breaches when as many have come as it needs; most others when they are beyond.
+    equal = "=" if any(_given(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
+    found["needs"] = f"{'<' if lower else '>'}{equal} {wording.number(limit)}"
+    if both:
+        found["needs"] = f"{found['needs']} either way"
+    known = wording.finite(value)
+    if known is not None:
+        short = known - limit if lower else limit - (abs(known) if both else known)
+        found["short_by"] = short if short > 0.0 or math.isclose(short, 0.0) else None
+    return found
+
+
+def _given(spec: Detector, name: str) -> bool:
+    return getattr(spec, name, None) is not None
+
+
+# ── sentences ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sentence(spec: Detector, bank: Bank, found: Mapping[str, Any], code: int, wanted: int) -> str:
+    numbers: Mapping[str, Any] = found["numbers"]
+    if code == UNKNOWN:
+        return f"UNKNOWN: {_unknown(spec, bank, found)}"
+    if wanted == OK or code == BREACH:
+        against = ", and the rule wants it not to be" if wanted == OK and code == BREACH else ""
+        return f"{'in breach' if code == BREACH else 'OK'}{against}: {wording.reading(numbers)}"
+    if found["inputs"]:
+        return f"no match; {wording.reading(numbers)}"
+    if "needs" not in found:
+        return wording.reading(numbers)
+    form = wording.MEASURES.get(found["measure"], "{}")
+    named = f"{numbers.get('metric', 'value')} {wording.number(numbers.get('value'))}"
+    text = f"{named}: " + form.format(wording.number(found["measured"]))
+    if found["measure"] == "value":
+        text = named
+    if "signal" in numbers:
+        text = f"no {numbers['signal']} for {wording.number(numbers['value'])} s,"
+    text += f" {'is' if found['raw'] == 'BREACH' else 'needs'} {found['needs']}"
+    if found["short_by"] is not None:
+        text += f", short by {wording.number(found['short_by'])}"
+    if numbers.get("needed", 1) > 1:
+        text += (
+            f"; {numbers['breaching']} of the {numbers['needed']} breaches it needs in the newest "
+            f"{numbers['of']} samples"
+        )
+    return "; ".join(filter(None, [text, wording.baseline(numbers)]))
+
+
+def _unknown(spec: Detector, bank: Bank, found: Mapping[str, Any]) -> str:
+    """Say why nothing could be measured."""
+    unsure = [one["detector"] for one in found["inputs"] if one["code"] == "UNKNOWN"]
+    if unsure:
+        return f"it depends on {', '.join(unsure)}"
+    if spec.reads == "clock":
+        return "the probe of this rank was not heard of"
+    why = [sentence for metric in spec.metrics if (sentence := _lack(metric, bank)) is not None]
+    if why and (spec.reads != "metrics" or len(why) == len(spec.metrics)):
+        return "; ".join(why)
+    numbers: Mapping[str, Any] = found["numbers"]
+    samples, least = numbers.get("samples"), getattr(spec, "min_", None)
+    if isinstance(samples, int) and isinstance(least, int) and samples <= least:
+        return f"warming up, {samples} of {least} samples"
+    value = wording.finite(numbers.get("value"))
+    if numbers.get("transform") == "log" and value is not None and value <= 0.0:
+        return f"{wording.number(value)} has no logarithm"
+    return f"it cannot tell yet; {wording.reading(numbers)}"
+
+
+def _lack(metric: str, bank: Bank) -> str | None:
+    if metric not in bank.names:
+        return f"{metric} was never announced by the job"
+    value = bank.value(metric)
+    if value is None:
+        return f"{metric} is absent in this frame"
+    if not math.isfinite(value):
+        return f"{metric} is {'NaN' if math.isnan(value) else 'infinite'}"
+    return None

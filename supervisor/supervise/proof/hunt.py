@@ -1,0 +1,140 @@
+"""Do the scenarios notice? Every mutant of a file is played until one scenario fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from ..catalog import subject as subjects
+from ..catalog.problems import Problems
+from ..catalog.scenario import ScenarioForm
+from ..catalog.series import count
+from ..catalog.subject import Subject
+from . import expect, scenario
+from .mutants import Mutant, mutants
+from .played import Played
+
+LEAST_S = 4.0  # of work for each further process; below that starting one takes longer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One scenario, played."""
+
+    form: ScenarioForm
+    where: str
+    played: Played
+    failures: tuple[tuple[str, str], ...]  # (file:line:col, sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """What became of the mutants of a file."""
+
+    total: int
+    survivors: tuple[tuple[str, str], ...]  # (file:line:col, what was changed)
+
+
+def load(path: Path) -> Subject:
+    """Read a pack or a file of tests.
+
+    Raises:
+        PolicyErrors: it, or something that it names, is wrong.
+        InputError: it cannot be read.
+    """
+    problems = Problems()
+    root = subjects.read(path, problems)
+    problems.stop()
+    assert root is not None
+    sort = subjects.sort_of(root)
+    if sort == subjects.TESTS:
+        return subjects.of_tests(root, path, problems)
+    return subjects.of_pack(root, path, problems)
+
+
+def run(subject: Subject) -> list[Outcome]:
+    """Play all scenarios of a file."""
+    found = []
+    for form, node in subject.scenarios:
+        played = scenario.play(subject.policy, form)
+        failures = []
+        for failure in expect.judge(form, played, subject.names):
+            place = expect.place(node, failure)
+            where = f"{place.source.label}:{place.line}:{place.col}"
+            failures.append((where, failure.message))
+        where = f"{node.source.label}:{node.line}:{node.col}"
+        found.append(Outcome(form, where, played, tuple(failures)))
+    return found
+
+
+def hunt(path: Path, jobs: int = 0) -> Hunted:
+    """Play every mutant of a file; `jobs` are processes, 0 for as many as help.
+
+    Raises:
+        PolicyErrors, InputError: as `load`.
+    """
+    subject = load(path)
+    found = mutants(subject)
+    began = time.perf_counter()
+    run(subject)
+    work_s = (time.perf_counter() - began) * len(found)
+    jobs = jobs or max(1, min(_cores(), int(work_s / LEAST_S)))
+    if jobs <= 1:
+        alive = _alive(subject, found, range(len(found)))
+    else:
+        parts = [range(start, len(found), jobs * 4) for start in range(jobs * 4)]
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            alive = [i for part in pool.map(_part, [str(path)] * len(parts), parts) for i in part]
+    survivors = tuple((found[i].where, found[i].what) for i in sorted(alive))
+    return Hunted(len(found), survivors)
+
+
+def _part(path: str, part: Sequence[int]) -> list[int]:
+    subject = load(Path(path))
+    return _alive(subject, mutants(subject), part)
+
+
+def _alive(subject: Subject, found: Sequence[Mutant], part: Iterable[int]) -> list[int]:
+    scenarios = sorted((form for form, _ in subject.scenarios), key=_frames)
+    alive = []
+    for i in part:
+        by = _noticed(subject, found[i], scenarios)
+        if by is None:
+            alive.append(i)
+        else:  # its neighbours are probably noticed by the same scenario
+            scenarios.insert(0, scenarios.pop(by))
+    return alive
+
+
+def _frames(form: ScenarioForm) -> int:
+    return max(map(count, form.series.values()), default=0)
+
+
+def _metrics(form: ScenarioForm) -> set[str]:
+    return {name for series in (form.series, *form.sequels) for name in series}
+
+
+def _noticed(subject: Subject, mutant: Mutant, scenarios: Sequence[ScenarioForm]) -> int | None:
+    """Return the index of a scenario that fails under the mutant, None when all pass."""
+    policy = mutant.build()
+    for i, form in enumerate(scenarios):
+        if mutant.metrics and mutant.metrics.isdisjoint(_metrics(form)):
+            continue  # nothing can be different in it
+        try:
+            played = scenario.play(policy, form)
+        except Exception:  # the mutant does not even run
+            return i
+        if expect.judge(form, played, subject.names):
+            return i
+    return None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

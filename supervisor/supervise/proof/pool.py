@@ -1,0 +1,101 @@
+"""A back-test over many recordings, spread over processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from ..core.rule import Policy
+from ..errors import InputError
+from ..recordings.find import Source, sources
+from ..recordings.sheet import NoStepsError
+from . import backtest, runs
+from .outcome import Outcome
+
+LEAST_BYTES = 1 << 20  # per process; below that starting one takes longer than the work
+
+_policies: list[Policy] = []  # of a worker; a policy holds closures and cannot be sent
+_extra: dict[str, str] = {}
+
+
+def run(
+    paths: Sequence[Path],
+    policies: Sequence[str],
+    extra: Mapping[str, str],
+    jobs: int,
+    left_out: list[str],
+) -> list[list[Outcome]]:
+    """Return, for every run below `paths`, the outcome of each policy, in order of the paths.
+
+    Args:
+        policies: names or files.
+        extra: column -> metric id, beyond the aliases that everybody uses.
+        jobs: processes, 0 for as many as help.
+        left_out: files in searched folders that are no recordings are appended here.
+
+    Raises:
+        InputError: a policy or a recording cannot be read.
+    """
+    loaded = [backtest.shadowed(policy) for policy in policies]  # mistakes are found before work
+    work = sources(paths, {runs.NAME: runs.Runs()})
+    jobs = min(jobs or _useful(work), len(work))
+    if jobs <= 1:
+        _begin(policies, extra, loaded)
+        found = [_work(source) for source in work]
+    else:
+        found = _spread(work, jobs, policies, extra)
+    for source, several in zip(work, found, strict=True):
+        if several is None:
+            left_out.append(f"{source.path}: no column of steps")
+    kept = [each for several in found for each in several or ()]
+    if not kept:
+        raise InputError("no recording among these files", hint="; ".join(left_out[:3]))
+    return kept
+
+
+def _spread(
+    work: Sequence[Source], jobs: int, policies: Sequence[str], extra: Mapping[str, str]
+) -> list[list[list[Outcome]] | None]:
+    # Largest first, so that no process is left with a long one at the end.
+    order = sorted(range(len(work)), key=lambda i: -_bytes(work[i]))
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(policies, extra)
+    ) as pool:
+        futures = {i: pool.submit(_work, work[i]) for i in order}
+        try:
+            return [futures[i].result() for i in range(len(work))]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _begin(
+    policies: Sequence[str], extra: Mapping[str, str], loaded: Sequence[Policy] | None = None
+) -> None:
+    _policies[:] = loaded or [backtest.shadowed(policy) for policy in policies]
+    _extra.clear()
+    _extra.update(extra)
+
+
+def _work(source: Source) -> list[list[Outcome]] | None:
+    """Return a source's outcomes, None of a table in a searched folder that is no recording."""
+    try:
+        return backtest.outcomes(source, _policies, _extra)
+    except NoStepsError:
+        if source.named:
+            raise
+        return None
+
+
+def _useful(work: Sequence[Source]) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, sum(map(_bytes, work)) // LEAST_BYTES))
+
+
+def _bytes(source: Source) -> int:
+    path = source.path
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())

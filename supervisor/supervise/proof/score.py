@@ -1,0 +1,266 @@
+"""Compare what a policy would have done with what is known to have happened.
+
+A label is an interval of steps of one run in which there was trouble of some kind. It is found when
+an alarm of enough severity lies between LEAD rows before its first step and SLACK rows after its
+last; each alarm serves one label, the one it lies in, else the nearest. What lies in no such
+interval is false.
+
+A recording is an open loop: after the first action the rest is no longer what would have happened.
+So a label is scored up to the first would-be action, and everything up to its end is passed over;
+after a false action, what follows within the policy's probation is passed over too. A run that was
+stopped for nothing sees nothing more: what is labelled after that is missed.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.values import SEVERITIES
+from ..errors import InputError
+from .outcome import Act, Alarm, Outcome
+
+LEAD = 5  # logged rows before a label begins; the gradient norm of BLOOM-176B led by 4 steps
+SLACK = 20  # logged rows after it ends; project default
+LEVEL = 0.95  # of the interval
+
+# Kind of trouble -> the least severity that has seen it. Others want SEV2.
+WANTED: Mapping[str, str] = {"divergence": "SEV1", "nan": "SEV1"}
+# What looks like trouble and is none.
+HEALTHY = ("benign_hard_data", "probable_restart_first_iteration", "log_gap")
+HEALTHY_PREFIX = "slow_iteration"
+
+CAVEAT = (
+    "Open loop: a recording does not answer. What follows the first would-be action of an incident"
+    " is not what would have happened, and is not scored."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is known of one run."""
+
+    run: str
+    start: int
+    end: int
+    kind: str
+
+    @property
+    def wanted(self) -> str:
+        """The least severity that has seen it."""
+        return WANTED.get(self.kind, "SEV2")
+
+    @property
+    def trouble(self) -> bool:
+        """False for what looks like trouble and is none."""
+        return self.kind not in HEALTHY and not self.kind.startswith(HEALTHY_PREFIX)
+
+
+def read_labels(path: Path) -> list[Label]:
+    """Read a CSV with the columns run, step_start, step_end, kind.
+
+    Raises:
+        InputError: it cannot be read, or lacks a column, or a step is no number.
+    """
+    found = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file)
+            lacking = {"run", "step_start", "step_end", "kind"} - set(table.fieldnames or ())
+            if lacking:
+                raise InputError(f"{path}:1: labels need the columns {', '.join(sorted(lacking))}")
+            for row in table:
+                steps = [int(float(row["step_start"])), int(float(row["step_end"]))]
+                if steps[0] > steps[1]:
+                    raise InputError(f"{path}:{table.line_num}: ends before it starts")
+                found.append(Label(row["run"], steps[0], steps[1], row["kind"]))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise InputError(f"{path}:{table.line_num or 1}: {error}") from error
+    return found
+
+
+@dataclass(slots=True)
+class Score:
+    """Of one policy over some runs.
+
+    Attributes:
+        kinds: kind -> [found, labelled]. severities: the same by the severity that is wanted.
+        delays: steps from the start of a label to the alarm that found it; negative is a lead.
+        rows: judged outside of labelled trouble; what false ones are counted per.
+        false_pages: incidents of SEV0 or SEV1 there. false_notices: of SEV2.
+        destructive: would-be actions that cannot be taken back, anywhere.
+        missed, found: `run`, `kind`, `step` of each label.
+    """
+
+    policy: str
+    kinds: dict[str, list[int]] = field(default_factory=dict)
+    severities: dict[str, list[int]] = field(default_factory=dict)
+    delays: list[int] = field(default_factory=list)
+    rows: int = 0
+    runs: int = 0
+    false_actions: int = 0
+    false_pages: int = 0
+    false_notices: int = 0
+    actions: int = 0
+    destructive: int = 0
+    refused: int = 0
+    missed: list[dict[str, Any]] = field(default_factory=list)
+    found: list[dict[str, Any]] = field(default_factory=list)
+    false: list[dict[str, Any]] = field(default_factory=list)
+
+    def rate(self, count: int) -> tuple[float, float, float]:
+        """Return `count` per 10 000 rows and its exact 95 % interval."""
+        low, high = poisson_interval(count)
+        share = 10_000 / self.rows if self.rows else math.nan
+        return count * share, low * share, high * share
+
+    def line(self) -> dict[str, Any]:
+        """Return the score as JSON holds it."""
+        per, low, high = self.rate(self.false_actions)
+        shown: dict[str, Any] = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("delays",)
+        }
+        shown["delay"] = {"median": quantile(self.delays, 0.5), "p90": quantile(self.delays, 0.9)}
+        rates = {"per_10k": per, "low": low, "high": high}
+        shown["false_action_rate"] = {k: None if v != v else round(v, 4) for k, v in rates.items()}
+        return shown
+
+
+def score(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> Score:
+    """Score the outcomes of one policy."""
+    by_run: dict[str, list[Label]] = {}
+    for label in labels:
+        if label.trouble:
+            by_run.setdefault(label.run, []).append(label)
+    total = Score(policy)
+    for outcome in outcomes:
+        _score(total, outcome, by_run.get(outcome.run, []))
+    return total
+
+
+def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
+    total.runs += 1
+    inside = [label for label in labels if _covered(outcome, label)]
+    lead, slack = LEAD * outcome.spacing, SLACK * outcome.spacing
+    owners = {id(each): _owner(each.step, inside, lead, slack) for each in outcome.alarms}
+    owners |= {id(each): _owner(each.step, inside, lead, slack) for each in outcome.actions}
+    wrong = [act for act in outcome.actions if act.touches_job and owners[id(act)] is None]
+    end = min((act.row for act in wrong if act.stops), default=outcome.rows)
+    _count(total, outcome, end)
+    owned: dict[Label, list[Alarm]] = {label: [] for label in inside}
+    for alarm in outcome.alarms:
+        owner = owners[id(alarm)]
+        if alarm.row > end:
+            break
+        if owner is not None:
+            owned[owner].append(alarm)
+        elif alarm.what != "joined":
+            page = alarm.severity != "SEV2"
+            total.false_pages += page
+            total.false_notices += not page
+            total.false.append(_told(outcome.run, alarm))
+    for label, alarms in owned.items():
+        _find(total, label, alarms)
+    total.rows += max(
+        0, end - sum(_rows_in(outcome, label.start - lead, label.end + slack) for label in inside)
+    )
+    clear = 0
+    for act in wrong:
+        if clear <= act.row <= end:
+            total.false_actions += 1
+            clear = act.row + outcome.probation
+
+
+def _count(total: Score, outcome: Outcome, end: int) -> None:
+    taken = [act for act in outcome.actions if act.row <= end]
+    total.actions += sum(act.touches_job for act in taken)
+    total.destructive += sum(act.destructive for act in taken)
+    total.refused += sum(refused for _, _, refused in outcome.budgets.values())
+
+
+def _find(total: Score, label: Label, alarms: Sequence[Alarm]) -> None:
+    enough = SEVERITIES.index(label.wanted)
+    first = next((a for a in alarms if SEVERITIES.index(a.severity) <= enough), None)
+    for table, key in ((total.kinds, label.kind), (total.severities, label.wanted)):
+        entry = table.setdefault(key, [0, 0])
+        entry[0] += first is not None
+        entry[1] += 1
+    about = {"run": label.run, "kind": label.kind, "step": label.start}
+    if first is None:
+        best = min((a.severity for a in alarms), default=None)
+        total.missed.append({**about, "best": best})
+    else:
+        total.delays.append(first.step - label.start)
+        total.found.append({**about, "at": first.step, "rule": first.rule})
+
+
+def _told(run: str, alarm: Alarm | Act) -> dict[str, Any]:
+    return {"run": run, "step": alarm.step, "severity": alarm.severity, "rule": alarm.rule}
+
+
+def _covered(outcome: Outcome, label: Label) -> bool:
+    """Whether the recording holds any of the label's steps."""
+    return any(first <= label.end and label.start <= last for first, last, _ in outcome.pieces)
+
+
+def _rows_in(outcome: Outcome, start: float, end: float) -> int:
+    """Estimate how many rows lie in an interval of steps."""
+    rows = 0.0
+    for first, last, count in outcome.pieces:
+        both = min(end, last) - max(start, first)
+        if both >= 0:
+            rows += count if last == first else 1 + both * (count - 1) / (last - first)
+    return min(outcome.rows, round(rows))
+
+
+def _owner(step: int, labels: Sequence[Label], lead: float, slack: float) -> Label | None:
+    near = [label for label in labels if label.start - lead <= step <= label.end + slack]
+    return min(near, key=lambda label: max(label.start - step, step - label.end, 0), default=None)
+
+
+# ── numbers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least `share` of them do not exceed, None of nothing."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def poisson_interval(count: int, level: float = LEVEL) -> tuple[float, float]:
+    """Return the exact two-sided interval of a Poisson mean of which `count` came.
+
+    Source: Garwood, 1936. The bounds are those means under which so many or more (so few or fewer)
+    come with half of 1 - `level`.
+    """
+    tail = (1.0 - level) / 2.0
+    low = 0.0 if count == 0 else _solve(lambda mean: 1.0 - _at_most(count - 1, mean), tail, count)
+    high = _solve(lambda mean: 1.0 - _at_most(count, mean), 1.0 - tail, count)
+    return low, high
+
+
+def _solve(rising: Any, target: float, count: int) -> float:
+    """Return where a function that rises from 0 to 1 meets `target`, by bisection."""
+    low, high = 0.0, count + 10.0 * math.sqrt(count + 1.0) + 10.0
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        if rising(middle) < target:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
+
+def _at_most(count: int, mean: float) -> float:
+    """P(X <= count) for a Poisson variable, its terms summed from the largest down in logs."""
+    if mean <= 0.0:
+        return 1.0
+    log = math.log(mean)
+    return math.fsum(math.exp(k * log - mean - math.lgamma(k + 1)) for k in range(count + 1))

@@ -1,0 +1,265 @@
+"""Why did this rule not fire, or not act, at that step? Asked of a recorded run.
+
+The journal is folded through the policies of the run up to the frame in question, by the very code
+that ran live; then the detectors and the rule are looked at. Nothing is guessed from the record
+alone, and nothing of the run is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..catalog.problems import did_you_mean
+from ..core import replay
+from ..core.bank import Bank
+from ..core.rule import Policy, Rule
+from ..core.state import State
+from ..core.values import BREACH, CODE_NAMES, UNKNOWN, Decision, Event, Frame, Gap
+from ..errors import UsageError
+from . import obstacles
+from .conditions import missing
+
+SHOWN = 8  # spans of steps in a message
+AFTERWARDS = ("incident", "suppressed", "state", "intent", "abort")  # what a firing rule leads to
+
+Events = Callable[[], Iterable[tuple[int, Event]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Attributes: `attempt` None means the newest one that made the step."""
+
+    rule: str
+    step: int
+    rank: int = 0
+    attempt: int | None = None
+
+
+@dataclass(slots=True)
+class Moment:
+    """What the engine knew right after the frame in question."""
+
+    number: int  # of the frame's event
+    policy: Policy
+    state: State
+    was_in: str  # state of the machine before the frame
+    made: list[tuple[int, Decision]] = field(default_factory=list)
+    fired: tuple[int, int] | None = None  # (event, step) where the rule last fired on this rank
+
+
+def answer(
+    question: Question,
+    policy: Policy,
+    events: Events,
+    records: Sequence[Mapping[str, Any]],
+    policies: replay.Loader | None = None,
+) -> dict[str, Any]:
+    """Return the answer as plain data: `fired`, `verdict`, `missing`, `obstacles`, `record`.
+
+    Args:
+        events: starts the journal anew each time it is called; it is read twice.
+        records: the audit log, to name the records of what did happen.
+
+    Raises:
+        UsageError: the run has no such step or rule; the hint says what there is.
+    """
+    target, attempt, attempts = find(question, events())
+    moment = _fold(question, target, policy, events(), policies)
+    policy, bank = moment.policy, moment.state.banks[question.rank]
+    place = _place(question.rule, policy, records)
+    rule, watch = policy.rules[place], bank.rules[place]
+    now = next((d for _, d in moment.made if _is_fired(d, question)), None)
+    found: dict[str, Any] = {
+        "rule": rule.id, "step": question.step, "rank": question.rank, "attempt": attempt,
+        "attempts": attempts, "event": target, "when": rule.text, "where": rule.where,
+        "severity": rule.severity, "runbook": rule.runbook, "policy": policy.name,
+        "mode": policy.mode, "code": CODE_NAMES[watch.code],
+        "fired": now is not None, "firing": watch.firing, "record": None,
+        "missing": [] if watch.code == BREACH else missing(rule, policy, bank),
+        "inactive": inactive(bank, place),
+        "obstacles": obstacles.of(rule, policy, moment.state, moment.was_in, fired=now is not None),
+        "then": [] if now is None else _then(moment, rule, now, records),
+    }  # fmt: skip
+    if now is not None:
+        found["record"] = _record(records, moment.number, now)
+    elif watch.firing and moment.fired is not None:
+        found["record"] = _fired_record(records, moment.fired[0], question)
+        found["since_step"] = moment.fired[1]
+    found["verdict"] = _verdict(found, rule, bank, place)
+    return found
+
+
+def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, int, list[int]]:
+    """Return the number of the event that holds the step, its attempt, and all attempts with it.
+
+    Raises:
+        UsageError: there is none; the message says which steps there are.
+    """
+    steps: list[tuple[int, int]] = []
+    at: dict[int, int] = {}  # attempt -> event
+    ranks: set[int] = set()
+    gaps = 0
+    for number, event in events:
+        if isinstance(event, Gap):
+            gaps += event.count if event.rank == question.rank else 0
+        elif isinstance(event, Frame):
+            ranks.add(event.rank)
+            if event.rank == question.rank:
+                steps.append((event.attempt, event.step))
+                if event.step == question.step:
+                    at[event.attempt] = number
+    wanted = question.attempt if question.attempt is not None else max(at, default=-1)
+    if wanted in at:
+        return at[wanted], wanted, sorted(at)
+    if question.rank not in ranks:
+        there = ", ".join(map(str, sorted(ranks))) or "none: no step was ever seen"
+        raise UsageError(f"no rank {question.rank} in this run", hint=f"it has {there}")
+    text = f"no step {question.step} of rank {question.rank} was seen"
+    if question.attempt is not None:
+        text += f" in attempt {question.attempt}"
+    lost = f"; {gaps} frames were lost before they were read" if gaps else ""
+    raise UsageError(text, hint=f"there are {_ranges(steps)}{lost}")
+
+
+def inactive(bank: Bank, place: int) -> str | None:
+    """Say why a rule is not judged in this job at all; None when it is."""
+    if bank.active(place):
+        return None
+    if bank.deaf:
+        return "the probe of this rank is off, or its segment cannot be read"
+    return f"the job never announced {', '.join(bank.missing(place))}"
+
+
+def _then(
+    moment: Moment, rule: Rule, fired: Decision, records: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what else was decided in the same event about this rule, or about no other."""
+    return [
+        {"kind": made.kind, "reason": made.reason, "record": _record(records, number, made)}
+        for number, made in moment.made
+        if made is not fired and made.kind in AFTERWARDS and made.rule in (None, rule.id)
+    ]
+
+
+def _fold(
+    question: Question,
+    target: int,
+    policy: Policy,
+    events: Iterable[tuple[int, Event]],
+    policies: replay.Loader | None,
+) -> Moment:
+    """Fold to the frame; for a rule that watches the clock on to the event before the next one."""
+    moment: Moment | None = None
+    fired: tuple[int, int] | None = None
+    was_in = ""
+
+    def wanted() -> Iterator[tuple[int, Event]]:
+        for number, event in events:
+            later = number > target and moment is not None
+            if later and (_is_frame(event, question) or not _by_clock(question.rule, moment)):
+                return
+            yield number, event
+
+    for number, _, now, state, made in replay.fold(policy, wanted(), None, policies):
+        if any(_is_fired(decision, question) for decision in made):
+            fired = (number, state.step)
+        if number == target:
+            moment = Moment(number, now, state, was_in)
+        if moment is not None:
+            moment.policy, moment.state, moment.fired = now, state, fired
+            moment.made += [(number, decision) for decision in made]
+        was_in = state.machine
+    assert moment is not None
+    return moment
+
+
+def _is_frame(event: Event, question: Question) -> bool:
+    return isinstance(event, Frame) and event.rank == question.rank
+
+
+def _by_clock(rule_id: str, moment: Moment | None) -> bool:
+    policy = moment.policy if moment is not None else None
+    rule = next((r for r in policy.rules if r.id == rule_id), None) if policy else None
+    if policy is None or rule is None:
+        return False
+    return any(policy.detectors[name].reads == "clock" for name in policy.behind(rule))
+
+
+def _is_fired(decision: Decision, question: Question) -> bool:
+    return (
+        decision.kind == "rule"
+        and decision.rule == question.rule
+        and decision.data.get("what") == "fired"
+        and decision.data.get("rank") == question.rank
+    )
+
+
+def _place(rule_id: str, policy: Policy, records: Sequence[Mapping[str, Any]]) -> int:
+    """Return the place of the rule in the policy that was in force."""
+    known = [rule.id for rule in policy.rules]
+    if rule_id in known:
+        return known.index(rule_id)
+    for record in records:  # perhaps a reload brought it later, or took it away
+        rules = ((record.get("data") or {}).get("changes") or {}).get("rules") or {}
+        for how, word in (("added", "added"), ("removed", "taken away")):
+            if rule_id in rules.get(how, ()):
+                raise UsageError(
+                    f"rule {rule_id!r} was not in force at that step",
+                    hint=f"a reload at step {record['step']} (record {record['seq']}) "
+                    f"has {word} it",
+                )
+    raise UsageError(f"no rule {rule_id!r} in the policy", hint=did_you_mean(rule_id, known))
+
+
+def _record(records: Sequence[Mapping[str, Any]], number: int, decision: Decision) -> int | None:
+    """Return the number of the audit record of a decision, None when it never reached the log."""
+    for record in records:
+        same = record.get("event") == number and record["kind"] == decision.kind
+        if same and (record.get("rule"), record["reason"]) == (decision.rule, decision.reason):
+            return int(record["seq"])
+    return None
+
+
+def _fired_record(
+    records: Sequence[Mapping[str, Any]], number: int, question: Question
+) -> int | None:
+    for record in records:
+        data = record.get("data") or {}
+        same = record.get("event") == number and record.get("rule") == question.rule
+        if same and data.get("what") == "fired" and data.get("rank") == question.rank:
+            return int(record["seq"])
+    return None
+
+
+def _verdict(found: Mapping[str, Any], rule: Rule, bank: Bank, place: int) -> str:
+    watch = bank.rules[place]
+    record = f"record {found['record']}" if found["record"] is not None else "it has no record"
+    if found["fired"]:
+        return f"it did fire at this step: {record}"
+    if found["inactive"]:
+        return f"it is not judged in this run: {found['inactive']}"
+    if watch.firing:
+        since = f" since step {found['since_step']}" if "since_step" in found else ""
+        return f"it was firing already{since} ({record}); it fires again only after it cleared"
+    if watch.code == BREACH or (watch.code == UNKNOWN and rule.unknown == "breach"):
+        return f"its condition held for {watch.held} of the {rule.for_steps} steps that `for` wants"
+    first = found["missing"][0] if found["missing"] else None
+    text = f": {first['detector']}: {first['text']}" if first else ""
+    if watch.code == UNKNOWN:
+        return f"nothing could be said{text}"
+    return f"its condition did not hold{text}"
+
+
+def _ranges(steps: Sequence[tuple[int, int]]) -> str:
+    """Return "steps 0..119 (attempt 0), 90..200 (attempt 1)"."""
+    spans: list[list[int]] = []
+    for attempt, step in steps:
+        if spans and spans[-1][0] == attempt and step == spans[-1][2] + 1:
+            spans[-1][2] = step
+        elif not spans or (attempt, step) != (spans[-1][0], spans[-1][2]):
+            spans.append([attempt, step, step])
+    shown = [f"{first}..{last} (attempt {attempt})" for attempt, first, last in spans[-SHOWN:]]
+    more = f", and {len(spans) - SHOWN} earlier spans" if len(spans) > SHOWN else ""
+    return f"steps {', '.join(shown)}{more}" if shown else "none"

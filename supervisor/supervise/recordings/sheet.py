@@ -1,0 +1,241 @@
+"""A table as a reader found it, and the recordings that are in it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from types import NoneType
+from typing import Any
+
+from ..errors import InputError
+from . import aliases
+
+Cell = float | str | None  # a text is a cell that holds no number; None is absent
+Row = tuple[int, int, int, tuple[float | None, ...]]  # step, rank, attempt, values
+
+# A step so much further on than usual begins another piece: what was before is no baseline for it.
+# Project defaults: the public logs that we know lose 1700 steps at a restart.
+FAR_STEPS = 1000
+FAR_SPACINGS = 20
+SPACINGS = 64  # the first of a piece that say what is usual
+
+
+@dataclass(slots=True)
+class Sheet:
+    """Columns by the names the file has for them; `where` and `line` are for messages."""
+
+    where: str
+    columns: tuple[str, ...]
+    rows: Iterable[tuple[Cell, ...]]
+    first_line: int | None = None  # of the first row, where the file has lines
+
+
+@dataclass(slots=True)
+class Recording:
+    """One run, or one piece of it, in the order in which it was logged.
+
+    Attributes:
+        run: name of the run inside its file, "" when the file holds one only; `:name` where that
+            names a log that the rows were copied from.
+        names: metric ids; `rows[i][3][j]` belongs to `names[j]`. Absent is None, NaN is NaN.
+        notes: what was left out or read in a way that should be known.
+    """
+
+    run: str
+    names: tuple[str, ...]
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+
+
+class NoStepsError(InputError):
+    """A table that is no recording at all."""
+
+
+def missing(path: Path, package: str) -> InputError:
+    """Return the error for a file whose reader needs a package that is not installed."""
+    return InputError(
+        f"{path}: reading it needs the package {package!r}",
+        hint="pip install 'supervise-train[backtest]'",
+    )
+
+
+def recordings(sheet: Sheet, extra: Mapping[str, str] | None = None) -> list[Recording]:
+    """Return every run of a sheet, in pieces where its steps go back or jump far.
+
+    A column `run` names the run of a row; so does `file`, for snippets taken from several logs.
+
+    Args:
+        extra: column -> metric id, beyond the aliases that everybody uses.
+
+    Raises:
+        NoStepsError: it has no column of steps.
+        InputError: a cell that must hold a number does not, or there are no rows.
+    """
+    extra = extra or {}
+    step = next((c for c in aliases.STEPS if c in sheet.columns), None)
+    if step is None:
+        raise NoStepsError(
+            f"{sheet.where}: no column of steps",
+            hint=f"one of {', '.join(aliases.STEPS)}; it has: {', '.join(sheet.columns) or 'none'}",
+        )
+    missing = [c for c in extra if c not in sheet.columns]
+    bound, left = aliases.bind(sheet.columns, extra)
+    by_run, skipped = _grouped(sheet, step)
+    notes = [f"columns left out: {', '.join(sorted(left))}"] if left else []
+    if skipped:
+        notes.append(f"{skipped} rows without a step")
+    if missing:
+        notes.append(f"no column {', '.join(missing)}")
+    found: list[Recording] = []
+    for run, raw in by_run.items():
+        found += _pieces(sheet, run, raw, bound, notes)
+    if not found:
+        raise InputError(f"{sheet.where}: no rows with a step and a metric")
+    return found
+
+
+@dataclass(slots=True)
+class _Raw:
+    step: int
+    rank: int
+    attempt: int
+    cells: tuple[Cell, ...]
+    place: int | None  # line in the file
+
+
+def _grouped(sheet: Sheet, step: str) -> tuple[dict[str, list[_Raw]], int]:
+    """Read all rows; return them by run, and how many had no step."""
+    at = {name: i for i, name in enumerate(sheet.columns)}
+    run_at = next((at[c] for c in aliases.RUNS if c in at), None)
+    mark = ":" if run_at is not None and sheet.columns[run_at] == aliases.FILE else ""
+    step_at, width = at[step], len(sheet.columns)
+    others = [(at.get(name), name) for name in (aliases.RANK, aliases.ATTEMPT)]
+    found: dict[str, list[_Raw]] = {}
+    skipped = 0
+    for number, cells in enumerate(sheet.rows, sheet.first_line or 0):
+        line = None if sheet.first_line is None else number
+        if len(cells) < width:
+            cells = (*cells, *(None,) * (width - len(cells)))
+        if cells[step_at] is None:
+            skipped += 1
+            continue
+        rank, attempt = (
+            0 if i is None else _whole(cells[i], name, sheet, line) for i, name in others
+        )
+        row = _Raw(_whole(cells[step_at], step, sheet, line), rank, attempt, cells, line)
+        found.setdefault("" if run_at is None else mark + str(cells[run_at]), []).append(row)
+    return found, skipped
+
+
+def _place(sheet: Sheet, line: int | None) -> str:
+    return sheet.where if line is None else f"{sheet.where}:{line}"
+
+
+def _whole(cell: Cell, what: str, sheet: Sheet, line: int | None) -> int:
+    if isinstance(cell, (int, float)) and math.isfinite(cell) and cell == int(cell):
+        return int(cell)
+    raise InputError(f"{_place(sheet, line)}: {what} {cell!r} is not a whole number")
+
+
+def _pieces(
+    sheet: Sheet,
+    run: str,
+    raw: list[_Raw],
+    bound: Mapping[str, tuple[int, float]],
+    notes: list[str],
+) -> Iterator[Recording]:
+    """Work column by column: with 64 of them that is half the time of cell by cell."""
+    told = list(notes)
+    columns = list(zip(*(row.cells for row in raw), strict=True))
+    kept: dict[str, tuple[Any, ...]] = {}
+    texts = []
+    for name, (i, factor) in bound.items():
+        kinds = set(map(type, columns[i]))
+        if str in kinds:
+            if name in aliases.NAMES:
+                bad = next(row for row in raw if isinstance(row.cells[i], str))
+                what = f"{sheet.columns[i]} {bad.cells[i]!r} is not a number"
+                raise InputError(f"{_place(sheet, bad.place)}: {what}")
+            texts.append(name)
+        elif kinds != {NoneType}:
+            kept[name] = columns[i] if factor == 1.0 else _scaled(columns[i], factor)
+    if texts:
+        told.append(f"columns of text left out: {', '.join(sorted(texts))}")
+    if not kept:
+        return
+    rows = list(zip(raw, _filled(list(kept.values()), told), strict=True))
+    for piece in _split(rows):
+        held = [set(map(type, c)) != {NoneType} for c in zip(*(v for _, v in piece), strict=True)]
+        names = tuple(itertools.compress(kept, held))
+        if names:
+            some = not all(held)
+            made: list[Row] = [
+                (r.step, r.rank, r.attempt, tuple(itertools.compress(v, held)) if some else v)
+                for r, v in piece
+            ]
+            yield Recording(run, names, made, told)
+
+
+def _scaled(column: Iterable[Any], factor: float) -> tuple[float | None, ...]:
+    return tuple(None if cell is None else cell * factor for cell in column)
+
+
+Values = tuple[float | None, ...]
+Read = tuple[_Raw, Values]
+
+
+def _filled(columns: list[tuple[Any, ...]], told: list[str]) -> list[Values]:
+    """Return the rows; those that hold a step and nothing else as NaN where there always was one.
+
+    Some writers leave the cell of a NaN empty. Absent is not NaN, so this is done only where
+    nothing else can be meant: a row that was logged for no value, in a run that has no NaN of its
+    own, in columns that had a value in every row before.
+    """
+    rows: list[Values] = list(zip(*columns, strict=True))
+    if any(None not in column for column in columns):
+        return rows
+    empty = (None,) * len(columns)
+    first = rows.index(empty) if empty in rows else 0
+    always = [None not in column[:first] for column in columns]
+    nan = any(any(map(operator.ne, column, column)) for column in columns)
+    if first == 0 or nan or not any(always):
+        return rows
+    fill = tuple(math.nan if there else None for there in always)
+    told.append(f"{rows.count(empty)} rows hold a step and nothing else: read as NaN")
+    return [fill if row == empty else row for row in rows]
+
+
+def _split(rows: list[Read]) -> Iterator[list[Read]]:
+    """Cut where a rank's step goes back within an attempt, comes again, or jumps far."""
+    piece: list[Read] = []
+    last: dict[int, Read] = {}  # rank -> its newest row
+    spacings: list[int] = []
+    for row, values in rows:
+        before = last.get(row.rank)
+        if before is not None and before[0].attempt == row.attempt:
+            ahead = row.step - before[0].step
+            usual = median(spacings) if spacings else 1
+            if ahead == 0 and piece and piece[-1] is before and _disjoint(before[1], values):
+                merged = tuple(
+                    a if b is None else b for a, b in zip(before[1], values, strict=True)
+                )
+                piece[-1] = last[row.rank] = (row, merged)
+                continue
+            if ahead <= 0 or (ahead > FAR_STEPS and ahead > FAR_SPACINGS * usual):
+                yield piece
+                piece, last, spacings = [], {}, []
+            elif len(spacings) < SPACINGS:
+                spacings.append(ahead)
+        piece.append((row, values))
+        last[row.rank] = piece[-1]
+    if piece:
+        yield piece
+
+
+def _disjoint(left: tuple[float | None, ...], right: tuple[float | None, ...]) -> bool:
+    return all(a is None or b is None for a, b in zip(left, right, strict=True))

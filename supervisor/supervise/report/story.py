@@ -1,0 +1,261 @@
+"""The story of an incident, for a person at three in the morning: from audit records alone.
+
+    seen -> which rule -> what was held back -> which runbook -> did it help -> the end
+
+`tell` collects, JSON-ready; `lines` writes it down. Works on the log of a run in progress and on
+one whose supervisor was killed: what has no record has not happened, or is not known, and is called
+so. Reads records and policies; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ..core import wording
+from ..core.rule import Policy
+from ..store.chain import decode
+
+Record = Mapping[str, Any]
+
+# Said before an incident is there, or after it is gone, in the same event.
+ATTACHED = frozenset({"rule", "suppressed", "state", "notify_intent", "rebaseline", "near_miss"})
+
+
+def ids(records: Iterable[Record]) -> list[str]:
+    """Return the ids of all incidents, oldest first."""
+    return list(dict.fromkeys(str(r["incident"]) for r in records if _is(r, "incident", "opened")))
+
+
+def table(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return one row per incident: what it was, how long, how it ended."""
+    rows: dict[str, dict[str, Any]] = {}
+    for r in records:
+        row = rows.get(str(r.get("incident")))
+        if _is(r, "incident", "opened"):
+            rows[str(r["incident"])] = {
+                "incident": r["incident"], "severity": r["severity"], "step": r["step"],
+                "wall": r.get("wall"), "rule": r["rule"], "headline": _headline(r), "actions": 0,
+                "phase": "open", "end": None, "end_step": None,
+            }  # fmt: skip
+        elif row is None:
+            continue
+        elif r["kind"] == "incident":
+            what = r["data"]["what"]
+            if what == "raised":
+                row |= {"rule": r["rule"], "headline": _headline(r)}
+            row["severity"] = min(row["severity"], r["severity"] or row["severity"])
+            if what in ("closed", "held"):
+                row |= {"phase": what, "end": r["reason"], "end_step": r["step"]}
+        elif r["kind"] == "intent":
+            row["actions"] += bool(r["data"]["action"]["touches_job"])
+    return list(rows.values())
+
+
+def tell(
+    records: Sequence[Record], incident: str, policies: Mapping[str, Policy], ending: str
+) -> dict[str, Any]:
+    """Return the story of one incident as plain data.
+
+    Args:
+        policies: those of the run by digest, as far as they can still be read: say where a rule
+            is defined.
+        ending: what is known of the run's end when the incident was not closed.
+    """
+    mine = about(records, incident)
+    opened = next(r for r in mine if _is(r, "incident", "opened"))
+    eras = _eras(records)
+    fired = [
+        _fired(r, policies.get(_digest(eras, r["seq"]))) for r in mine if _is(r, "rule", "fired")
+    ]
+    story: dict[str, Any] = {
+        "incident": incident,
+        "run": opened.get("run"),
+        "severity": min(r["severity"] for r in mine if r["kind"] == "incident" and r["severity"]),
+        "headline": _headline(next(r for r in reversed(mine) if _is(r, "incident", "opened")
+                                   or _is(r, "incident", "raised"))),
+        "seen": _seen(opened, fired),
+        "rules": fired,
+        "suppressed": [_short(r) | {"by": r["data"].get("suppressed_by"), **_would(r)}
+                       for r in mine if r["kind"] == "suppressed"],
+        "runbooks": _runbooks(mine),
+        "budgets": next((r["data"]["budget"] for r in reversed(mine) if r["kind"] == "intent"), {}),
+        "messages": _messages(records, mine),
+        "spike": next((r["data"]["spike"] for r in reversed(mine) if r["data"].get("spike")), None),
+        "end": _end(mine, ending),
+        "timeline": [_moment(r, opened) for r in mine],
+    }  # fmt: skip
+    return dict(decode(story))
+
+
+def about(records: Sequence[Record], incident: str) -> list[Record]:
+    """Return the records of an incident, with those of its first and last event."""
+    events = {
+        r.get("event") for r in records
+        if r.get("incident") == incident and r["kind"] == "incident" and r.get("event", -1) >= 0
+    }  # fmt: skip
+    found = [
+        r for r in records
+        if r.get("incident") == incident
+        or (not r.get("incident") and r.get("event") in events and r["kind"] in ATTACHED)
+    ]  # fmt: skip
+    return [{**r, "data": r.get("data") or {}} for r in found]
+
+
+def _headline(r: Record) -> str:
+    """Return "rule: its numbers" of the record that opened an incident, or raised it."""
+    reason = str(r.get("reason", ""))
+    for prefix in (f"{r.get('severity')} ", f"raised to {r.get('severity')} by "):
+        reason = reason.removeprefix(prefix)
+    return reason
+
+
+# ── its parts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fired(r: Record, policy: Policy | None) -> dict[str, Any]:
+    rule = next((one for one in policy.rules if one.id == r["rule"]), None) if policy else None
+    readings = {
+        name: {**numbers, "text": wording.reading(decode(numbers))}
+        for name, numbers in (r["data"].get("numbers") or {}).items()
+    }
+    return _short(r) | {
+        "rule": r["rule"], "severity": r["severity"], "rank": r["data"].get("rank", 0),
+        "when": r["data"].get("when"), "where": rule.where if rule else None,
+        "runbook": rule.runbook if rule else None,
+        "for": rule.for_steps if rule else None, "numbers": readings,
+    }  # fmt: skip
+
+
+def _seen(opened: Record, fired: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first breach: the numbers of the rule that opened the incident."""
+    first = next((one for one in fired if one["rule"] == opened["rule"]), None)
+    found = _short(opened) | {
+        "rule": opened["rule"], "breach_step": opened["data"].get("breach_step"),
+        "band": opened["data"].get("band"), "readings": [],
+    }  # fmt: skip
+    numbers: Mapping[str, Any] = first["numbers"] if first is not None else {}
+    for name, reading in numbers.items():
+        if reading.get("code") != "BREACH" or ("metric" not in reading and "values" not in reading):
+            continue
+        key, value = wording.measured(reading)
+        found["readings"].append({
+            "detector": name, "metric": reading.get("metric"), "value": reading.get("value"),
+            key: value, "baseline": reading.get("median", reading.get("reference")),
+            "scale": reading.get("scale"), "threshold": reading.get("threshold"),
+            "text": reading["text"],
+        })  # fmt: skip
+    return found
+
+
+def _runbooks(mine: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return every runbook with its actions and its verification, in order."""
+    books: list[dict[str, Any]] = []
+    actions: dict[str, dict[str, Any]] = {}
+    for r in mine:
+        data = r["data"]
+        if r["kind"] == "state" and data.get("event") == "run":
+            books.append(_book(r, r["reason"].removeprefix("runbook ").partition(": ")))
+        elif _is(r, "abort", "refused"):
+            if "runbook" in data:
+                books.append(_book(r, (data["runbook"], "", "")))
+            if books:
+                books[-1]["refused"] = r["reason"]
+        elif r["kind"] == "intent":
+            action = data["action"]
+            number = str(action["id"]).split("/")[1]  # of the runbook within its incident
+            if not books or books[-1]["number"] not in (None, number):
+                books.append(_book(r, (action["runbook"], "", "")))  # moves no state: no record
+            books[-1]["number"] = number
+            made = _short(r) | dict(action) | {"ok": None, "ack_step": None, "result": {}}
+            actions[action["id"]] = made
+            books[-1]["actions"].append(made)
+        elif r["kind"] in ("commit", "abort", "in_doubt") and "action" in data:
+            made = actions.get(data["action"]["id"], {})
+            result = data.get("result") or {}
+            took_s = (r["mono_ns"] - made["mono_ns"]) / 1e9 if "mono_ns" in made else None
+            made |= {
+                "ok": {"commit": True, "abort": False}.get(r["kind"]), "outcome": r["reason"],
+                "outcome_record": r["seq"], "ack_step": result.get("ack_step"),
+                "result": result, "took_s": took_s,
+            }  # fmt: skip
+        elif r["kind"] == "verify" and books:
+            books[-1]["verification"].append(_short(r) | {"what": data.get("what")})
+    return books
+
+
+def _book(r: Record, named: tuple[str, str, str]) -> dict[str, Any]:
+    name, _, why = named
+    return _short(r) | {
+        "runbook": name, "number": None, "why": why, "refused": None, "actions": [],
+        "verification": [],
+    }  # fmt: skip
+
+
+def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[str, Any]]:
+    results: dict[str, list[dict[str, Any]]] = {}
+    for r in records:
+        if r["kind"] == "notify_result":
+            for key in r["data"].get("keys", ()):
+                told = {"ok": r["data"]["ok"], "tries": r["data"].get("tries"), "said": r["reason"]}
+                results.setdefault(str(key).rpartition(":")[2], []).append(told)
+    return [
+        _short(r) | {"severity": r["severity"], "title": r["data"]["message"]["title"],
+                     "delivered": results.get(str(r["seq"]), [])}
+        for r in mine if r["kind"] == "notify_intent"
+    ]  # fmt: skip
+
+
+def _end(mine: Sequence[Record], ending: str) -> dict[str, Any]:
+    last = next((r for r in reversed(mine) if _is(r, "incident", "closed")), None)
+    if last is not None:
+        return _short(last) | {"how": "closed", "acted": last["data"].get("acted")}
+    held = any(_is(r, "incident", "held") for r in mine)
+    how = "held, a person is needed" if held else "open"
+    return _short(mine[-1]) | {"how": how, "reason": f"{how}; {ending}", "acted": None}
+
+
+def _moment(r: Record, opened: Record) -> dict[str, Any]:
+    since_s = (r["mono_ns"] - opened["mono_ns"]) / 1e9
+    kind = r["kind"] if not (what := r["data"].get("what")) else f"{r['kind']} {what}"
+    return _short(r) | {"kind": kind, "since_s": round(since_s, 3)}
+
+
+def _would(r: Record) -> dict[str, Any]:
+    return {key: r["data"][key] for key in ("runbook", "would", "used", "max") if key in r["data"]}
+
+
+def _eras(records: Sequence[Record]) -> list[tuple[int, str]]:
+    """Return `(record, digest)` from which each policy was in force."""
+    found = []
+    for r in records:
+        data = r.get("data") or {}
+        if r["kind"] == "run_start":
+            found.append((int(r["seq"]), str(data.get("policy_digest", ""))))
+        elif _is(r, "policy_load", "reloaded"):
+            found.append((int(r["seq"]), str(data["after"])))
+    return found
+
+
+def _digest(eras: Sequence[tuple[int, str]], record: int) -> str:
+    return next((digest for since, digest in reversed(eras) if since < record), "")
+
+
+def _short(r: Record) -> dict[str, Any]:
+    return {
+        "record": r["seq"], "step": r["step"], "attempt": r.get("attempt", 0),
+        "wall": r.get("wall"), "mono_ns": r["mono_ns"], "reason": r.get("reason", ""),
+    }  # fmt: skip
+
+
+def _is(r: Record, kind: str, what: str) -> bool:
+    return r["kind"] == kind and (r.get("data") or {}).get("what") == what
+
+
+def clock(wall: Any) -> str:
+    """Return the time of day of an ISO-8601 time, to the millisecond; "" for what is none."""
+    try:
+        return datetime.fromisoformat(str(wall)).strftime("%H:%M:%S.%f")[:-3]
+    except ValueError:
+        return ""

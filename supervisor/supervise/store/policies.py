@@ -1,0 +1,145 @@
+"""Every policy that judged a run: the first one in `policy.yaml`, later ones by their digest.
+
+    policies/<first 12 digits of the digest>.yaml
+
+A policy is on the disk before an event names it, so that replay always finds it. Loading is handed
+in: what YAML means is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core import engine
+from ..core.reload import differences
+from ..core.rule import Policy
+from ..core.state import State
+from ..core.values import MODES, Noticed, Reloaded, Told
+from ..errors import StoreError, SuperviseError, UsageError
+from . import files
+from .rundir import RunDir
+
+DIRECTORY = "policies"
+NO_MEANS = "mode enforce needs a restart: the probe was started without the means to act"
+NO_SAVEPOINTS = "the probe was started without savepoints; the reloaded policy's need a restart"
+TOLD_PROBLEMS = 3  # of a policy that is refused
+
+
+class Load(Protocol):
+    """As `catalog.load_policy`."""
+
+    def __call__(self, name_or_path: str | Path, *, mode: str | None = None) -> Policy: ...
+
+
+def path_of(run: RunDir, digest: str) -> Path:
+    """Return where the run keeps the policy of that digest, if it was not the first."""
+    return run.path / DIRECTORY / f"{digest.rpartition(':')[2][:12]}.yaml"
+
+
+def keep(run: RunDir, policy: Policy) -> Path:
+    """Write a policy's text, through a power cut too. Raises StoreError."""
+    path = path_of(run, policy.digest)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        files.replace(path, policy.resolved.encode(), durable=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
+    """Return a function from a digest to the policy that the run keeps under it.
+
+    It raises StoreError when it is missing, and whatever `load` raises.
+    """
+    known: dict[str, Policy] = {}
+
+    def find(digest: str) -> Policy:
+        if digest not in known:
+            path = path_of(run, digest)
+            if not path.is_file():
+                raise StoreError(
+                    f"{path} is missing: the run was reloaded with the policy {digest[:19]}",
+                    hint="restore it from a copy of the run directory",
+                )
+            known[digest] = load(path)
+        return known[digest]
+
+    return find
+
+
+@dataclass
+class Reloader:
+    """Loads another policy for a run that goes on; all or nothing.
+
+    Attributes:
+        started: the policy that the job was started with; the probe knows no other.
+        source: the file, or the name, that a reload reads when it is given none.
+        mode: stands in for the file's mode, as `--mode` does; None: the file decides.
+    """
+
+    run: RunDir
+    started: Policy
+    load: Load
+    source: str = ""
+    mode: str | None = None
+    missing: list[str] = field(default_factory=list, init=False)  # what was already told
+
+    def reload(
+        self, told: Told, policy: Policy, state: State
+    ) -> tuple[Policy, list[Reloaded | Noticed]]:
+        """Return the policy in force from now on, and the events that say so.
+
+        Args:
+            told: its args may name a `policy` and a `mode`.
+            policy, state: in force; neither is changed.
+        """
+        source = str(told.args.get("policy") or self.source)
+        mode = told.args.get("mode") or self.mode
+        event = Reloaded(told.at_ns, told.operator, "", source, "", policy.digest)
+        try:
+            new = self._load(source, mode)
+            event = replace(
+                event,
+                digest=new.digest,
+                name=new.name,
+                mode=new.mode,
+                changes=differences(policy, new, self.started),
+            )
+            engine.step(new, state.copy(), event)  # what does not bear it is refused as well
+            keep(self.run, new)
+        except SuperviseError as error:
+            return policy, [replace(event, refused=_sentence(error))]
+        except Exception as error:  # a bug here must not end the watching
+            text = f"internal error: {type(error).__name__}: {error}"
+            return policy, [replace(event, refused=text)]
+        self.source, self.mode = source, mode
+        return new, [event, *self._unable(new, told.at_ns)]
+
+    def _load(self, source: str, mode: Any) -> Policy:
+        if mode is not None and mode not in MODES:
+            raise UsageError(f"no mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
+        new = self.load(source, mode=mode)
+        if new.mode == "enforce" and self.started.mode != "enforce":
+            raise UsageError(NO_MEANS, hint="or reload it with --mode shadow")
+        return new
+
+    def _unable(self, new: Policy, at_ns: int) -> list[Noticed]:
+        """Say once, before any action relies on it, that there is nothing to go back to."""
+        if not new.savepoints or self.started.savepoints or NO_SAVEPOINTS in self.missing:
+            return []
+        self.missing.append(NO_SAVEPOINTS)
+        return [Noticed(at_ns, "rollback-unavailable", NO_SAVEPOINTS)]
+
+
+def _sentence(error: SuperviseError) -> str:
+    """Return the error as one line: the first problems of a policy, or the cause and the hint."""
+    problems: tuple[object, ...] = getattr(error, "problems", ())
+    if problems:
+        more = len(problems) - TOLD_PROBLEMS
+        text = "; ".join(str(problem) for problem in problems[:TOLD_PROBLEMS])
+        return f"{text}; and {more} more" if more > 0 else text
+    return f"{error} ({error.hint})" if error.hint else str(error)

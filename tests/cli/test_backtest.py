@@ -1,0 +1,269 @@
+"""`supervise backtest`: one series in every format, reports, comparisons, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.proof.score import CAVEAT
+from supervise.recordings import aliases
+
+DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
+PEERS = sorted((Path(__file__).parents[2] / "policies" / "peers").glob("*.yaml"))
+POLICY = """
+version: supervise/v1
+policy: mine
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 5}
+rules: [{id: high, when: high, sev: SEV1, run: end}]
+runbooks: {end: [snapshot, notify, stop]}
+"""
+LOSSES = [2.0] * 100 + [6.0] + [2.0] * 30
+OFFLINE = """
+import json, sys
+import wandb
+folder, losses = json.load(sys.stdin)
+settings = wandb.Settings(
+    mode="offline", silent=True, console="off", disable_git=True, disable_code=True,
+    x_disable_stats=True, x_disable_meta=True, root_dir=folder,
+)
+run = wandb.init(project="tests", settings=settings)
+for loss in losses:
+    run.log({"train/loss": loss})
+run.finish()
+"""
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """A policy that would stop at a loss above 5."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(POLICY)
+    return path
+
+
+def _csv(folder, name="a.csv", losses=LOSSES, column="loss"):
+    text = f"step,{column}\n" + "".join(f"{i},{loss}\n" for i, loss in enumerate(losses))
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    return path
+
+
+def _parquet(folder):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = folder / "a.parquet"
+    table = arrow.table({"iteration": range(len(LOSSES)), "lm loss": LOSSES})
+    parquet.write_table(table, path)
+    return path
+
+
+def _events(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder / "a"))
+    for step, loss in enumerate(LOSSES):
+        summary = Summary(value=[Summary.Value(tag="train/loss", simple_value=loss)])
+        writer.add_event(Event(wall_time=1.0, step=step, summary=summary))
+    writer.close()
+    return folder / "a"
+
+
+def _offline(folder):
+    pytest.importorskip("wandb")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "WANDB_ERROR_REPORTING": "false"}
+    subprocess.run(
+        [sys.executable, "-c", OFFLINE],
+        input=json.dumps([str(folder), LOSSES]),
+        text=True,
+        env=environ,
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
+    return folder / "wandb"
+
+
+FORMATS = {
+    "csv": _csv,
+    "csv.gz": lambda folder: _csv(folder, "a.csv.gz"),
+    "parquet": _parquet,
+    "tensorboard": _events,
+    "wandb": _offline,
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same(kind, tmp_path, policy, supervise):
+    """One line of JSON per run, its incidents with their steps."""
+    (tmp_path / "data").mkdir()
+    path = FORMATS[kind](tmp_path / "data")
+    code, out, err = supervise("backtest", "--policy", policy, "--json", path)
+
+    assert (code, err) == (0, "")
+    line = json.loads(out)
+    assert line["run"] == "a" or kind == "wandb"
+    (incident,) = line["incidents"]
+    assert {key: incident[key] for key in ("step", "severity", "rule", "incident")} == {
+        "step": 100,
+        "severity": "SEV1",
+        "rule": "high",
+        "incident": "inc-1",
+    }
+    assert line["rows"] == len(LOSSES)
+
+
+def test_a_run_directory(recorded, supervise):
+    """The nano policy on a run that it has judged itself: a NaN at step 100."""
+    run = recorded()
+    code, out, err = supervise("backtest", "--policy", "nano", "--json", run.path)
+
+    assert (code, err) == (0, "")
+    line = json.loads(out)
+    assert line["run"] == run.path.name
+    assert next((i["step"], i["severity"]) for i in line["incidents"]) == (100, "SEV0")
+    assert line["rows"] == 120
+    assert line["unheard"] == []
+
+
+def test_the_report_says_what_would_have_been_run_and_what_it_is_worth(tmp_path, policy, supervise):
+    """And the caveat."""
+    labels = tmp_path / "labels.csv"
+    labels.write_text("run,step_start,step_end,kind\na,100,100,divergence\n")
+    code, out, _ = supervise("backtest", "--policy", policy, "--labels", labels, _csv(tmp_path))
+
+    assert code == 0
+    assert out.startswith("mine on 1 run, 131 rows, in shadow\n")
+    assert "  a inc-1: SEV1 high at 100; would have run end\n" in out
+    assert "| mine   | 1/1        | 0 / 0 " in out
+    assert "  budget used at most in one run: none\n" in out
+    assert "  found by the severity that was needed: SEV1 1/1\n" in out
+    assert out.endswith(f"{CAVEAT}\n")
+
+
+def test_policies_side_by_side(tmp_path, policy, supervise):
+    """A row for each in the table, and where they differ."""
+    other = tmp_path / "other.yaml"
+    other.write_text(POLICY.replace("gt: 5", "gt: 50").replace("mine", "other"))
+    path = _csv(tmp_path)
+    asked = ("backtest", "--policy", policy, "--against", other, "--against", PEERS[-1], path)
+    code, out, _ = supervise(*asked)
+    lines = [json.loads(line) for line in supervise(*asked, "--json")[1].splitlines()]
+
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines() if line[:2] == "| "][2:] == [
+        "mine",
+        "other",
+        load_policy(PEERS[-1]).name,
+    ]
+    assert "mine and other differ:\n  a 100 SEV1 high: mine only\n" in out
+    assert len(lines) == 1
+    assert [i["step"] for i in lines[0]["against"]["other"]["not_here"]] == [100]
+
+
+def test_a_column_may_be_named(tmp_path, policy, supervise):
+    """By hand, when nobody else calls it so."""
+    path = _csv(tmp_path, column="Negative Log Likelihood")
+    refused = supervise("backtest", "--policy", policy, path)
+    asked = ("--alias", "Negative Log Likelihood=train_loss_raw")
+    code, out, _ = supervise("backtest", "--policy", policy, "--json", path, *asked)
+
+    assert refused[0] == 65
+    assert (code, len(json.loads(out)["incidents"])) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"loss,lr\n1,2\n", "no column of steps"),
+        ("a.csv", b"", "no column of steps"),
+        ("a.csv", b"step,loss\n1,high\n", "a.csv:2: loss 'high' is not a number"),
+        ("a.csv", b"\xff\xfe\x00\x01", "is no CSV"),
+        ("a.csv.gz", b"step,loss\n1,2\n", "cannot be read"),
+        ("a.parquet", b"PAR1....PAR1", "is no Parquet file"),
+        ("a.wandb", b"step,loss\n1,2\n", "is no file of an offline run"),
+        ("run.json", b"{", "does not describe a run"),
+        ("events.out.tfevents.1", b"step,loss\n1,2\n" * 9, "is no event file"),
+        ("a.txt", b"step,loss\n1,2\n", "holds no recording"),
+    ],
+)
+def test_a_broken_recording_is_one_message(tmp_path, policy, supervise, name, content, says):
+    """Exit 65, the file, the cause; never a traceback."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    whole = name.startswith(("run", "events"))
+    code, out, err = supervise("backtest", "--policy", policy, folder if whole else folder / name)
+
+    assert (code, out) == (65, "")
+    assert says in err
+    assert err.startswith("supervise: ")
+    assert len([line for line in err.splitlines() if not line.startswith("    try: ")]) == 1
+
+
+def test_what_cannot_work_is_refused_before_anything_is_read(tmp_path, policy, supervise):
+    """Policies, labels, paths and aliases."""
+    path = _csv(tmp_path)
+
+    assert supervise("backtest", "--policy", "nanoo", path)[0] == 65
+    assert supervise("backtest", "--policy", policy, "--against", "nanoo", path)[0] == 65
+    assert supervise("backtest", "--policy", policy, tmp_path / "none.csv")[0] == 65
+    assert supervise("backtest", "--policy", policy, path, "--labels", tmp_path / "no.csv")[0] == 65
+    assert supervise("backtest", "--policy", policy, path, "--alias", "loss")[0] == 64
+    assert supervise("backtest", path)[0] == 64
+    assert supervise("backtest", "--policy", policy)[0] == 64
+
+
+def test_a_broken_file_in_another_process_is_the_same_message(tmp_path, policy, supervise):
+    """With its hint."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    _csv(folder)
+    (folder / "b.parquet").write_bytes(b"PAR1....PAR1")
+    code, out, err = supervise("backtest", "--policy", policy, "--jobs", 2, folder)
+
+    assert (code, out) == (65, "")
+    assert err.startswith(f"supervise: {folder / 'b.parquet'}: is no Parquet file")
+
+
+@pytest.mark.parametrize("path", PEERS, ids=lambda path: path.stem)
+def test_what_others_do_loads(path):
+    """Without a mistake, or a metric that nobody measures."""
+    warnings: list = []
+    policy = load_policy(path, warnings=warnings)
+
+    assert warnings == []
+    assert policy.name == path.stem
+    assert policy.mode in ("shadow", "observe")
+    assert {m for d in policy.detectors.values() for m in d.metrics} <= set(aliases.NAMES)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no recordings at {DATA}: set SUPERVISE_DATA")
+def test_names_are_those_of_the_labels(supervise):
+    """Whichever way a file is asked for, a label finds its run; pieces are put together."""
+    peer = next(path for path in PEERS if path.stem == "nan-check")
+    with (DATA / "logs" / "incidents.csv").open() as file:
+        labelled = {line.split(",")[0] for line in file} - {"run"}
+    mixtral = next((DATA / "logs" / "megatron").glob("mixtral*.parquet"))
+    logs = DATA / "logs"
+    asked = (mixtral, logs / "bigscience_snippets.csv", logs / "nanogpt_issue215.csv")
+    code, out, _ = supervise("backtest", "--policy", peer, "--json", *asked)
+    lines = {line["run"]: line for line in map(json.loads, out.splitlines())}
+
+    assert code == 0
+    assert f"megatron/{mixtral.stem}" in labelled & set(lines)
+    assert {run for run in labelled if run.startswith("bigscience")} <= set(lines)
+    assert [i["step"] for i in lines["nanogpt_issue215"]["incidents"]] == [3010]
+    assert len(lines[f"megatron/{mixtral.stem}"]["steps"]) == 5

@@ -1,0 +1,249 @@
+"""`supervise policy check`: every mistake of every file at once, in four forms."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from urllib.parse import unquote
+
+import pytest
+
+WRONG = """\
+version: supervise/v1
+moed: enforce
+detectors: {a: {kind: treshold, metric: train_loss_raw, gt: 12}}
+rules: [{id: r, when: a, sev: SEV3}]
+"""
+ODD = """\
+version: supervise/v1
+detectors: {a: {kind: threshold, metric: my_own, gt: 12}}
+rules: [{id: r, when: a, sev: SEV2}]
+"""
+PACK = """\
+version: supervise/v1
+pack: mine
+summary: Mine.
+status: experimental
+source: [project default]
+false_alarms: [none known]
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 5}}
+rules: [{id: up, when: high, sev: SEV2, run: softn}]
+scenarios:
+  - name: one
+    series: {train_loss_raw: "2x9 6y3", grad_global_norm: "1x8"}
+    expect: [{by: 9, rule: upp}, {at: 1, by: 2, rule: up}]
+"""
+RUNBOOK = """\
+version: supervise/v1
+runbook: mine
+meaning: m
+impact: i
+steps: [{rollback: {at_least: 10}}, verfy]
+diagnose: [why]
+"""
+TESTS = """\
+version: supervise/v1
+policy: nano
+tests:
+  - name: one
+    series: {train_loss_raw: "2x9", grad_global_norm: "1x8"}
+    expect: [{by: 3, rule: loss_spike.coupld}, {by: 3, actions: [rolback]}, {never: [SEV9]}]
+    inject: [{at: 3, fail_action: paus}]
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """One wrong file of every sort."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "wrong.yaml": WRONG,
+        "odd.yaml": ODD,
+        "packs/mine.yaml": PACK,
+        "runbooks/mine.yaml": RUNBOOK,
+        "tests/nano.yaml": TESTS,
+        "good.yaml": "version: supervise/v1\nuse: [hang]\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+    return tmp_path
+
+
+def places(out: str) -> list[tuple[str, int, int]]:
+    return [(e["file"], e["line"], e["col"]) for e in json.loads(out)["errors"]]
+
+
+def test_a_good_file_is_exit_0(supervise, files):
+    """Shipped ones go by name."""
+    code, out, err = supervise("policy", "check", "good.yaml", "nano", "hang")
+
+    assert (code, err) == (0, "")
+    assert out == "3 files: good\n"
+
+
+def test_all_mistakes_are_told_at_once_with_a_hint(supervise, files):
+    """With the line, and a caret under the place."""
+    code, out, _ = supervise("policy", "check", "wrong.yaml")
+
+    assert code == 65
+    assert "wrong.yaml:2:1: the file has no key 'moed' (did you mean 'mode'?)" in out
+    assert "wrong.yaml:3:23: a has an unknown kind, the text 'treshold' (did you mean" in out
+    assert "    moed: enforce\n    ^\n" in out
+    assert out.endswith("1 file: 3 errors\n")
+
+
+def test_nothing_stops_at_the_first_file(supervise, files):
+    """Every sort of file is known by its keys; sorted by file and line; a missing one is one."""
+    names = ["wrong.yaml", "tests/nano.yaml", "runbooks/mine.yaml", "nowhere", "packs/mine.yaml"]
+    code, out, err = supervise("policy", "check", "--json", *names)
+    found = json.loads(out)
+
+    assert (code, err) == (65, "")
+    assert [each["sort"] for each in found["files"]] == [
+        "policy", "tests", "runbook", "policy", "pack",
+    ]  # fmt: skip
+    assert places(out) == sorted(places(out))
+    assert {file for file, _, _ in places(out)} == set(names)
+    said = {(e["file"], e["line"]): e for e in found["errors"]}
+    assert said["nowhere", 1]["message"] == "no policy 'nowhere'"
+    assert "'verfy'" in said["runbooks/mine.yaml", 5]["message"]
+    assert said["runbooks/mine.yaml", 5]["hint"] == "did you mean 'verify'?"
+
+
+def test_a_wrong_scenario_of_a_pack_is_found_where_it_is_wrong(supervise, files):
+    """First the form: the piece of a series, not the file."""
+    _, out, _ = supervise("policy", "check", "packs/mine.yaml")
+
+    assert "packs/mine.yaml:11:35: scenarios[0].series.train_loss_raw should be a series" in out
+    assert "packs/mine.yaml:12:46: scenarios[0].expect[1].by: say when: one of at, by" in out
+    mended = PACK.replace("6y3", "6x3").replace("at: 1, by: 2", "at: 1")
+    (files / "packs/mine.yaml").write_text(mended, "utf-8")
+
+    _, out, _ = supervise("policy", "check", "packs/mine.yaml")
+
+    assert "packs/mine.yaml:8:46: rule mine.up: no runbook 'softn' (did you mean 'soften'?)" in out
+    (files / "packs/mine.yaml").write_text(mended.replace("softn", "soften"), "utf-8")
+
+    _, out, _ = supervise("policy", "check", "packs/mine.yaml")
+
+    assert "11:13: 'one': series has series of different lengths: train_loss_raw 12, grad" in out
+    assert "packs/mine.yaml:12:28: no rule 'upp' (did you mean 'up'?)" in out
+
+
+def test_a_wrong_test_file_is_found_where_it_is_wrong(supervise, files):
+    """Names of rules and verbs are known."""
+    _, out, _ = supervise("policy", "check", "tests/nano.yaml")
+
+    assert "5:13: 'one': series has series of different lengths" in out
+    assert "6:28: no rule 'loss_spike.coupld' (did you mean 'loss_spike.coupled'?)" in out
+    assert "6:66: no verb 'rolback' (did you mean 'rollback'?)" in out
+    assert "6:86: no rule, verb, severity or state 'SEV9'" in out
+    assert "7:35: there is no verb 'paus' (did you mean 'pause'?)" in out
+
+
+def test_warnings_are_allowed_unless_strict(supervise, files):
+    """They are told either way."""
+    code, out, _ = supervise("policy", "check", "odd.yaml")
+    assert code == 0
+    assert "odd.yaml:2:42: warning: a: no collector measures 'my_own'" in out
+    assert out.endswith("1 file: 1 warning\n")
+
+    assert supervise("policy", "check", "odd.yaml", "--strict")[0] == 65
+
+
+def test_the_same_mistake_is_told_once(supervise, files):
+    """A pack that two policies use."""
+    (files / "packs/mine.yaml").write_text(PACK.replace("status: ex", "status: "), "utf-8")
+    for name in ("a.yaml", "b.yaml"):
+        (files / name).write_text("version: supervise/v1\nuse: [mine]\n", "utf-8")
+    _, one, _ = supervise("policy", "check", "--json", "a.yaml")
+    _, both, _ = supervise("policy", "check", "--json", "a.yaml", "b.yaml", "packs/mine.yaml")
+
+    assert places(both) == places(one) != []
+
+
+def test_workflow_commands_mark_the_place(supervise, files):
+    """One line each, nothing else; what would end the command is escaped."""
+    code, out, _ = supervise("policy", "check", "--format", "github", "wrong.yaml", "odd.yaml")
+    lines = out.splitlines()
+
+    assert code == 65
+    assert lines[0] == (
+        "::error file=wrong.yaml,line=2,col=1::the file has no key 'moed' (did you mean 'mode'?)"
+    )
+    assert lines[-1].startswith("::warning file=odd.yaml,line=2,col=42::a: no collector")
+    (files / "a,b: 100%.yaml").write_text("- x\n", "utf-8")
+    _, out, _ = supervise("policy", "check", "--format", "github", "a,b: 100%.yaml")
+    assert out.startswith("::error file=a%2Cb%3A 100%25.yaml,line=1,col=1::a file holds")
+
+
+def test_sarif_is_what_the_standard_asks_for(supervise, files):
+    """The parts that 2.1.0 requires, and that code scanning reads."""
+    (files / "a b.yaml").write_text("- x\n", "utf-8")
+    code, out, _ = supervise(
+        "policy", "check", "--format", "sarif", "wrong.yaml", "odd.yaml", "a b.yaml"
+    )
+    log = json.loads(out)
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+
+    assert code == 65
+    assert log["version"] == "2.1.0"
+    assert log["$schema"].endswith("sarif-2.1.0.json")
+    assert driver["name"]
+    assert driver["version"]
+    assert run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
+    assert len(run["results"]) == 5
+    for result in run["results"]:
+        rule = driver["rules"][result["ruleIndex"]]
+        (location,) = result["locations"]
+        physical = location["physicalLocation"]
+        assert rule["id"] == result["ruleId"]
+        assert rule["shortDescription"]["text"]
+        assert result["level"] == rule["defaultConfiguration"]["level"] in ("error", "warning")
+        assert result["message"]["text"]
+        assert " " not in physical["artifactLocation"]["uri"]
+        assert (files / unquote(physical["artifactLocation"]["uri"])).is_file()
+        assert physical["region"]["startLine"] >= 1
+        assert physical["region"]["startColumn"] >= 1
+    levels = [result["level"] for result in run["results"]]
+    assert levels == ["error"] * 4 + ["warning"]
+    _, out, _ = supervise("policy", "check", "--format", "sarif", "good.yaml")
+    assert json.loads(out)["runs"][0]["results"] == []
+
+
+def test_standard_input_is_a_file_too(supervise, files, monkeypatch):
+    """Of any sort; messages call it <stdin>."""
+    for text, said in ((WRONG, "<stdin>:2:1: the file has no key"), (PACK, "<stdin>:11:35: ")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        code, out, _ = supervise("policy", "check", "-")
+        assert (code, said in out) == (65, True)
+
+
+def test_a_misspelt_command_is_exit_64(supervise):
+    """With the one that was meant."""
+    code, out, err = supervise("policy", "chekc", "nano")
+
+    assert (code, out) == (64, "")
+    assert "did you mean 'check'?" in err
+    assert supervise("policy", "check")[0] == 64
+
+
+def test_a_real_process_says_the_same(files):
+    """And loads nothing heavy for its help."""
+    done = subprocess.run(
+        [sys.executable, "-m", "supervise", "policy", "check", "wrong.yaml"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (65, "")
+    assert "wrong.yaml:2:1: " in done.stdout
+    code = (
+        "import sys\nfrom supervise.cli import invoke\ninvoke(['policy', '--help'])\n"
+        "assert not {'yaml', 'supervise.catalog', 'supervise.core'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,58 @@
+"""`supervise policy diff`."""
+
+from __future__ import annotations
+
+import json
+
+BASE = """\
+version: supervise/v1
+detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}
+rules: [{id: r, when: a, sev: SEV1}]
+"""
+
+
+def test_the_same_is_exit_0(supervise, tmp_path):
+    """Also under another name, and when one of them is the resolved text of the other."""
+    (tmp_path / "p.yaml").write_text(supervise("policy", "show", "nano")[1], "utf-8")
+
+    assert supervise("policy", "diff", "nano", tmp_path / "p.yaml") == (0, "the same\n", "")
+    code, out, _ = supervise("policy", "diff", "nano", "nano", "--json")
+    assert (code, json.loads(out)["changes"]) == (0, [])
+
+
+def test_a_difference_is_exit_1_with_both_values(supervise, tmp_path):
+    """Grouped by what it means."""
+    (tmp_path / "a.yaml").write_text(BASE, "utf-8")
+    (tmp_path / "b.yaml").write_text(BASE.replace("12", "20") + "probation: 7\n", "utf-8")
+    code, out, err = supervise("policy", "diff", tmp_path / "a.yaml", tmp_path / "b.yaml")
+
+    assert (code, err) == (1, "")
+    assert out == (
+        "threshold loosened:\n  ~ detector a gt: 12.0 -> 20.0\nchanged:\n  ~ probation: 100 -> 7\n"
+    )
+    code, out, _ = supervise("policy", "diff", "--json", tmp_path / "a.yaml", tmp_path / "b.yaml")
+    found = json.loads(out)
+    assert (code, found["same"]) == (1, False)
+    assert found["changes"][0] == {
+        "part": "detector a", "key": "gt", "old": 12.0, "new": 20.0, "effect": "threshold loosened",
+    }  # fmt: skip
+    assert found["a"]["digest"] != found["b"]["digest"]
+
+
+def test_what_came_and_went_is_marked(supervise, tmp_path):
+    """In whole."""
+    (tmp_path / "a.yaml").write_text(BASE, "utf-8")
+    (tmp_path / "b.yaml").write_text(BASE.replace("id: r", "id: s"), "utf-8")
+    _, out, _ = supervise("policy", "diff", tmp_path / "a.yaml", tmp_path / "b.yaml")
+
+    assert "no longer watches:\n  - rule r: {id: r, when: a, sev: SEV1," in out
+    assert "watches more:\n  + rule s: {id: s, when: a, sev: SEV1," in out
+
+
+def test_a_wrong_policy_is_exit_65(supervise, tmp_path):
+    """Not a difference."""
+    (tmp_path / "a.yaml").write_text(BASE.replace("SEV1", "SEV7"), "utf-8")
+    code, out, err = supervise("policy", "diff", tmp_path / "a.yaml", "nano")
+
+    assert (code, out) == (65, "")
+    assert "a.yaml:3:31: " in err

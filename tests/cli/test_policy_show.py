@@ -1,0 +1,140 @@
+"""`supervise policy show` and `supervise policy schema`."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from supervise.catalog import load as loading
+from supervise.catalog import load_policy, shipped
+from supervise.catalog.nodes import plain
+from supervise.catalog.problems import Problems, Source
+
+MINE = """\
+version: supervise/v1
+policy: mine
+mode: enforce
+use: [throughput]
+override: {throughput.slower: {gt: 1.5}}
+baseline: {window: 100, min: 50}
+detectors:
+  odd: {kind: robust_z, metric: my_score, freeze: 32}
+  high: {kind: threshold, metric: train_loss_raw, gt: 5}
+rules: [{id: r, when: odd and high, sev: SEV1, run: calm}]
+inhibit: [{by_state: [acting], mute: [r]}]
+runbooks: {calm: [snapshot, {lr_scale: {set: 0.5}}, verify]}
+budgets: {all: {max: 3}, lr_scale: {max: 2}}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(MINE, "utf-8")
+    return "mine.yaml"
+
+
+def test_what_is_shown_is_the_policy(supervise, mine, tmp_path):
+    """It loads, to the same digest, and shows to the same again but for the places."""
+    code, out, err = supervise("policy", "show", mine)
+    (tmp_path / "whole.yaml").write_text(out, "utf-8")
+
+    assert (code, err) == (0, "")
+    assert load_policy(tmp_path / "whole.yaml").digest == load_policy(mine).digest
+    assert out.splitlines()[0] == f"# {load_policy(mine).digest}"
+
+
+def test_every_part_says_where_it_is_from(supervise, mine):
+    """Definition, override, baseline, metrics and who reports them, mutes."""
+    _, out, _ = supervise("policy", "show", mine)
+
+    assert "  # mine.yaml:8:8; window and min from the policy's baseline\n  odd:" in out
+    assert "window: 100, min: 50" in " ".join(out.split()) or "window: 100" in out
+    assert "throughput.yaml" in out
+    assert "; gt overridden in mine.yaml:5:36\n  throughput.slower:" in out
+    block = out[out.index("  # mine.yaml:10:9\n") : out.index("  - {id: r,")]
+    assert "  # reads odd, high\n" in block
+    assert "  # measured by the probe: train_loss_raw\n" in block
+    assert "  # to be reported by the job: my_score\n" in block
+    assert "  # muted by acting\n" in block
+
+
+def test_one_rule_is_shown_with_what_it_reads(supervise, mine):
+    """And nothing else."""
+    code, out, _ = supervise("policy", "show", mine, "--rule", "r")
+
+    assert code == 0
+    for part in ("odd:", "high:", "- {id: r,", "by_state", "lr_scale"):
+        assert part in out
+    assert "throughput" not in out
+    assert "budgets" not in out
+
+
+def test_json_holds_the_same(supervise, mine):
+    """For other programs."""
+    _, out, _ = supervise("policy", "show", mine, "--json")
+    found = json.loads(out)
+    (rule,) = [rule for rule in found["rules"] if rule["id"] == "r"]
+
+    assert rule["metrics"] == ["my_score", "train_loss_raw"]
+    assert rule["to_report"] == ["my_score"]
+    assert rule["defined"] == "mine.yaml:10:9"
+    assert found["detectors"]["throughput.slower"]["about"]["overridden"] == {
+        "gt": "mine.yaml:5:36"
+    }
+    assert found["metrics"]["my_score"] == {"measured_by": "job"}
+    assert found["metrics"]["train_loss_raw"]["measured_by"] == "probe"
+    _, out, _ = supervise("policy", "show", mine, "--json", "--rule", "r")
+    assert list(json.loads(out)["detectors"]) == ["odd", "high"]
+
+
+def test_a_wrong_name_is_exit_65_with_a_hint(supervise, mine):
+    """Of a rule, and of a policy; and a policy that is wrong is told as ever."""
+    code, out, err = supervise("policy", "show", mine, "--rule", "throughput.drft")
+    assert (code, out) == (65, "")
+    assert "did you mean 'throughput.drift'?" in err
+
+    code, out, err = supervise("policy", "show", "nanoo")
+    assert (code, out) == (65, "")
+    assert "did you mean 'nano'?" in err
+
+
+def test_a_shipped_policy_loads_from_what_is_shown(supervise, tmp_path):
+    """The largest of them."""
+    _, out, _ = supervise("policy", "show", "large")
+    (tmp_path / "p.yaml").write_text(out, "utf-8")
+
+    assert load_policy(tmp_path / "p.yaml").digest == load_policy("large").digest
+
+
+SORTS = {
+    "policy": "policies",
+    "pack": "policies/packs",
+    "runbook": "runbooks",
+    "test": "policies/tests",
+}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_the_schema_of_each_sort_accepts_what_is_shipped(sort, supervise):
+    """Draft-07, closed: a key that nobody knows is refused."""
+    code, out, _ = supervise("policy", "schema", sort)
+    judge = jsonschema.Draft7Validator(json.loads(out))
+
+    assert code == 0
+    jsonschema.Draft7Validator.check_schema(json.loads(out))
+    assert json.loads(out)["additionalProperties"] is False
+    for path in sorted(shipped.folder(SORTS[sort]).glob("*.yaml")):
+        problems = Problems()
+        root = loading.parse(Source(path.name, path.read_text("utf-8")), problems)
+        assert root is not None
+        judge.validate(plain(root))
+        assert not judge.is_valid({**plain(root), "unheard_of": 1})
+
+
+def test_the_schema_of_nothing_is_exit_64(supervise):
+    """And without a sort it is that of policies."""
+    assert supervise("policy", "schema", "pakc")[0] == 64
+    assert supervise("policy", "schema")[1] == supervise("policy", "schema", "policy")[1]

@@ -1,0 +1,180 @@
+"""`supervise policy test`: scenarios, coverage, mutants, and what each exit code says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+POLICY = """\
+version: supervise/v1
+policy: p
+mode: enforce
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 5.0}}
+rules: [{id: spike, when: high, sev: SEV1, run: calm}]
+runbooks: {calm: [snapshot, {lr_scale: {set: 0.5}}, {verify: {within: 30, clear_for: 5}}]}
+budgets: {all: {max: 3}, lr_scale: {max: 2}}
+warmup: 10
+probation: 20
+"""
+TESTS = """\
+version: supervise/v1
+policy: ../p.yaml
+tests:
+  - name: a spike is softened once
+    series: {train_loss_raw: "2x30 6x3 2x60"}
+    expect:
+      - {at: 30, rule: spike}
+      - {by: 30, actions: [snapshot, lr_scale], count: 1}
+      - {end: true, state: nominal}
+  - name: a quiet run is left alone
+    series: {train_loss_raw: "2x40"}
+    expect: [{never: [spike, acting]}]
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "p.yaml").write_text(POLICY, "utf-8")
+    (tmp_path / "tests" / "p.yaml").write_text(TESTS, "utf-8")
+    return tmp_path
+
+
+def test_scenarios_that_pass_are_exit_0(supervise, files):
+    """Given the file, or the policy that it stands beside."""
+    for name in ("tests/p.yaml", "p.yaml"):
+        code, out, err = supervise("policy", "test", name)
+
+        assert (code, err) == (0, "")
+        assert out == "tests/p.yaml: 2 of 2 scenarios pass\n"
+
+
+def test_a_scenario_that_fails_is_exit_1_at_its_line(supervise, files):
+    """With what came instead."""
+    (files / "tests" / "p.yaml").write_text(TESTS.replace("at: 30, rule", "at: 31, rule"), "utf-8")
+    code, out, _ = supervise("policy", "test", "p.yaml")
+
+    assert code == 1
+    assert "tests/p.yaml: 1 of 2 scenarios pass\n" in out
+    assert "  FAILED a spike is softened once\n" in out
+    assert "    tests/p.yaml:7:9: spike began to fire at 30; wanted at 31\n" in out
+
+    code, out, _ = supervise("policy", "test", "p.yaml", "--json")
+    found = json.loads(out)
+    assert (code, found["ok"]) == (1, False)
+    bad, good = found["files"][0]["scenarios"]
+    assert bad["failures"][0]["where"] == "tests/p.yaml:7:9"
+    assert (good["ok"], good["frames"]) == (True, 40)
+
+
+def test_coverage_is_told_and_can_be_demanded(supervise, files):
+    """Rules both ways, moves, budgets; each that is missing by name."""
+    code, out, _ = supervise("policy", "test", "p.yaml", "--coverage")
+
+    assert code == 0
+    assert "rules fire 1/1, rules stay quiet 1/1, moves 5/28, budgets 0/2" in out
+    assert "  budget lr_scale is never used up\n" in out
+    assert supervise("policy", "test", "p.yaml", "--coverage", "--min", "20")[0] == 0
+    assert supervise("policy", "test", "p.yaml", "--coverage", "--min", "90")[0] == 1
+    assert supervise("policy", "test", "p.yaml", "--min", "90")[0] == 64
+    _, out, _ = supervise("policy", "test", "p.yaml", "--coverage", "--json")
+    assert json.loads(out)["coverage"]["parts"]["budgets"] == {"shown": 0, "of": 2}
+
+
+def test_a_change_that_nobody_notices_is_exit_1(supervise, files):
+    """The threshold is proven from above and below only when something is near it."""
+    code, out, _ = supervise("policy", "test", "p.yaml", "--mutate", "--jobs", "1")
+
+    assert code == 1
+    assert "p.yaml:4:65: no scenario notices high.gt: 5.0 -> 2.5\n" in out
+    assert "high.gt: 5.0 -> 10.0" not in out
+    assert "gt -> lt" not in out
+    _, out, _ = supervise("policy", "test", "p.yaml", "--mutate", "--json", "--jobs", "1")
+    found = json.loads(out)
+    hunted = found["mutants"]["tests/p.yaml"]
+    assert found["ok"] is False
+    assert hunted["total"] == hunted["noticed"] + len(hunted["survivors"])
+
+
+def test_failing_scenarios_notice_nothing(supervise, files):
+    """So the mutants are not tried."""
+    (files / "tests" / "p.yaml").write_text(TESTS.replace("at: 30, rule", "at: 31, rule"), "utf-8")
+    code, out, _ = supervise("policy", "test", "p.yaml", "--mutate")
+
+    assert code == 1
+    assert out.endswith("mutants: not tried, since scenarios fail\n")
+
+
+def test_a_policy_is_tested_with_its_packs(supervise, files):
+    """Each once, though two policies use it."""
+    (files / "q.yaml").write_text("version: supervise/v1\nuse: [hang]\n", "utf-8")
+    code, out, _ = supervise("policy", "test", "q.yaml", "p.yaml", "hang")
+
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert "hang.yaml: " in out
+    assert out.splitlines()[-1].startswith("all: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TESTS.replace("spike, acting", "spiek"), "tests/p.yaml:12:23: no rule, verb"),
+        (TESTS.replace("../p.yaml", "nowhere"), "tests/p.yaml:2:9: no policy 'nowhere'"),
+        (TESTS.replace("2x40", "2y40"), "tests/p.yaml:11:31: tests[1].series"),
+        (TESTS.replace("name: a quiet run is left alone", "name: a spike is softened once"),
+         "tests/p.yaml:10:5: there is a scenario 'a spike is softened once' already"),
+        (TESTS + "tests: []\n", "stands here twice"),
+    ],
+)  # fmt: skip
+def test_a_wrong_test_file_is_exit_65(text, said, supervise, files):
+    """Before anything is played."""
+    (files / "tests" / "p.yaml").write_text(text, "utf-8")
+    code, out, err = supervise("policy", "test", "tests/p.yaml")
+
+    assert (code, out) == (65, "")
+    assert said in err
+
+
+def test_a_wrong_policy_is_told_through_its_tests(supervise, files):
+    """At its own line."""
+    (files / "p.yaml").write_text(POLICY.replace("SEV1", "SEV7"), "utf-8")
+    code, _, err = supervise("policy", "test", "tests/p.yaml")
+
+    assert code == 65
+    assert "p.yaml:5:38: rule spike.sev should be one of" in err
+
+
+def test_files_without_scenarios_are_refused(supervise, files):
+    """A runbook has none; a policy without packs and tests could have."""
+    (files / "r.yaml").write_text("version: supervise/v1\nrunbook: r\n", "utf-8")
+    (files / "q.yaml").write_text("version: supervise/v1\n", "utf-8")
+
+    assert "a runbook has no scenarios" in supervise("policy", "test", "r.yaml")[2]
+    code, _, err = supervise("policy", "test", "q.yaml")
+    assert code == 65
+    assert "try: write tests/q.yaml" in err
+
+
+def test_a_test_file_is_no_policy(supervise, files):
+    """And says so where one is wanted."""
+    code, _, err = supervise("policy", "show", "tests/p.yaml")
+
+    assert code == 65
+    assert "these are scenarios for a policy, not a policy" in err
+
+
+def test_a_real_process_hunts_with_several(supervise, files):
+    """Workers import the main module again; that must not start the command in them."""
+    command = ["policy", "test", "p.yaml", "--mutate", "--jobs"]
+    done = subprocess.run(
+        [sys.executable, "-m", "supervise", *command, "2"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == supervise(*command, "1")[1]

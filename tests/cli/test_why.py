@@ -1,0 +1,129 @@
+"""supervise why: the story of a decision, also of a run in progress and of one that was killed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervise.store.audit import Audit
+
+SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 40)
+
+
+def test_the_newest_incident_is_told_under_a_table_of_all(supervise, keep_run, make_frames):
+    """Without an id: what there was, then the story of the last one."""
+    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
+
+    code, out, err = supervise("why", run.path)
+
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == f"run {run.id}: the run ended at step 202, exit code 0"
+    assert lines[1].startswith("inc-1    SEV1  step 40..") and "1 action on the job" in lines[1]
+    assert lines[3].startswith("inc-2    SEV1  step 142..")
+    assert "inc-2  SEV1  spike: train_loss_raw 8 (limit 5)" in lines
+    headings = [
+        "what was seen",
+        "which rule fired",
+        "what was done",
+        "who was told",
+        "how it ended",
+    ]
+    assert [line for line in lines if line in headings] == headings
+    assert "\033" not in out
+
+
+def test_one_incident_is_told_by_its_id(supervise, keep_run, make_frames):
+    """No table; nothing of the other one."""
+    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
+
+    code, out, _ = supervise("why", run.path, "inc-1")
+
+    assert code == 0
+    assert out.startswith("inc-1  SEV1  spike: train_loss_raw 8 (limit 5)\n")
+    assert "inc-2" not in out
+
+
+def test_json_is_one_document(supervise, keep_run, make_frames):
+    """For a script: the table, what was watched, and the story."""
+    run = keep_run(make_frames(0, *SPIKE))
+
+    code, out, _ = supervise("why", "--json", run.path)
+
+    assert code == 0
+    found = json.loads(out)
+    assert found["run"] == run.id
+    assert [row["incident"] for row in found["incidents"]] == ["inc-1"]
+    assert found["story"]["end"]["how"] == "closed"
+    assert found["story"]["seen"]["readings"][0]["metric"] == "train_loss_raw"
+
+
+def test_a_run_without_an_incident_says_what_was_watched(supervise, keep_run, make_frames):
+    """Nothing happened is an answer, too: by which rules."""
+    run = keep_run(make_frames(0, *[2.0] * 30))
+    run.write_json("state.json", {"rules": {"spike": "OK", "odd": "UNKNOWN", "blind": "inactive"}})
+
+    code, out, _ = supervise("why", run.path)
+
+    assert code == 0
+    assert "no incident; the run ended at step 29" in out
+    assert "watched: 2 of 3 rules" in out
+    assert "inactive: blind" in out
+    assert "supervise why-not" in out
+
+
+def test_a_run_without_a_status_names_the_rules_of_its_policy(supervise, keep_run, make_frames):
+    """Killed before the first status was written."""
+    run = keep_run(make_frames(0, 2.0), ended=False)
+    (run.path / "state.json").unlink()
+
+    assert "UNKNOWN: spike, grad, odd, blind" in supervise("why", run.path)[1]
+
+
+def test_a_run_in_progress_can_be_asked(supervise, keep_run, make_frames):
+    """The supervisor holds the log; what has not happened yet is not told."""
+    run = keep_run(make_frames(0, *SPIKE[:42]), ended=False, answer=lambda action: None)
+    held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
+    try:
+        code, out, _ = supervise("why", run.path)
+    finally:
+        held.close()
+
+    assert code == 0
+    assert "not over: open; the run is in progress, step 40 or later" in out
+    assert "intended; no outcome is recorded" in out
+
+
+def test_a_killed_supervisor_is_said_to_be_gone(supervise, keep_run, make_frames):
+    """With half a record at the end, and without a policy that can be read."""
+    run = keep_run(make_frames(0, *SPIKE[:42]), ended=False)
+    with run.audit_path.open("ab") as log:
+        log.write(b"half a rec")
+    run.policy_path.write_text("broken: [")
+
+    code, out, _ = supervise("why", run.path)
+
+    assert code == 0
+    assert "the supervisor is gone" in out
+    assert "when high" in out
+
+
+@pytest.mark.parametrize(("wanted", "hint"), [("inc-3", "did you mean 'inc-1'?"), ("x", "inc-1")])
+def test_an_unknown_incident_is_one_message(supervise, keep_run, make_frames, wanted, hint):
+    """Exit code 64, and which there are."""
+    run = keep_run(make_frames(0, *SPIKE))
+
+    code, out, err = supervise("why", run.path, wanted)
+
+    assert (code, out) == (64, "")
+    assert f"no incident '{wanted}'" in err and hint in err
+
+
+def test_what_a_job_said_cannot_steer_the_terminal(supervise, keep_run, make_frames):
+    """Also not through the error of an action."""
+    run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "\033[2Jboo"})
+
+    out = supervise("why", run.path)[1]
+
+    assert "boo" in out and "\033" not in out

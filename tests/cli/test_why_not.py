@@ -1,0 +1,306 @@
+"""supervise why-not: the missing condition, the distance, or what held a rule back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervise.catalog import load_policy, shipped
+from supervise.core import engine
+from supervise.core.values import Announced, Frame, Gap, Told
+from supervise.proof import conditions, obstacles
+
+SECOND = 1_000_000_000
+NAN = float("nan")
+CALM = [2.0 + 0.01 * (i % 5) for i in range(40)]
+
+
+@pytest.fixture
+def ask(supervise):
+    """A function that asks and returns the answer as data."""
+
+    def call(run, rule, step, *more):
+        code, out, err = supervise(
+            "why-not", "--json", run.path, "--rule", rule, "--step", step, *more
+        )
+        assert code == 0, err
+        return json.loads(out)
+
+    return call
+
+
+def test_a_threshold_says_by_how_much(ask, keep_run, make_frames):
+    """Value, comparison, limit, distance."""
+    run = keep_run(make_frames(0, *[2.0] * 30, 4.25, *[2.0] * 5))
+    found = ask(run, "spike", 30)
+
+    [condition] = found["missing"]
+    assert (condition["measured"], condition["limit"], condition["short_by"]) == (4.25, 5.0, 0.75)
+    assert condition["text"] == "train_loss_raw 4.25 needs > 5, short by 0.75"
+    assert found["verdict"] == f"its condition did not hold: high: {condition['text']}"
+    assert (found["fired"], found["code"], found["record"]) == (False, "OK", None)
+
+
+def test_a_z_says_its_baseline_and_its_quota(ask, keep_run, make_frames):
+    """Far out, but once: two of three are needed."""
+    run = keep_run(make_frames(0, *CALM, 2.06, 3.0, *CALM))
+    near, far = ask(run, "odd", 40), ask(run, "odd", 41)
+
+    [condition] = near["missing"]
+    assert 2.0 < condition["measured"] < 6.0
+    assert condition["short_by"] == pytest.approx(6.0 - condition["measured"])
+    assert "baseline 2.02 +- 0.01483 over steps 8..39" in condition["text"]
+    [condition] = far["missing"]
+    assert (condition["raw"], condition["code"]) == ("BREACH", "OK")
+    assert "is > 6; 1 of the 2 breaches it needs in the newest 3 samples" in condition["text"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (None, "train_loss_raw is absent in this frame"),
+        (NAN, "train_loss_raw is NaN"),
+        (float("inf"), "train_loss_raw is infinite"),
+    ],
+)
+def test_unknown_says_why(ask, keep_run, make_frames, loss, why):
+    """Absent is not NaN, and neither is health."""
+    run = keep_run(make_frames(0, *CALM, loss, 2.0))
+    found = ask(run, "spike", 40)
+
+    assert found["code"] == "UNKNOWN"
+    assert found["verdict"] == f"nothing could be said: high: UNKNOWN: {why}"
+
+
+def test_warming_up_says_how_far(ask, keep_run, make_frames):
+    """9 of 16 samples."""
+    run = keep_run(make_frames(0, *[2.0] * 30))
+
+    assert "z: UNKNOWN: warming up, 9 of 16 samples" in ask(run, "odd", 9)["verdict"]
+
+
+def test_a_rule_whose_metric_never_came_is_not_judged(ask, keep_run, make_frames):
+    """Which metric it lacks."""
+    run = keep_run(make_frames(0, *[2.0] * 5))
+    found = ask(run, "blind", 3)
+
+    assert found["inactive"] == "the job never announced my_score"
+    assert "not judged in this run" in found["verdict"]
+
+
+def test_for_says_how_many_of_how_many(ask, keep_run, make_frames):
+    """The gradient has to be high for two steps."""
+    run = keep_run([*make_frames(0, *[2.0] * 20), *make_frames(20, 2.0, 2.0, grad=10.0)])
+
+    assert "held for 1 of the 2 steps" in ask(run, "grad", 20)["verdict"]
+    assert ask(run, "grad", 20)["missing"] == []
+    assert ask(run, "grad", 21)["fired"]
+
+
+def test_one_that_did_fire_names_its_record(ask, supervise, keep_run, make_frames):
+    """And what came of it; in the next step it was firing already."""
+    run = keep_run(make_frames(0, *CALM, 8.0, 8.0, *[2.0] * 40))
+    found, later = ask(run, "spike", 40), ask(run, "spike", 41)
+    shown = supervise("audit", "show", "--json", run.path)[1].splitlines()
+    record = json.loads(shown[found["record"]])
+
+    assert (record["kind"], record["rule"], record["step"]) == ("rule", "spike", 40)
+    assert found["verdict"] == f"it did fire at this step: record {record['seq']}"
+    assert [one["kind"] for one in found["then"]] == ["incident", "state", "intent"]
+    assert all(one["record"] is not None for one in found["then"])
+    assert later["record"] == record["seq"]
+    assert "firing already since step 40" in later["verdict"]
+    assert not later["fired"]
+
+
+def test_not_is_explained_as_not(ask, keep_run, make_frames):
+    """`odd` wants the loss not to be high."""
+    run = keep_run(make_frames(0, *CALM, 8.0, 8.0, *[2.0] * 9))
+    found = ask(run, "odd", 41)
+
+    [condition] = found["missing"]
+    assert (condition["detector"], condition["wanted"]) == ("high", "OK")
+    assert "in breach, and the rule wants it not to be" in condition["text"]
+
+
+def test_not_of_or_needs_both_and_not_of_and_needs_one(ask, keep_run, make_frames, tmp_path):
+    """De Morgan, told by detector: which of them stands in the way."""
+    policy = tmp_path / "logic.yaml"
+    policy.write_text(
+        "version: supervise/v1\npolicy: logic\nmode: shadow\n"
+        "detectors:\n"
+        "  g: {kind: threshold, metric: grad_global_norm, gt: 0.5}\n"
+        "  l: {kind: threshold, metric: train_loss_raw, gt: 1.0}\n"
+        "  h: {kind: threshold, metric: train_loss_raw, gt: 9.0}\n"
+        "rules:\n  - {id: neither, when: not (h or g), sev: SEV2}\n"
+        "  - {id: notboth, when: not (l and g), sev: SEV2}\n"
+    )
+    run = keep_run(make_frames(0, *[2.0] * 5), policy=policy)
+    neither, notboth = ask(run, "neither", 3)["missing"], ask(run, "notboth", 3)["missing"]
+
+    assert [(one["detector"], one["wanted"], one["any"]) for one in neither] == [("g", "OK", False)]
+    assert [(one["detector"], one["any"]) for one in notboth] == [("l", True), ("g", True)]
+
+
+def by(found):
+    return {one["by"] for one in found["obstacles"]}
+
+
+def test_what_would_have_held_it_back_is_told(ask, keep_run, make_frames):
+    """Running, cooldown, inhibition, a spent budget, mode, a hold, no runbook."""
+    run = keep_run(make_frames(0, *CALM, 8.0, *[2.0] * 80))
+    assert {"acting", "cooldown"} <= by(ask(run, "spike", 43))
+    assert by(ask(run, "grad", 43)) == {"inhibit:acting", "runbook"}
+    assert "probation" in by(ask(run, "spike", 50))
+    assert by(ask(run, "spike", 39)) == set()
+
+    shadow = keep_run(make_frames(0, *CALM, 8.0, *[2.0] * 20), mode="shadow", name="shadow")
+    assert by(ask(shadow, "spike", 45)) == {"mode:shadow"}
+    fired = ask(shadow, "spike", 40)
+    assert fired["then"][-1]["reason"] == "shadow: would have run calm"
+
+    held = keep_run(
+        make_frames(0, *CALM, 8.0, *[2.0] * 20), answer=lambda a: {"error": "no"}, name="held"
+    )
+    assert {"holding", "cooldown"} <= by(ask(held, "spike", 50))
+
+    rows = [*CALM, *([8.0] + [2.0] * 70) * 2]
+    spent = keep_run(make_frames(0, *rows), name="spent")
+    assert "budget:lr_scale" in by(ask(spent, "spike", 179))
+
+
+def test_of_two_attempts_the_newest_is_asked(supervise, ask, keep_run, make_frames):
+    """--attempt asks the other; both are named."""
+    run = keep_run([*make_frames(0, *[2.0] * 30), *make_frames(20, *[4.0] * 20, attempt=1)])
+    assert ask(run, "spike", 25)["missing"][0]["measured"] == 4.0
+    assert ask(run, "spike", 25, "--attempt", "0")["missing"][0]["measured"] == 2.0
+    out = supervise("why-not", run.path, "--rule", "spike", "--step", "25")[1]
+    assert "the step was made in attempt 0 too: --attempt" in out
+
+
+def test_a_rule_of_a_reloaded_policy_is_asked_under_that_policy(
+    supervise, ask, keep_run, make_frames, small, tmp_path
+):
+    """The limit is the one that was in force at the step."""
+    later = tmp_path / "later.yaml"
+    later.write_text(
+        small.read_text()
+        .replace("gt: 5.0", "gt: 4.0")
+        .replace("inhibit:", "  - {id: extra, when: high, sev: SEV2}\ninhibit:")
+    )
+    word = Told(29 * SECOND, "anna", "reload", {"policy": str(later)})
+    run = keep_run([*make_frames(0, *[2.0] * 20), word, *make_frames(20, *[3.0] * 20)])
+
+    assert ask(run, "spike", 19)["missing"][0]["limit"] == 5.0
+    assert ask(run, "spike", 20)["missing"][0]["limit"] == 4.0
+    assert ask(run, "extra", 20)["missing"]
+    code, _, err = supervise("why-not", run.path, "--rule", "extra", "--step", "19")
+    assert code == 64
+    assert "was not in force at that step" in err and "a reload at step 19" in err
+
+
+def test_a_silence_is_asked_up_to_the_next_step(ask, keep_run, make_frames, tmp_path):
+    """Clocks tick between two frames: what counts is the longest silence before the next one."""
+    from supervise.core.values import Beat, Tick
+
+    policy = tmp_path / "hang.yaml"
+    policy.write_text(
+        "version: supervise/v1\npolicy: hang\nmode: shadow\n"
+        "detectors:\n  still: {kind: absence, signal: step, after: {min: 30s}}\n"
+        "rules:\n  - {id: stuck, when: still, sev: SEV2}\n"
+    )
+    ticks = [
+        Tick((20 + s) * SECOND, (Beat(0, (20 + s) * SECOND, "step"),)) for s in range(0, 26, 1)
+    ]
+    run = keep_run([*make_frames(0, *[2.0] * 10), *ticks], policy=policy)
+    [condition] = ask(run, "stuck", 9)["missing"]
+
+    assert 20.0 < condition["measured"] <= 26.0
+    assert condition["text"].startswith("no step for 2")
+    assert "needs > 30" in condition["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (("--rule", "spyke", "--step", "3"), "no rule 'spyke' in the policy", "mean 'spike'?"),
+        (("--rule", "spike", "--step", "99"), "no step 99 of rank 0", "0..9 (attempt 0), 20..24"),
+        (("--rule", "spike", "--step", "3", "--attempt", "7"), "in attempt 7", "steps 0..9"),
+        (("--rule", "spike", "--step", "3", "--rank", "4"), "no rank 4 in this run", "it has 0"),
+        (("--rule", "spike", "--step", "x"), "not a valid integer", ""),
+    ],
+)  # fmt: skip
+def test_a_question_that_cannot_be_answered_says_what_there_is(
+    supervise, keep_run, make_frames, options, message, hint
+):
+    """Exit code 64, one message, no traceback."""
+    gap = Gap(10**9, 0, 10, 10)
+    run = keep_run([*make_frames(0, *[2.0] * 10), gap, *make_frames(20, *[2.0] * 5)])
+
+    code, out, err = supervise("why-not", run.path, *options)
+
+    assert (code, out) == (64, "")
+    assert message in err and hint in err
+    if "99" in options:
+        assert "10 frames were lost" in err
+
+
+def test_other_ranks_can_be_asked(ask, keep_run, make_frames):
+    """Each rank has its own readings."""
+    from dataclasses import replace
+
+    other = [replace(f, rank=1) for f in make_frames(0, *[4.0] * 5)]
+    names = ("train_loss_raw", "grad_global_norm")
+    run = keep_run([Announced(3, 1, 2, 8, names), *make_frames(0, *[2.0] * 5), *other])
+
+    assert ask(run, "spike", 4, "--rank", "1")["missing"][0]["measured"] == 4.0
+    assert ask(run, "spike", 4)["missing"][0]["measured"] == 2.0
+
+
+def test_couplings_are_told_with_their_inputs(ask, supervise, keep_run, make_frames, tmp_path):
+    """A sequence that found no match shows each of its stages, deeper ones below."""
+    policy = tmp_path / "coupled.yaml"
+    policy.write_text(
+        "version: supervise/v1\npolicy: coupled\nmode: shadow\n"
+        "detectors:\n"
+        "  g: {kind: threshold, metric: grad_global_norm, gt: 9.0}\n"
+        "  l: {kind: threshold, metric: train_loss_raw, gt: 5.0}\n"
+        "  both: {kind: join, all: [g, l], within: 2}\n"
+        "rules:\n  - {id: pair, when: both, sev: SEV2}\n"
+        "  - {id: any, when: both or l, sev: SEV2}\n"
+    )
+    run = keep_run(make_frames(0, *[2.0] * 10, 8.0, 2.0), policy=policy)
+    [condition] = ask(run, "pair", 10)["missing"]
+
+    assert [inner["code"] for inner in condition["inputs"]] == ["OK", "BREACH"]
+    assert "no match" in condition["text"]
+    out = supervise("why-not", run.path, "--rule", "pair", "--step", "10")[1]
+    assert "    g: grad_global_norm 1 needs > 9, short by 8" in out
+    either = ask(run, "any", 9)["missing"]
+    assert [(one["detector"], one["any"]) for one in either] == [("both", True), ("l", True)]
+
+
+@pytest.mark.parametrize("name", shipped.names("policies"))
+def test_every_kind_of_detector_can_be_explained(name):
+    """Whatever a shipped policy holds: a sentence for every rule, before and after a few frames."""
+    policy = load_policy(name)
+    metrics = tuple(dict.fromkeys(m for d in policy.detectors.values() for m in d.metrics))
+    state = engine.start(policy)
+    for event in [Announced(1, 0, 1, 7, metrics)] + [
+        Frame(
+            SECOND * (s + 1),
+            0,
+            0,
+            s,
+            tuple(1.0 + 0.01 * ((s + i) % 7) for i in range(len(metrics))),
+        )
+        for s in range(90)
+    ]:
+        state, _ = engine.step(policy, state, event)
+        if isinstance(event, Announced) or event.step in (3, 89):
+            for rule in policy.rules:
+                for one in conditions.missing(rule, policy, state.banks[0]):
+                    assert one["text"] and one["code"] != one["wanted"], rule.id
+                    assert "None" not in one["text"], one["text"]
+                assert isinstance(obstacles.of(rule, policy, state, "nominal", fired=False), list)

@@ -1,0 +1,156 @@
+"""Which shards the steps before an incident had their data from, in its bundle and its story."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.core.values import Frame
+from supervise.outputs import origins
+from supervise.outputs.evidence import Evidence
+from supervise.report import telling
+
+STEPS = range(90, 104)
+NAMES = ("train_loss_raw", "batch_shard", "batch_offset", "batch_fingerprint")
+
+
+def shard(step, rank=0):
+    return f"web-{rank}-{step // 4}.tar"
+
+
+def batches(rank=0, attempt=0):
+    """The newest batches as a probe writes them; one step in the middle has two shards."""
+    tape = [
+        {"step": step, "attempt": attempt, "fingerprint": 7.0 * step,
+         "shards": [{"shard": shard(step, rank), "offset": step % 4}]}
+        for step in STEPS
+    ]  # fmt: skip
+    tape[8]["shards"].append({"shard": "extra.tar", "offset": None})
+    return tape
+
+
+def window(rank=0):
+    return [
+        (NAMES, Frame(1000 + step, rank, 0, step, (2.5, step // 4, step % 4, 7.0 * step)))
+        for step in STEPS
+    ]
+
+
+def test_the_five_steps_before_the_breach_and_it():
+    """No step later, however many are kept; a shard is told with the steps it was in."""
+    found = origins.trace({0: batches()}, {}, (), 100)
+    assert [row["step"] for row in found["steps"]] == [95, 96, 97, 98, 99, 100]
+    assert found["breach_step"] == 100
+    assert list(found["shards"].items()) == [
+        ("web-0-25.tar", "step 100"),
+        ("web-0-24.tar", "steps 96 to 99"),
+        ("extra.tar", "step 98"),
+        ("web-0-23.tar", "step 95"),
+    ]
+    assert found["steps"][0] == {"rank": 0, **batches()[5]}
+
+
+def test_without_a_known_breach_the_newest_steps_are_told():
+    """A snapshot that an operator asked for."""
+    found = origins.trace({0: batches()}, {}, (), None)
+    assert [row["step"] for row in found["steps"]] == [98, 99, 100, 101, 102, 103]
+
+
+def test_a_rank_that_does_not_answer_is_known_from_its_frames():
+    """Its numbers, with names from its last status; a number without a name stays a number."""
+    ranks = {1: {"status": {"shards": {"25": "web-1-25.tar"}}}}
+    found = origins.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
+    assert [row["rank"] for row in found["steps"]] == [0, 1] * 6
+    assert found["shards"]["web-1-25.tar"] == "step 100"
+    assert found["shards"]["shard number 24"] == "steps 96 to 99"
+    assert found["steps"][-1] == {
+        "rank": 1, "attempt": 0, "step": 100, "fingerprint": 700.0,
+        "shards": [{"shard": "web-1-25.tar", "offset": 0}],
+    }  # fmt: skip
+
+
+def test_several_shards_in_a_frame_are_called_so():
+    """The frame holds -1."""
+    frames = [(NAMES, Frame(1, 0, 0, 100, (2.5, -1.0, None, 1.0)))]
+    assert origins.trace({}, {}, frames, 100)["shards"] == {"several shards": "step 100"}
+
+
+def test_a_run_that_was_rolled_back_has_its_steps_twice():
+    """Each attempt is told."""
+    found = origins.trace({0: batches() + batches(attempt=1)}, {}, (), 100)
+    assert found["shards"]["web-0-24.tar"] == "steps 96 to 99, steps 96 to 99 of attempt 1"
+    assert len(found["steps"]) == 12
+
+
+@pytest.mark.parametrize("tape", [None, {}, "x", [], [1], [{"step": "a"}], [{"step": 1}]])
+def test_nothing_is_said_where_nobody_says(tape):
+    """No shards in a tape, or no tape at all."""
+    assert origins.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
+
+
+def test_many_shards_are_counted():
+    """A step of a shuffled stream: twelve names and how many more."""
+    shards = [{"shard": f"{n}.tar", "offset": None} for n in range(30)]
+    found = origins.trace({0: [{"step": 5, "shards": shards}]}, {}, (), 5)
+    assert len(found["shards"]) == origins.NAMED + 1
+    assert found["shards"]["more"] == "18 shards"
+
+
+@pytest.fixture
+def evidence(tmp_path):
+    """An Evidence over a run whose incident inc-1 broke out at step 100."""
+    (tmp_path / "run" / "probe").mkdir(parents=True)
+    return Evidence(
+        tmp_path / "run" / "incidents",
+        tmp_path / "run" / "probe",
+        window,
+        onset=lambda: SimpleNamespace(id="inc-1", breach_step=100),
+        directory=tmp_path,
+    )
+
+
+def answers(directory, rank):
+    for name in ("stacks.txt", "rng.json"):
+        (directory / f"rank-{rank}-{name}").write_text("x\n")
+    (directory / f"rank-{rank}-batches.json").write_text(json.dumps(batches(rank)))
+
+
+def test_the_bundle_and_the_story_name_the_shard(evidence, witness, hung, view, tmp_path):
+    """In a file of its own, in what the audit log keeps, and in the line of `supervise why`."""
+    job = witness([hung().pid], {0: view(1)}, answers)
+    seen = evidence.collect(job, "inc-1", "k1", 30.0)
+    content = json.loads((tmp_path / "run" / seen["path"] / "shards.json").read_text())
+    assert content["shards"] == seen["shards"]
+    assert seen["shards"]["web-0-24.tar"] == "steps 96 to 99"
+    assert [row["step"] for row in content["steps"]] == [95, 96, 97, 98, 99, 100]
+    assert "shards.json" in seen["files"]
+    assert evidence.collect(job, "inc-1", "k1", 30.0) == seen
+    action = {"ok": True, "ack_step": None, "took_s": 1.0, "record": 1, "outcome_record": 2}
+    line = telling._outcome({**action, "result": seen})
+    assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in line
+
+
+def test_another_incident_does_not_borrow_the_breach(evidence, witness, hung, view):
+    """Then the newest steps are told."""
+    seen = evidence.collect(witness([hung().pid], {0: view(1)}, answers), "inc-2", "k1", 30.0)
+    assert seen["shards"]["web-0-25.tar"] == "steps 100 to 103"
+
+
+def test_a_hung_job_is_told_by_its_frames(evidence, witness, hung, view):
+    """The probe wrote nothing; the numbers of its frames remain."""
+    seen = evidence.collect(witness([hung().pid], {0: view(1, silent_s=99)}), "inc-1", "k1", 30.0)
+    assert seen["shards"]["shard number 25"] == "step 100"
+
+
+def test_a_broken_tape_costs_its_own_file_only(evidence, witness, hung, view):
+    """The manifest says so; frames take its place."""
+
+    def broken(directory, rank):
+        answers(directory, rank)
+        (directory / f"rank-{rank}-batches.json").write_text("[{")
+
+    seen = evidence.collect(witness([hung().pid], {0: view(1)}, broken), "inc-1", "k1", 30.0)
+    assert seen["missing"] == ["rank-0-batches.json"]
+    assert seen["shards"]["shard number 25"] == "step 100"

@@ -1,0 +1,211 @@
+"""Recordings folded through the engine: what is kept, and that it is what the engine says."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.core import engine
+from supervise.core.values import Announced, Exited, Frame, Launched, Tick
+from supervise.proof import backtest, compare, playback, pool
+from supervise.proof.score import Label
+from supervise.recordings.find import sources
+from supervise.recordings.sheet import Recording
+
+POLICY = """
+version: supervise/v1
+policy: {name}
+mode: {mode}
+savepoints: {{every: 25, keep: 4}}
+detectors:
+  high: {{kind: threshold, metric: train_loss_raw, gt: {high}}}
+  higher: {{kind: threshold, metric: train_loss_raw, gt: 9}}
+  rate: {{kind: threshold, metric: learning_rate, gt: 1}}
+  silent: {{kind: absence}}
+rules:
+  - {{id: notice, when: high, sev: SEV2}}
+  - {{id: act, when: higher, sev: SEV1, run: back}}
+  - {{id: hot, when: rate, sev: SEV1}}
+  - {{id: stuck, when: silent, sev: SEV0}}
+runbooks:
+  back: [snapshot, {{rollback: {{at_least: 10}}}}, verify]
+budgets: {{all: {{max: 4}}, rollback: {{max: 1}}}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a policy and returns its path."""
+
+    def make(name="mine", mode="enforce", high=5):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(POLICY.format(name=name, mode=mode, high=high))
+        return path
+
+    return make
+
+
+def _losses(tmp_path, name, losses, first=0):
+    path = tmp_path / f"{name}.csv"
+    lines = [f"{first + i},{'' if loss is None else loss}" for i, loss in enumerate(losses)]
+    path.write_text("\n".join(["step,loss", *lines]) + "\n")
+    return path
+
+
+def _one(path, policy):
+    (found,) = backtest.outcomes(sources([path])[0], [backtest.shadowed(policy)])
+    return found[0]
+
+
+CALM, SPIKE = [2.0] * 150, [6.0, 6.0, 10.0, 2.0]
+
+
+def test_a_severity_counts_from_the_step_of_its_raising(tmp_path, write):
+    """Opened at 150, raised at 152, when it would have rolled back."""
+    outcome = _one(_losses(tmp_path, "a", CALM + SPIKE + CALM), write())
+
+    told = [(a.step, a.severity, a.rule, a.incident, a.what, a.row) for a in outcome.alarms]
+    assert told == [
+        (150, "SEV2", "notice", "inc-1", "opened", 151),
+        (152, "SEV1", "act", "inc-1", "raised", 153),
+    ]
+    (act,) = outcome.actions
+    assert (act.step, act.runbook, act.touches_job, act.destructive, act.stops) == (
+        152, "back", True, True, False,
+    )  # fmt: skip
+    assert outcome.fired == {"notice": 1, "act": 1}
+    assert outcome.rows == 304
+
+
+def test_it_is_what_the_engine_says(tmp_path, write):
+    """The same events through `engine.step` by hand, in shadow."""
+    path = _losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM)
+    policy = load_policy(write(), mode="shadow")
+    state, said = engine.start(policy), []
+    piece = Recording("", ("train_loss_raw",), [])
+    piece.rows = [(i, 0, 0, (v,)) for i, v in enumerate((CALM + SPIKE) * 3 + CALM)]
+    for event in playback.events_of(piece):
+        state, decisions = engine.step(policy, state, event)
+        said += [
+            (d.step, d.severity, d.rule, d.incident)
+            for d in decisions
+            if d.kind == "incident" and d.data["what"] in ("opened", "raised")
+        ]
+
+    incidents = _one(path, policy=write()).line()["incidents"]
+    assert [
+        tuple(i[k] for k in ("step", "severity", "rule", "incident")) for i in incidents
+    ] == said
+    assert len(said) == 6
+
+
+def test_a_budget_that_is_spent_refuses(tmp_path, write):
+    """One rollback is allowed, three would have been wanted."""
+    outcome = _one(_losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM), write())
+
+    assert len(outcome.actions) == 3
+    assert outcome.budgets == {"all": [1, 4, 0], "rollback": [1, 1, 2]}
+
+
+def test_a_policy_that_observes_would_have_done_nothing(tmp_path, write):
+    """But its incidents are the same."""
+    path = _losses(tmp_path, "a", CALM + SPIKE + CALM)
+
+    assert _one(path, write(mode="observe")).actions == []
+    assert len(_one(path, write(mode="observe")).alarms) == 2
+
+
+def test_what_cannot_be_judged_is_said(tmp_path, write):
+    """No learning rate in this file, and no recording has a heartbeat."""
+    outcome = _one(_losses(tmp_path, "a", CALM), write())
+
+    assert (outcome.inactive, outcome.unheard) == (["hot"], ["stuck"])
+
+
+def test_pieces_of_a_run_start_from_nothing_and_count_on(tmp_path, write):
+    """Steps that go back; an incident that was open is over."""
+    path = tmp_path / "a.csv"
+    rows = [*enumerate([*CALM, 6.0]), *enumerate([2.0] * 70 + [6.0, 10.0])]
+    path.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in rows))
+    outcome = _one(path, write())
+
+    assert outcome.pieces == [(0, 150, 151), (0, 71, 72)]
+    assert [(a.step, a.incident, a.row) for a in outcome.alarms] == [
+        (150, "inc-1", 151),
+        (70, "inc-2", 222),
+        (71, "inc-2", 223),
+    ]
+
+
+def test_the_clock_is_the_step_time_or_a_second():
+    """Nonsense counts as a second; ticks come now and then, and never with a beat."""
+    piece = Recording("", ("step_time",), [])
+    piece.rows = [(i, 0, 0, (0.5,)) for i in range(100)]
+    piece.rows[3] = (3, 0, 0, (float("nan"),))
+    piece.rows[4] = (4, 0, 0, (-1.0,))
+    events = list(playback.events_of(piece))
+
+    assert [type(event) for event in events[:3]] == [Launched, Announced, Frame]
+    assert isinstance(events[-1], Exited)
+    frames = [event.at_ns for event in events if isinstance(event, Frame)]
+    assert [b - a for a, b in itertools.pairwise(frames)][1:5] == [
+        500_000_000, 1_000_000_000, 1_000_000_000, 500_000_000,
+    ]  # fmt: skip
+    ticks = [event for event in events if isinstance(event, Tick)]
+    assert [tick.at_ns for tick in ticks] == [frames[63]]
+    assert not any(tick.beats for tick in ticks)
+
+
+def test_a_column_that_is_logged_now_and_then_is_not_missing(tmp_path, write):
+    """One that stops coming is."""
+    header, rare, gone = "step,loss,lr\n", "", ""
+    for step in range(1200):
+        rare += f"{step},2.0,{0.5 if step % 25 == 0 else ''}\n"
+        gone += f"{step},2.0,{0.5 if step < 300 else ''}\n"
+    (tmp_path / "rare.csv").write_text(header + rare)
+    (tmp_path / "gone.csv").write_text(header + gone)
+
+    assert _one(tmp_path / "rare.csv", write()).alarms == []
+    (alarm,) = _one(tmp_path / "gone.csv", write()).alarms
+    assert (alarm.rule, alarm.severity) == ("hot", "SEV1")
+    assert 300 < alarm.step < 700
+
+
+def test_several_ranks_are_judged_and_the_first_one_is_counted(tmp_path, write):
+    """A spike on rank 1 alone is an incident of the run."""
+    path = tmp_path / "a.csv"
+    rows = [(s, r, 6.0 if (s, r) == (90, 1) else 2.0) for s in range(120) for r in (0, 1)]
+    path.write_text("step,rank,loss\n" + "".join(f"{s},{r},{v}\n" for s, r, v in rows))
+    outcome = _one(path, write())
+
+    assert outcome.rows == 120
+    assert [a.step for a in outcome.alarms] == [90]
+
+
+def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write):
+    """Near enough in time and bad enough is the same."""
+    path = _losses(tmp_path, "a", CALM + SPIKE + CALM + [4.0] + CALM)
+    found = pool.run([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
+    (line,) = compare.lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
+
+    assert line["policy"] == "mine"
+    assert line["score"]["kinds"] == {"loss_spike_recovered": [0, 1]}
+    keen = line["against"]["keen"]
+    assert keen["score"]["kinds"] == {"loss_spike_recovered": [1, 1]}
+    assert [i["step"] for i in keen["only_here"]] == [304]
+    assert keen["not_here"] == []
+
+
+def test_processes_give_the_same_in_the_same_order(tmp_path, write):
+    """A worker loads the policies itself."""
+    paths = [_losses(tmp_path, f"r{i}", CALM[: 100 + i] + SPIKE) for i in range(4)]
+    names = [str(write())]
+    alone, left_out = pool.run(paths, names, {}, 1, []), []
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    spread = pool.run([tmp_path], names, {}, 2, left_out)
+
+    assert [[o.line() for o in run] for run in spread] == [[o.line() for o in run] for run in alone]
+    assert [run[0].run for run in spread] == ["r0", "r1", "r2", "r3"]
+    assert left_out == [f"{tmp_path / 'table.csv'}: no column of steps"]

@@ -1,0 +1,81 @@
+"""What scenarios prove is counted: rules both ways, moves of the machine, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from supervise.catalog.subject import Subject
+from supervise.core import machine
+from supervise.proof import hunt
+from supervise.proof.coverage import Coverage, pairs
+
+QUIET = (
+    "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
+)
+SPIKES = (
+    "  - {name: spikes, series: {train_loss_raw: '2x30 6x3 2x60 6x3 2x60'}, expect: []}\n"  # twice
+)
+
+
+def covered(subject: Subject) -> Coverage:
+    found = Coverage()
+    found.add(subject, [outcome.played for outcome in hunt.run(subject)])
+    return found
+
+
+def test_rules_are_shown_firing_and_quiet(subject: Callable[..., Subject]) -> None:
+    """A rule whose metrics a scenario does not have is not shown quiet by it."""
+    one = covered(subject(QUIET))
+    assert one.rules == {"spike": [0, 1], "both": [0, 1], "grad": [0, 1], "dead": [0, 1]}
+
+    found = covered(subject(QUIET + SPIKES))
+
+    assert found.rules == {"spike": [1, 1], "both": [0, 1], "grad": [0, 1], "dead": [0, 2]}
+    assert found.parts()["rules fire"] == (1, 4)
+    assert found.parts()["rules stay quiet"] == (4, 4)
+    missing = list(found.missing())
+    assert any(line.endswith("p.yaml:10:5: both never fires") for line in missing), missing
+    assert not any("spike" in line for line in missing)
+
+
+def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
+    """The second spike finds the budget of one lr_scale spent, and holds."""
+    found = covered(subject(QUIET + SPIKES))
+    missing = list(found.missing())
+
+    assert found.moves["launching", "first_frame"] == 2
+    assert found.moves["nominal", "run"] == 1
+    assert found.moves["acting", "hold"] == 1
+    assert "machine: 'released' never comes in holding" in missing
+    assert found.budgets == {"all": 0, "lr_scale": 1, "rollback": 0}
+    assert "budget rollback is never used up" in missing
+    assert "budget lr_scale is never used up" not in missing
+    shown, total = map(sum, zip(*found.parts().values(), strict=True))
+    assert found.percent() == 100.0 * shown / total < 60
+
+
+def test_every_legal_pair_is_wanted_and_no_other() -> None:
+    """`any` counts for every state but the last, from which nothing leads."""
+    found = pairs(machine.DEFAULT)
+
+    assert ("launching", "exited") in found
+    assert ("holding", "released") in found
+    assert ("nominal", "released") not in found
+    assert not [pair for pair in found if pair[0] == "halted"]
+    assert len(found) == len(set(found)) == 28
+
+
+def test_a_pack_alone_has_rules_only() -> None:
+    """Under it nothing acts."""
+    from supervise.catalog import shipped
+
+    path: Path = shipped.folder("policies/packs") / "hang.yaml"
+    found = covered(hunt.load(path))
+
+    assert set(found.parts()) == {"rules fire", "rules stay quiet"}
+
+
+def test_nothing_to_cover_is_covered() -> None:
+    """Rather than a division by zero."""
+    assert Coverage().percent() == 100.0

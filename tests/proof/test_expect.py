@@ -1,0 +1,88 @@
+"""Every expectation: what it takes for it to come true, and what is said when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from supervise.proof.hunt import Outcome
+
+# spike and both at 30, grad at 31 while spike mutes it; a runbook at 30; quiet from 33 on.
+STORY = 'series: {train_loss_raw: "2x30 6x3 2x60", grad_global_norm: "1x30 10x3 1x60"}\nexpect:\n'
+
+EXPECTED = [
+    ("at: 30, rule: spike, is: firing", None),
+    ("at: 30, rule: spike", None),
+    ("at: 31, rule: spike, is: firing", "spike began to fire at 30; wanted at 31"),
+    ("by: 30, rule: spike", None),
+    ("by: 29, rule: spike", "spike began to fire at 30; wanted by 29"),
+    ("between: [30, 31], rule: spike", None),
+    ("between: [31, 40], rule: spike", "spike began to fire at 30; wanted between 31 and 40"),
+    ("by: 90, rule: dead", "it never did: dead began to fire; wanted by 90"),
+    ("at: 33, rule: spike, is: cleared", None),
+    ("by: 32, rule: spike, is: cleared", "spike cleared at 33; wanted by 32"),
+    ("between: [30, 32], rule: spike, is: on", None),
+    ("between: [30, 33], rule: spike, is: on", "spike does not fire at 33"),
+    ("at: 29, rule: spike, is: quiet", None),
+    ("by: 40, rule: spike, is: quiet", "spike fires at 30"),
+    ("between: [33, 92], rule: spike, is: quiet", None),
+    ("by: 40, rule: grad, is: muted", None),
+    ("by: 40, rule: both, is: muted", "no muting of both: it never came"),
+    ("rule: spike, count: 1", None),
+    ("rule: spike, count: 2", "spike began to fire 1 times, not 2: it came at 30"),
+    ("between: [31, 92], rule: spike, count: 0", None),
+    ("at: 0, state: warming", None),
+    ("at: 20, state: nominal", None),
+    ("by: 32, state: acting", None),
+    ("at: 20, state: acting", "the state is nominal, not acting"),
+    ("between: [20, 32], state: holding", "the state is nominal then acting, not holding"),
+    ("end: true, state: probation", "the state is nominal, not probation"),
+    ("end: true, state: nominal", None),
+    ("by: 30, actions: [snapshot, lr_scale], count: 1", None),
+    ("by: 30, actions: [lr_scale]", None),
+    ("by: 30, actions: [lr_scale, snapshot]", "wanted lr_scale, snapshot, in this order"),
+    ("by: 29, actions: [lr_scale]", "actions were none; wanted lr_scale"),
+    ("by: 90, actions: [lr_scale], count: 2", "lr_scale 1 times, not 2"),
+    ("by: 90, actions: [rollback], count: 0", None),
+    ("by: 29, actions: []", None),
+    ("by: 30, actions: []", "actions were snapshot, lr_scale"),
+    ("at: 30, severity: SEV1", None),
+    ("by: 90, severity: SEV0", "no incident of SEV0: it never came"),
+    ("severity: SEV1, count: 1", None),
+    ("severity: SEV1, count: 2", "an incident of SEV1 1 times, not 2"),
+    ("at: 29, budget: {all: 0, lr_scale: 0}", None),
+    ("at: 30, budget: {all: 1, lr_scale: 1}", None),
+    ("end: true, budget: {all: 2, rollback: 1}", "budget all: 1 used, budget rollback: 0 used"),
+    ("by: 30, message: spike at step 30", None),
+    ("by: 90, message: no such words", "no message with 'no such words': it never came"),
+    ("by: 40, suppressed: 'inhibit:spike'", None),
+    ("by: 40, suppressed: 'budget:'", "no suppression by budget:: it never came"),
+    ("never: [dead, rollback, SEV0, holding]", None),
+    ("never: [spike]", "spike must never come: it came at 30"),
+    ("never: [lr_scale]", "lr_scale must never come: it came at 30"),
+    ("never: [SEV1]", "SEV1 must never come: it came at 30"),
+    ("never: [probation]", "probation must never come: it came at"),
+    ("never: [spike], by: 29", None),
+    ("never: [spike], between: [29, 31]", "spike must never come: it came at 30"),
+    ("at: 93, rule: spike", "the scenario is over at frame 92"),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), EXPECTED)
+def test_an_expectation(keys: str, said: str | None, outcome: Callable[..., Outcome]) -> None:
+    """The sentence stands at the line of the expectation."""
+    found = outcome(f"{STORY}  - {{{keys}}}\n")
+
+    assert [message for _, message in found.failures if said is None] == []
+    if said is not None:
+        ((where, message),) = found.failures
+        assert said in message
+        assert where.endswith("p.test.yaml:7:9")
+
+
+def test_every_failure_is_told_at_its_own_line(outcome: Callable[..., Outcome]) -> None:
+    """Not only the first."""
+    found = outcome(f"{STORY}  - {{never: [spike]}}\n  - {{by: 9, rule: dead}}\n")
+
+    assert [where.rpartition("p.test.yaml:")[2] for where, _ in found.failures] == ["7:9", "8:9"]

@@ -1,0 +1,72 @@
+"""The job that is not there answers as a healthy one would."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.catalog import discover
+from supervise.core.shapes import Aim
+from supervise.errors import ActionError
+from supervise.proof.job import FakeJob
+
+AIM = Aim("inc-1", step=60, breach_step=58, attempt=0, world_size=1, severity="SEV0")
+NEEDS = {"lr_scale": {"set": 0.5}}  # actions with keys that must be given
+
+
+@pytest.fixture
+def job() -> FakeJob:
+    found = FakeJob({"every": 10, "keep": 3}, 1)
+    for _ in range(61):
+        found.made()
+    return found
+
+
+@pytest.mark.parametrize("verb", [v for v, a in discover.actions().items() if not a.engine_step])
+def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
+    """Their own `perform` judges the answer; a new action must be known here."""
+    action = discover.actions()[verb](**NEEDS.get(verb, {}))
+
+    assert action.perform(job, action.aim(AIM), key="k")
+
+
+def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob) -> None:
+    """And the ones after it are gone."""
+    assert list(job.kept) == [40, 50, 60]
+    args = {"before_step": 55, "rng": "keep", "rewarm": {"start": 0.1, "steps": 10}}
+
+    assert job.command("rollback", args, key="k", deadline_s=1)["step"] == 50
+    assert (job.next_step, job.attempt, list(job.kept)) == (51, 1, [40, 50])
+    assert job.rate() == pytest.approx(0.1)
+    for _ in range(5):
+        job.made()
+    assert job.rate() == pytest.approx(0.55)
+    for _ in range(5):
+        job.made()
+    assert job.rate() == 1.0
+    with pytest.raises(ActionError, match="no savepoint before step 40"):
+        job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
+
+
+def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
+    """As the probe keeps them."""
+    job.now_ns = 7
+    job.command("pause", {"lease_s": 2.0}, key="k", deadline_s=1)
+    assert job.paused_until == 2_000_000_007
+    job.command("resume", {}, key="k", deadline_s=1)
+    assert job.paused_until is None
+
+    job.command("skip_step", {"count": 2}, key="k", deadline_s=1)
+    left = []
+    for _ in range(3):
+        left.append(job.skipping)
+        job.made()
+    assert left == [2, 1, 0]
+
+
+def test_a_verb_that_it_does_not_know_is_acknowledged(job: FakeJob) -> None:
+    """With what was asked for."""
+    assert job.command("quarantine", {"shards": 2}, key="k", deadline_s=1) == {
+        "ack_step": 60,
+        "ranks": 1,
+        "shards": 2,
+    }

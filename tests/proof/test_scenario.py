@@ -1,0 +1,264 @@
+"""The player: time, ranks, faults, and actions on a job that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from supervise.catalog.subject import Subject
+from supervise.core.values import Decision
+from supervise.proof import scenario
+from supervise.proof.hunt import Outcome
+
+Play = Callable[..., Outcome]
+QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
+SPIKE = 'series: {train_loss_raw: "2x30 6x3 2x60", grad_global_norm: "1x93"}\nexpect: []\n'
+DEAD = (
+    'series: {train_loss_raw: "2x30 nanx3", grad_global_norm: "1x33"}\n'
+    'after_rollback: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
+)
+
+
+def kinds(outcome: Outcome, kind: str) -> list[tuple[int, Decision]]:
+    return [(at, decision) for at, decision in outcome.played.log if decision.kind == kind]
+
+
+def states(outcome: Outcome) -> list[str]:
+    return list(dict.fromkeys(outcome.played.states))
+
+
+def test_a_quiet_run_warms_up_and_nothing_else(outcome: Play) -> None:
+    """One frame is one position, counted from 0."""
+    found = outcome(QUIET)
+
+    assert len(found.played.states) == 60
+    assert states(found) == ["warming", "nominal"]
+    assert found.played.states.index("nominal") == 9
+    assert found.played.intents() == []
+    assert found.played.active == {"spike", "both", "grad", "dead"}
+
+
+def test_actions_are_performed_and_verified(outcome: Play) -> None:
+    """The whole way: incident, runbook, probation, recovered."""
+    found = outcome(SPIKE)
+
+    assert found.played.intents() == [(30, "snapshot"), (30, "lr_scale")]
+    assert states(found) == ["warming", "nominal", "acting", "probation"]
+    assert len(kinds(found, "commit")) == 2
+    assert found.played.changes("spike", "fired") == [30]
+    assert found.played.changes("spike", "cleared") == [33]
+
+
+def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> None:
+    """The newest savepoint that is old enough: 30 - 5 = before 25, kept every 5 steps."""
+    found = outcome(DEAD)
+    (committed,) = [d for _, d in kinds(found, "commit") if "step" in d.data["result"]]
+    last = found.played.log[-1][1]
+
+    assert found.played.intents()[2] == (30, "rollback")
+    assert committed.data["result"]["step"] == 20
+    assert committed.data["result"]["attempt"] == last.attempt == 1
+    assert len(found.played.states) == 31 + 60
+    assert found.played.states[-1] == "nominal"
+
+
+def test_without_a_savepoint_a_rollback_fails_as_it_would(outcome: Play, small: str) -> None:
+    """And the pause before it is taken back."""
+    late = DEAD.replace("2x30", "2x31").replace("1x33", "1x34").replace("after", "noise: {}\nafter")
+    found = outcome(
+        late + "inject: [{at: 0, step: 51}]\n", small.replace("every: 5,", "every: 50,")
+    )
+
+    assert [verb for _, verb in found.played.intents()][-1] == "resume"
+    assert "no savepoint before step 77" in kinds(found, "abort")[0][1].reason
+    assert found.played.states[-1] == "holding"
+
+
+def test_an_action_takes_its_time(outcome: Play) -> None:
+    """`delay: 1s` is ten frames of a tenth of a second; a paused job makes none."""
+    found = outcome(f"{SPIKE}delay: 1s\n")
+
+    assert [at for at, _ in found.played.intents()] == [30, 40]
+    assert [at for at, _ in kinds(found, "commit")] == [40, 50]
+    dead = DEAD.replace("nanx3", "nanx20").replace("1x33", "1x50")
+    paused = outcome(f"{dead}delay: 1s\n")
+    # The pause itself takes ten frames; what follows happens while the job stands still.
+    assert [at for at, _ in paused.played.intents()] == [30, 40, 40, 40]
+
+
+def test_a_pause_that_nobody_ends_ends_with_its_lease(outcome: Play) -> None:
+    """The outcome of the snapshot is lost for longer than the lease: the job goes on by itself."""
+    dead = DEAD.replace("nanx3", "nanx9").replace("1x33", "1x39")
+    found = outcome(dead + "delay: 1000s\n")
+
+    assert len(found.played.states) > 31
+    assert kinds(found, "in_doubt")
+    assert outcome(dead).played.intents()[0] == (30, "pause")
+
+
+def test_an_action_that_fails_is_answered(outcome: Play) -> None:
+    """`calm` has no plan for it: hold."""
+    found = outcome(SPIKE + "inject: [{at: 0, fail_action: lr_scale}]\n")
+
+    assert found.played.states[-1] == "holding"
+    assert "failed on purpose" in kinds(found, "abort")[0][1].reason
+
+
+def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
+    """Its deadline is 120 s and 30 s more; the late words of operators end the hold."""
+    found = outcome(
+        SPIKE + "every: 5s\ninject: [{at: 0, lose_action: lr_scale}, {at: 80, told: release}]\n"
+    )
+
+    assert kinds(found, "in_doubt")[0][0] == 30 + 31
+    assert found.played.states[79] == "holding"
+    assert found.played.states[80] != "holding"
+
+
+KINDS = ["rule", "incident", "state", "intent", "commit", "verify", "notify_intent"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("story", [SPIKE, DEAD])
+def test_a_supervisor_that_dies_goes_on_as_if_it_had_not(
+    kind: str, story: str, outcome: Play
+) -> None:
+    """After any kind of decision; the restarted one folds what was recorded."""
+    whole = outcome(story).played
+    again = outcome(f"{story}inject: [{{at: 0, crash_after: {kind}}}]\n").played
+
+    assert again.parted == []
+    assert repr(again.log) == repr(whole.log)
+    assert again.states == whole.states
+
+
+def test_a_fold_that_differs_is_a_failure(
+    subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The point of the fault: an engine that remembers what is not in the events."""
+    found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
+    form, _ = found.scenarios[0]
+    player = scenario._Player(found.policy, form)
+    player.play()
+    player.restart()
+    assert player.played.parted == []
+
+    real = scenario.engine.step
+
+    def forgetful(*args: Any) -> Any:
+        state, made = real(*args)
+        return state, [decision for decision in made if decision.kind != "intent"]
+
+    monkeypatch.setattr(scenario.engine, "step", forgetful)
+    player.restart()
+
+    assert "decision" in player.played.parted[0]
+    assert "became" in player.played.parted[1]
+
+
+def test_frames_are_lost_and_counted(outcome: Play) -> None:
+    """The job made them; we have not seen them."""
+    found = outcome(SPIKE + "inject: [{at: 29, gap: 3}]\n")
+    ((at, gap),) = kinds(found, "gap")
+
+    assert (at, gap.data["count"]) == (32, 3)
+    assert found.played.changes("spike", "fired") == [32]
+    assert found.played.log[-1][1].step == outcome(SPIKE).played.log[-1][1].step
+
+
+def test_nan_is_put_in(outcome: Play) -> None:
+    """For one frame, unless it says for how many."""
+    found = outcome(QUIET + "inject: [{at: 20, nan: [train_loss_raw]}]\n")
+    longer = outcome(QUIET + "inject: [{at: 20, nan: [train_loss_raw], for: 4}]\n")
+
+    assert found.played.changes("dead", "fired") == [20]
+    assert found.played.changes("dead", "cleared") == [21]
+    assert longer.played.changes("dead", "cleared") == [24]
+
+
+def test_time_can_jump_and_the_job_be_in_a_phase(outcome: Play) -> None:
+    """An hour in which nobody ran is no silence; one in a checkpoint has a grace."""
+    policy = """\
+version: supervise/v1
+detectors: {still: {kind: absence, after: {min: 10s, p99_multiple: 3}, grace: {eval: 60s}}}
+rules: [{id: stuck, when: still, sev: SEV0}]
+"""
+    story = 'series: {step_time: "1x100 _x300 1x9"}\nexpect: []\n'
+
+    assert outcome(story, policy).played.changes("stuck", "fired") == [209]
+    jump = outcome(story.replace("_x300 ", "") + "inject: [{at: 50, clock_jump: 1h}]\n", policy)
+    assert jump.played.changes("stuck", "fired") == []
+    graced = outcome(story + "inject: [{at: 95, phase: eval, for: 300}]\n", policy)
+    assert graced.played.changes("stuck", "fired") == []
+
+
+def test_another_process_starts_from_nothing(outcome: Play) -> None:
+    """What was a baseline is forgotten."""
+    policy = """\
+version: supervise/v1
+detectors: {z: {kind: robust_z, metric: train_loss_raw, gt: 6.0, window: 32, min: 16, freeze: 16}}
+rules: [{id: odd, when: z, sev: SEV2}]
+"""
+    story = 'series: {train_loss_raw: "2x40 9"}\nnoise: {train_loss_raw: 0.1}\nexpect: []\n'
+
+    assert outcome(story, policy).played.changes("odd", "fired") == [40]
+    again = outcome(story + "inject: [{at: 30, probe_restart: true}]\n", policy)
+    assert again.played.changes("odd", "fired") == []
+
+
+def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
+    """In-process actions are refused when there are two."""
+    two = outcome(SPIKE + "ranks: 2\n")
+    silent = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1}]\n")
+    back = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1, for: 20}]\n")
+
+    assert len(two.played.changes("spike", "fired")) == 2
+    assert len(silent.played.changes("spike", "fired")) == 1
+    assert len(back.played.changes("spike", "fired")) == 2
+    assert {verb for _, verb in two.played.intents()} == {"snapshot"}
+
+
+def test_steps_jump_notices_come_and_jobs_end(outcome: Play) -> None:
+    """Nothing is played after the end."""
+    found = outcome(
+        QUIET + "inject: [{at: 20, step: 500}, {at: 30, notice: no-probe}, {at: 40, exit: 3}]\n"
+    )
+
+    assert found.played.last == 39 or found.played.last == 40
+    assert found.played.states[-1] == "halted"
+    assert found.played.log[-1][1].step == 519
+    assert "code 3" in found.played.log[-1][1].reason
+    assert any(d.data.get("what") == "no-probe" for _, d in kinds(found, "note"))
+
+
+def test_a_stop_ends_the_job(outcome: Play, small: str) -> None:
+    """And the run with it."""
+    policy = small.replace("run: back}", "run: end}").replace(
+        "runbooks:\n", "runbooks:\n  end: [snapshot, stop]\n"
+    )
+    found = outcome(DEAD, policy)
+
+    assert [verb for _, verb in found.played.intents()] == ["snapshot", "stop"]
+    assert found.played.states[-1] == "halted"
+    assert found.played.last == 30
+
+
+def test_the_same_seed_is_the_same_story(outcome: Play) -> None:
+    """And another is another."""
+    noisy = SPIKE + "noise: {train_loss_raw: 0.5, grad_global_norm: 3.0}\n"
+    runs = [repr(outcome(f"{noisy}seed: {seed}\n").played.log) for seed in (1, 1, 2)]
+
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_scaled_rate_shows_in_the_series(outcome: Play) -> None:
+    """The action's own check of its effect is part of a scenario."""
+    rates = 'learning_rate: "0.001x93", learning_rate_scheduled: "0.001x93", train_loss_raw'
+    good = outcome(SPIKE.replace("train_loss_raw", rates))
+    # A job that does not do as it was told: the rate of the series, divided by the scale.
+    bad = outcome(SPIKE.replace("train_loss_raw", rates.replace('rate: "0.001', 'rate: "0.002')))
+
+    assert "probation" in good.played.states
+    assert any("learning rate" in d.reason for _, d in kinds(bad, "verify"))

@@ -1,0 +1,218 @@
+"""Scores of made-up outcomes against made-up labels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervise.errors import InputError
+from supervise.proof.outcome import Act, Alarm, Outcome
+from supervise.proof.score import (
+    LEAD,
+    SLACK,
+    Label,
+    poisson_interval,
+    quantile,
+    read_labels,
+    score,
+)
+
+SPIKE = Label("r", 100, 110, "loss_spike_recovered")
+
+
+def _outcome(alarms=(), actions=(), *, spacing=1.0, rows=1000, **extra):
+    """Alarms as `(step, severity)` or `(step, severity, what)`, actions as `(step, stops)`."""
+    made = Outcome("r", "p", rows=rows, spacing=spacing, probation=50, **extra)
+    made.pieces = [(0, round((rows - 1) * spacing), rows)]
+    for step, severity, *what in alarms:
+        row = round(step / spacing)
+        made.alarms.append(
+            Alarm(step, severity, "rule", "inc-1", what[0] if what else "opened", "", row)
+        )
+    for step, stops in actions:
+        row = round(step / spacing)
+        made.actions.append(
+            Act(step, "SEV1", "rule", "inc-1", "book", True, True, stops=stops, row=row)
+        )
+    return made
+
+
+def _score(outcome, *labels):
+    return score("p", [outcome], labels)
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [
+        (0, 0.0, 3.68888),
+        (1, 0.02532, 5.57164),
+        (4, 1.08987, 10.24159),
+        (10, 4.79539, 18.39036),
+        (100, 81.36399, 121.62679),
+        (1000, 938.97302, 1063.95214),
+    ],
+)
+def test_the_interval_of_a_count_is_exact(count, low, high):
+    """Half of the chi-square quantiles of 2k and 2k + 2 degrees of freedom, from tables."""
+    assert poisson_interval(count) == pytest.approx((low, high), abs=2e-4)
+
+
+def test_quantiles_are_values_that_were_there():
+    """Nothing is interpolated; of nothing there is none."""
+    assert [quantile([5, 1, 3, 9], share) for share in (0.5, 0.9)] == [3, 9]
+    assert quantile([7], 0.5) == 7
+    assert quantile([], 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        (100 - LEAD, True),
+        (100 - LEAD - 1, False),
+        (110 + SLACK, True),
+        (110 + SLACK + 1, False),
+    ],
+)
+@pytest.mark.parametrize("spacing", [1, 5])
+def test_an_alarm_counts_a_little_before_and_after(step, found, spacing):
+    """In logged rows: 5 steps apart, it may be five times as many steps."""
+    label = Label("r", 100 * spacing, 110 * spacing, "loss_spike_recovered")
+    scored = _score(_outcome([(step * spacing, "SEV2")], spacing=spacing), label)
+
+    assert scored.kinds == {"loss_spike_recovered": [int(found), 1]}
+    assert scored.false_notices == (not found)
+    assert scored.delays == ([(step - 100) * spacing] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity", "found"),
+    [
+        ("loss_spike_recovered", "SEV2", 1),
+        ("divergence", "SEV2", 0),
+        ("divergence", "SEV1", 1),
+        ("nan", "SEV2", 0),
+        ("nan", "SEV0", 1),
+        ("something_new", "SEV2", 1),
+    ],
+)
+def test_some_trouble_must_be_taken_seriously(kind, severity, found):
+    """A notice of a divergence does not find it; it is not false either."""
+    scored = _score(_outcome([(105, severity)]), Label("r", 100, 110, kind))
+
+    assert scored.kinds[kind] == [found, 1]
+    assert scored.false_notices == scored.false_pages == 0
+    assert [m["best"] for m in scored.missed] == ([] if found else [severity])
+
+
+def test_a_severity_raised_later_counts_from_there():
+    """And a rule that joins an open incident was an alarm as well."""
+    label = Label("r", 100, 110, "divergence")
+
+    assert _score(_outcome([(101, "SEV2"), (104, "SEV1", "raised")]), label).delays == [4]
+    assert _score(_outcome([(50, "SEV1"), (107, "SEV1", "joined")]), label).delays == [7]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "benign_hard_data",
+        "log_gap",
+        "probable_restart_first_iteration",
+        "slow_iteration_periodic",
+    ],
+)
+def test_what_only_looks_like_trouble_is_none(kind):
+    """An alarm there is false."""
+    scored = _score(_outcome([(100, "SEV1")], [(100, False)]), Label("r", 100, 100, kind))
+
+    assert scored.kinds == {}
+    assert (scored.false_pages, scored.false_actions) == (1, 1)
+
+
+def test_other_runs_labels_and_steps_that_were_not_recorded_do_not_count():
+    """A recording may be a part of what was labelled."""
+    scored = _score(_outcome(), Label("other", 1, 9, "nan"), Label("r", 5000, 5009, "nan"))
+
+    assert scored.kinds == {}
+
+
+def test_an_alarm_serves_the_label_it_lies_in():
+    """Two troubles may be nearer to each other than the tolerance."""
+    labels = Label("r", 100, 110, "divergence"), Label("r", 115, 120, "divergence")
+    scored = _score(_outcome([(116, "SEV1")]), *labels)
+
+    assert [m["step"] for m in scored.missed] == [100]
+    assert scored.delays == [1]
+
+
+def test_false_actions_have_a_rate_per_row_outside_of_trouble():
+    """What follows within the probation is the same one."""
+    actions = [(300, False), (340, False), (351, False), (105, False)]
+    scored = _score(_outcome([(105, "SEV1")], actions), SPIKE)
+    width = 1 + (110 + SLACK) - (100 - LEAD)
+
+    assert scored.false_actions == 2
+    assert scored.rows == 1000 - width
+    per, low, high = scored.rate(2)
+    assert per == pytest.approx(2e4 / scored.rows)
+    assert (low, high) == pytest.approx([b * 1e4 / scored.rows for b in poisson_interval(2)])
+    assert scored.actions == scored.destructive == 4
+
+
+def test_a_run_that_was_stopped_for_nothing_sees_nothing_more():
+    """What comes later is missed, and is no time without false actions."""
+    outcome = _outcome([(20, "SEV1"), (101, "SEV1")], [(20, True), (101, False)])
+    scored = _score(outcome, SPIKE)
+
+    assert scored.kinds == {"loss_spike_recovered": [0, 1]}
+    assert scored.false_actions == 1
+    assert scored.rows <= 20
+    assert scored.destructive == 1
+
+
+def test_a_stop_in_trouble_is_no_mistake():
+    """The recording goes on behind the label."""
+    label = Label("r", 500, 500, "divergence")
+    outcome = _outcome([(101, "SEV1"), (500, "SEV1")], [(101, True)])
+
+    assert _score(outcome, SPIKE, label).kinds["divergence"] == [1, 1]
+
+
+def test_a_score_of_nothing_has_no_rate():
+    """Not zero."""
+    line = score("p", [], []).line()
+
+    assert line["false_action_rate"]["per_10k"] is None
+    assert line["delay"] == {"median": None, "p90": None}
+    assert math.isnan(score("p", [], []).rate(0)[0])
+
+
+def test_labels_are_read(tmp_path):
+    """Other columns do not matter."""
+    path = tmp_path / "l.csv"
+    path.write_text("run,step_start,step_end,kind,detail\nr,100,110,loss_spike_recovered,x\n")
+
+    assert read_labels(path) == [SPIKE]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("run,step\nr,1\n", r"l\.csv:1: labels need the columns kind, step_end, step_start"),
+        ("run,step_start,step_end,kind\nr,9,1,nan\n", r"l\.csv:2: ends before it starts"),
+        ("run,step_start,step_end,kind\nr,x,1,nan\n", r"l\.csv:2: could not convert"),
+        ("run,step_start,step_end,kind\nr,1\n", r"l\.csv:2: "),
+        ("", r"l\.csv:1: labels need"),
+        (None, r"l\.csv: cannot be read"),
+    ],
+)
+def test_broken_labels_are_one_sentence(tmp_path, text, says):
+    """With the line."""
+    path = tmp_path / "l.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=says) as caught:
+        read_labels(path)
+
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,192 @@
+"""Each format, written by what usually writes it."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sys
+
+import pytest
+
+from supervise.errors import InputError
+from supervise.recordings import csv, parquet, tensorboard, wandb
+from supervise.recordings.find import readers
+
+NAN = float("nan")
+
+
+def test_the_readers_are_the_files_of_the_folder():
+    """And nothing else is."""
+    assert list(readers()) == ["csv", "parquet", "tensorboard", "wandb"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_csv(tmp_path, name):
+    """Absent, NaN, infinity, words; a mark of the encoding at the start is no letter."""
+    path = tmp_path / name
+    opener = gzip.open if name.endswith("gz") else open
+    with opener(path, "wt", encoding="utf-8-sig") as file:
+        file.write("step,loss,word\n0,2.5,x\n1,,\n\n2,nan,y\n3,inf\n")
+
+    assert csv.claims(path)
+    sheet = csv.read(path)
+    assert sheet.columns == ("step", "loss", "word")
+    assert sheet.rows[:2] == [(0.0, 2.5, "x"), (1.0, None, None)]
+    assert math.isnan(sheet.rows[2][1])
+    assert sheet.rows[3] == (3.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"step,loss\n0,1,2\n", ":2: 3 cells under 2 columns"),
+        ("a.csv", b"step,loss\n0,\xff\xfe\n", "is no CSV"),
+        ("a.csv.gz", b"step,loss\n0,1\n", "cannot be read"),
+        ("a.csv.gz", gzip.compress(b"step,loss\n" * 99)[:30], "cannot be read"),
+    ],
+)
+def test_a_broken_csv_is_one_sentence(tmp_path, name, content, says):
+    """Whatever gzip and the decoder raise."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        csv.read(path)
+
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet(tmp_path):
+    """Null is absent; a folder called like a partition adds no column."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as writer
+
+    path = tmp_path / "kind=real" / "a.parquet"
+    path.parent.mkdir()
+    columns = {"step": [1, 2, 3], "loss": [2.5, None, NAN], "word": ["a", None, "b"]}
+    writer.write_table(arrow.table(columns), path)
+
+    assert parquet.claims(path)
+    sheet = parquet.read(path)
+    assert sheet.columns == ("step", "loss", "word")
+    assert sheet.rows[:2] == [(1.0, 2.5, "a"), (2.0, None, None)]
+    assert math.isnan(sheet.rows[2][1])
+
+
+def test_a_broken_parquet_is_one_sentence(tmp_path):
+    """Arrow's own explanations have several lines."""
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and then something else")
+    with pytest.raises(InputError, match="is no Parquet file") as caught:
+        parquet.read(path)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_tensorboard(event_file):
+    """Scalars of a step are a row; a tag that counts samples is left out."""
+    pytest.importorskip("tensorboard")
+    scalars = [("train/loss", 10, 2.5), ("lr", 10, 0.5), ("lm loss vs samples", 640, 9.0)]
+    folder = event_file([*scalars, ("train/loss", 20, NAN)])
+
+    assert tensorboard.claims(folder)
+    sheet = tensorboard.read(folder)
+    assert sheet.columns == ("step", "train/loss", "lr")
+    assert sheet.rows[0] == (10.0, 2.5, 0.5)
+    assert sheet.rows[1][0] == 20.0
+    assert math.isnan(sheet.rows[1][1])
+
+
+def test_tensorboard_as_torch_writes_it(tmp_path):
+    """`torch.utils.tensorboard`, and tensors in the place of simple values."""
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("loss", 2.5, 1)
+        writer.add_scalar("loss", 1.5, 2, new_style=True)
+
+    assert tensorboard.read(tmp_path).rows == [(1.0, 2.5), (2.0, 1.5)]
+
+
+@pytest.mark.parametrize("content", [b"nothing of the kind, but long enough", b"\x00" * 64])
+def test_a_broken_event_file_is_one_sentence(tmp_path, content):
+    """What TensorBoard itself passes over in silence."""
+    pytest.importorskip("tensorboard")
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(content)
+    with pytest.raises(InputError, match="is no event file") as caught:
+        tensorboard.read(tmp_path)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="session")
+def offline_file(offline_run):
+    """300 rows with names long enough for records that span blocks of 32 KiB."""
+    pytest.importorskip("wandb")
+    wide = {f"layer.{i}.{'x' * 40}": 1.0 for i in range(20)}
+    rows = [{"loss": 2.5 - 0.001 * i, "lr": "nan" if i == 7 else 0.5, **wide} for i in range(300)]
+    (path,) = offline_run(rows).rglob("*.wandb")
+    assert path.stat().st_size > 5 * wandb.BLOCK
+    return path
+
+
+def test_wandb(offline_file):
+    """Everything that was logged, in order; NaN is NaN."""
+    assert wandb.claims(offline_file)
+    sheet = wandb.read(offline_file)
+    step, loss, lr = (sheet.columns.index(name) for name in ("_step", "loss", "lr"))
+
+    assert [row[step] for row in sheet.rows] == list(map(float, range(300)))
+    assert [row[loss] for row in sheet.rows] == [2.5 - 0.001 * i for i in range(300)]
+    assert [i for i, row in enumerate(sheet.rows) if row[lr] != row[lr]] == [7]
+
+
+def test_a_run_that_was_killed_is_read_up_to_there(offline_file, tmp_path):
+    """Cut anywhere: the rows before are what they were."""
+    data, whole = offline_file.read_bytes(), wandb.read(offline_file)
+    at = whole.columns.index("loss")
+    counts = []
+    for share in (0.3, 0.5, 0.77):
+        cut = tmp_path / "cut.wandb"
+        cut.write_bytes(data[: int(len(data) * share)])
+        rows = wandb.read(cut)
+        counts.append(len(rows.rows))
+        losses = [row[rows.columns.index("loss")] for row in rows.rows]
+        assert losses == [row[at] for row in whole.rows[: counts[-1]]]
+
+    assert 0 < counts[0] < counts[1] < counts[2] < 300
+
+
+def test_a_broken_offline_run_is_one_sentence(offline_file, tmp_path):
+    """Another file's bytes, and a chunk that cannot be."""
+    path = tmp_path / "a.wandb"
+    path.write_bytes(b"step,loss\n0,1\n")
+    with pytest.raises(InputError, match="is no file of an offline run"):
+        wandb.read(path)
+
+    data = bytearray(offline_file.read_bytes())
+    data[wandb.HEAD.size + 6] = 9
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is damaged at byte"):
+        wandb.read(path)
+
+
+@pytest.mark.parametrize(
+    ("reader", "name", "package"),
+    [
+        (parquet, "a.parquet", "pyarrow"),
+        (wandb, "a.wandb", "wandb.proto.wandb_internal_pb2"),
+        (tensorboard, ".", "tensorboard.backend.event_processing.event_file_loader"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_way_to_get_it(
+    monkeypatch, tmp_path, reader, name, package
+):
+    """One clear sentence, not a stack of imports."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=f"needs the package '{package.split('.')[0]}'") as caught:
+        reader.read(tmp_path / name)
+
+    assert caught.value.hint == "pip install 'supervise-train[backtest]'"

@@ -1,0 +1,177 @@
+"""What a table's columns and rows come to mean."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervise.errors import InputError
+from supervise.recordings.sheet import NoStepsError, Sheet, recordings
+
+NAN = float("nan")
+
+
+def _read(columns, *rows, **extra):
+    return recordings(Sheet("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
+
+
+def _spans(found):
+    return [(r.run, r.rows[0][0], r.rows[-1][0], len(r.rows)) for r in found]
+
+
+def test_what_others_call_our_metrics_is_known():
+    """Case, blanks, dashes and a leading `train/` do not matter."""
+    (found,) = recordings(
+        Sheet(
+            "t",
+            ("iteration", "LM loss", "grad-norm", "Train/learning_rate"),
+            [(3.0, 2.5, 1.0, 1e-3)],
+        )
+    )
+
+    assert dict(zip(found.names, found.rows[0][3], strict=True)) == {
+        "train_loss_raw": 2.5,
+        "grad_global_norm": 1.0,
+        "learning_rate": 1e-3,
+    }
+    assert found.rows[0][0] == 3
+
+
+def test_milliseconds_become_seconds():
+    """The same metric from a column in another unit."""
+    (found,) = _read("step loss elapsed_time_per_iteration_ms", (1.0, 2.0, 1500.0))
+
+    assert found.rows[0][3][found.names.index("step_time")] == pytest.approx(1.5)
+
+
+def test_an_id_of_ours_goes_before_an_alias_and_a_word_of_the_user_before_both():
+    """One column per metric; the others are said to be left out."""
+    columns = "step loss train_loss_raw nll"
+    (plain,) = _read(columns, (0.0, 1.0, 2.0, 3.0))
+    (told,) = _read(columns, (0.0, 1.0, 2.0, 3.0), nll="train_loss_raw")
+
+    assert plain.rows[0][3][plain.names.index("train_loss_raw")] == 2.0
+    assert told.rows[0][3][told.names.index("train_loss_raw")] == 3.0
+    assert told.notes == ["columns left out: loss, train_loss_raw"]
+
+
+def test_columns_like_ids_pass_and_others_are_said():
+    """`my_score` may be a job's own metric, `TFLOPs (max)` is none, a column of words neither."""
+    (found,) = recordings(
+        Sheet(
+            "t", ("step", "loss", "my_score", "TFLOPs (max)", "layer"), [(0.0, 1.0, 2.0, 3.0, "a")]
+        )
+    )
+
+    assert found.names == ("train_loss_raw", "my_score")
+    assert found.notes == [
+        "columns left out: TFLOPs (max)",
+        "columns of text left out: layer",
+    ]
+
+
+def test_the_best_counter_is_the_step():
+    """A logger's own `_step` counts its rows."""
+    (found,) = _read("_step train/global_step loss", (0.0, 10.0, 1.0), (1.0, 20.0, 1.0))
+
+    assert [row[0] for row in found.rows] == [10, 20]
+
+
+@pytest.mark.parametrize(
+    ("steps", "spans"),
+    [
+        ([1, 2, 3, 2, 3], [(1, 3, 3), (2, 3, 2)]),
+        ([1, 2, 2], [(1, 2, 2), (2, 2, 1)]),
+        ([1, 2, 1002], [(1, 1002, 3)]),
+        ([1, 2, 1003], [(1, 2, 2), (1003, 1003, 1)]),
+        ([100, 200, 1300], [(100, 1300, 3)]),
+        ([100, 200, 2201], [(100, 200, 2), (2201, 2201, 1)]),
+    ],
+)
+def test_a_step_that_goes_back_comes_again_or_jumps_far_begins_another_piece(steps, spans):
+    """Far is more than 1000 steps and more than 20 times what is usual."""
+    found = _read("step loss", *((float(step), 1.0) for step in steps))
+
+    assert [span[1:] for span in _spans(found)] == spans
+
+
+def test_values_of_one_step_in_two_rows_are_one_row():
+    """Some loggers write the validation loss in a row of its own."""
+    (found,) = _read("step loss val_loss", (1.0, 2.0, None), (1.0, None, 3.0), (2.0, 2.0, None))
+
+    assert found.rows == [(1, 0, 0, (2.0, 3.0)), (2, 0, 0, (2.0, None))]
+
+
+def test_a_rollback_is_no_new_piece():
+    """The step goes back and the attempt grows; ranks have steps of their own."""
+    rows = [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (1, 0, 1), (1, 1, 1)]
+    (found,) = _read("step rank attempt loss", *((*map(float, row), 2.0) for row in rows))
+
+    assert [row[:3] for row in found.rows] == rows
+
+
+def test_runs_in_one_table_are_told_apart():
+    """`run` names a run; `file` a log that was copied from."""
+    rows = [("a", 1.0, 2.0), ("b", 1.0, 2.0), ("a", 2.0, 2.0)]
+
+    assert _spans(_read("run step loss", *rows)) == [("a", 1, 2, 2), ("b", 1, 1, 1)]
+    assert _spans(_read("file step loss", *rows)) == [(":a", 1, 2, 2), (":b", 1, 1, 1)]
+
+
+def test_a_metric_that_a_piece_never_has_does_not_exist_there():
+    """Or its rules would wait for it, and be blind."""
+    first, second = _read("run step loss lr", ("a", 1.0, 2.0, None), ("b", 1.0, 2.0, 0.1))
+
+    assert first.names == ("train_loss_raw",)
+    assert second.names == ("train_loss_raw", "learning_rate")
+
+
+def test_rows_with_a_step_alone_are_nan_where_there_always_was_a_value():
+    """Writers that leave the cell of a NaN empty."""
+    (found,) = _read("step loss lr", (1.0, 2.0, 0.1), (2.0, 2.0, None), (3.0, None, None))
+
+    assert found.rows[1][3] == (2.0, None)
+    assert math.isnan(found.rows[2][3][0])
+    assert found.rows[2][3][1] is None
+    assert found.notes == ["1 rows hold a step and nothing else: read as NaN"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1.0, 2.0, 0.1), (2.0, None, 0.1), (3.0, 2.0, None)],  # each row has something
+        [(1.0, NAN, 0.1), (2.0, 2.0, 0.1), (3.0, None, None)],  # it knows how to write NaN
+        [(1.0, None, None), (2.0, 2.0, 0.1)],  # nothing was there before
+    ],
+)
+def test_otherwise_absent_is_absent(rows):
+    """Never a NaN that nobody logged."""
+    (found,) = _read("step loss lr", *rows)
+
+    assert all(None in row[3] for row in found.rows if row[0] == rows[-1][0]) or len(rows) == 2
+    assert not any("NaN" in note for note in found.notes)
+    assert sum(v != v for row in found.rows for v in row[3] if v is not None) == sum(
+        v != v for row in rows for v in row if v is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "says"),
+    [
+        ("loss lr", (1.0, 1.0), "t.csv: no column of steps"),
+        ("step loss", (1.5, 1.0), "t.csv:2: step 1.5 is not a whole number"),
+        ("step loss", ("x", 1.0), "t.csv:2: step 'x' is not a whole number"),
+        ("step loss", (1.0, "high"), "t.csv:2: loss 'high' is not a number"),
+        ("step rank loss", (1.0, NAN, 2.0), "t.csv:2: rank nan is not a whole number"),
+        ("step loss", (None, 1.0), "t.csv: no rows with a step and a metric"),
+        ("step", (1.0,), "t.csv: no rows with a step and a metric"),
+    ],
+)
+def test_a_broken_table_is_one_sentence(columns, row, says):
+    """With the line, where there are lines."""
+    with pytest.raises(InputError) as caught:
+        _read(columns, row)
+
+    assert str(caught.value) == says
+    assert isinstance(caught.value, NoStepsError) == ("column of steps" in says)

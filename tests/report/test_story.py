@@ -1,0 +1,246 @@
+"""The story of an incident, from the records alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.core import wording
+from supervise.core.values import Exited, Told
+from supervise.report import story, telling
+from supervise.store import audit
+from supervise.store.chain import encode
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def told(keep_run, make_frames, small):
+    """A function that tells the last incident of `(losses, ...)` as data and as lines."""
+
+    def tell(*losses, incident=None, **options):
+        run = keep_run(make_frames(0, *losses), **options)
+        records = list(audit.read(run.audit_path))
+        policy = load_policy(run.policy_path)
+        chosen = incident or story.ids(records)[-1]
+        found = story.tell(records, chosen, {policy.digest: policy}, "the run is in progress")
+        return found, "\n".join(telling.lines(found)), records
+
+    return tell
+
+
+SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
+
+
+def test_what_was_seen_has_metric_value_threshold_and_step(told):
+    """The first breach, the band of before, and where the rule is defined."""
+    found, text, _ = told(*SPIKE)
+
+    [reading] = found["seen"]["readings"]
+    assert (reading["metric"], reading["value"], reading["threshold"]) == (
+        "train_loss_raw",
+        8.0,
+        5.0,
+    )
+    assert found["seen"]["breach_step"] == found["seen"]["step"] == 40
+    assert found["seen"]["band"]["level"] == pytest.approx(2.02)
+    assert "high: train_loss_raw 8 (limit 5)" in text
+    assert "policy.yaml:" in found["rules"][0]["where"]
+    assert (found["rules"][0]["when"], found["rules"][0]["runbook"]) == ("high", "calm")
+
+
+def test_a_z_comes_with_its_baseline(told):
+    """z, limit, median, scale and the steps they were taken from, also in the words."""
+    found, text, _ = told(*SPIKE)
+    odd = next(one for one in found["rules"] if one["rule"] == "odd")
+    numbers = odd["numbers"]["z"]
+
+    assert numbers["code"] == "BREACH"
+    assert numbers["median"] == pytest.approx(2.02)
+    assert "baseline 2.02 +- 0.01483 over steps 8..39 (32 samples)" in text
+
+
+def test_each_action_has_arguments_ack_outcome_and_verification(told):
+    """The runbook, why it ran, what was observed, when it was acknowledged, did it help."""
+    found, text, _ = told(*SPIKE, answer=lambda action: {"lr_scale": 0.5})
+    [book] = found["runbooks"]
+    [action] = book["actions"]
+
+    assert book["runbook"] == "calm"
+    assert book["why"].startswith("spike: train_loss_raw 8")
+    assert (action["verb"], action["args"]["value"], action["ok"]) == ("lr_scale", 0.5, True)
+    assert (action["ack_step"], action["result"]["lr_scale"]) == (40, 0.5)
+    assert [v["what"] for v in book["verification"]] == ["started", "passed"]
+    assert found["budgets"] == {"all": "1/3", "lr_scale": "1/2"}
+    assert "done at the end of step 40" in text
+    assert "observed lr_scale=0.5" in text
+    assert "budgets after the last action: all 1/3, lr_scale 1/2" in text
+
+
+def test_the_end_and_the_kind_of_trouble_are_told(told):
+    """Closed, and the four questions with their answers where the record has them."""
+    found, text, records = told(*SPIKE)
+    closed = [r for r in records if r["kind"] == "incident" and r["data"]["what"] == "closed"][-1]
+
+    assert (found["end"]["how"], found["end"]["record"]) == ("closed", closed["seq"])
+    assert found["end"]["reason"] in text
+    assert found["spike"] == closed["data"].get("spike")
+    spike = {"class": "data event", "advice": "look at the data",
+             "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}}}  # fmt: skip
+    lines = list(telling.lines(found | {"spike": spike}))
+    assert lines[lines.index("what kind of trouble it was") + 1 :][:3] == [
+        "  data event", "  1 rejoined: no: 3 above the trend", "  advice: look at the data",
+    ]  # fmt: skip
+
+
+def test_every_message_says_whether_it_arrived(told, keep_run, make_frames):
+    """By channel; one that nobody answered for is said to be so."""
+    found, text, records = told(*SPIKE)
+
+    assert all(one["delivered"][0]["ok"] for one in found["messages"])
+    assert "delivered: console: printed" in text
+    silent = [r for r in records if r["kind"] != "notify_result"]
+    again = story.tell(silent, "inc-1", {}, "")
+    assert all(one["delivered"] == [] for one in again["messages"])
+    assert "no channel has answered yet" in "\n".join(telling.lines(again))
+
+
+def test_what_was_held_back_says_by_what(told):
+    """In shadow mode: the runbook, and every argument it would have had."""
+    found, text, _ = told(*SPIKE, mode="shadow")
+
+    [held] = found["suppressed"]
+    assert held["by"] == "mode:shadow"
+    assert held["would"][0]["args"]["value"] == 0.5
+    assert "shadow: would have run calm [mode:shadow]" in text
+    assert "no runbook ran" in text
+
+
+def test_a_failed_action_and_a_hold_are_told_as_such(told):
+    """What failed, why, and that a person is needed."""
+    found, text, _ = told(*SPIKE, answer=lambda action: {"error": "no answer"})
+
+    assert found["runbooks"][0]["actions"][0]["ok"] is False
+    assert "FAILED" in text and "no answer" in text
+    assert found["end"]["how"] == "held, a person is needed"
+    assert "not over: held, a person is needed; the run is in progress" in text
+
+
+def test_an_action_without_an_outcome_is_not_called_done(told):
+    """The supervisor was killed between intent and outcome."""
+    found, text, _ = told(*SPIKE[:42], answer=lambda action: None, ended=False)
+
+    assert found["runbooks"][0]["actions"][0]["ok"] is None
+    assert "intended; no outcome is recorded" in text
+    assert found["end"]["how"] == "open"
+
+
+def test_two_runbooks_of_an_incident_are_two(told, small, tmp_path):
+    """The ladder's next rung has its own actions and its own verification."""
+    text = small.read_text().replace("steps: [{lr", "steps: [snapshot, {lr")
+    books, rest = text.split("budgets:")
+    body = books.split("  calm:")[1]
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        f"{books}  calmer:{body}budgets:{rest.replace('[calm, hold]', '[calm, calmer, hold]')}"
+    )
+    found, text, _ = told(*SPIKE[:40], *[8.0] * 100, policy=path)
+
+    assert [b["runbook"] for b in found["runbooks"]] == ["calm", "calmer"]
+    for book in found["runbooks"]:
+        assert [a["verb"] for a in book["actions"]] == ["snapshot", "lr_scale"]
+        assert [v["what"] for v in book["verification"]] == ["started", "failed"]
+    assert found["end"]["how"] == "held, a person is needed"
+    assert "calm did not help: spike is in breach" in text
+
+
+def test_the_table_has_one_row_per_incident(keep_run, make_frames):
+    """Oldest first: severity, steps, how it ended, what was done to the job."""
+    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
+    rows = story.table(list(audit.read(run.audit_path)))
+
+    assert [(r["incident"], r["severity"], r["step"]) for r in rows] == [
+        ("inc-1", "SEV1", 40), ("inc-2", "SEV1", 142),
+    ]  # fmt: skip
+    assert rows[0]["end"].startswith("closed: recovered")
+    assert rows[0]["actions"] == 1
+    assert len(list(telling.table(rows))) == 4
+
+
+def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
+    """A rule that fires in the very event that opens an incident belongs to it, and only to it."""
+    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
+    records = list(audit.read(run.audit_path))
+    first, second = ({r["seq"] for r in story.about(records, i)} for i in ("inc-1", "inc-2"))
+
+    assert not first & second
+    fired = {r["seq"] for r in records if r["kind"] == "rule" and r["rule"] == "spike"
+             and r["data"]["what"] == "fired"}  # fmt: skip
+    assert len(fired & first) == len(fired & second) == 1
+
+
+def test_the_rule_of_a_reloaded_policy_is_found_in_that_policy(
+    keep_run, make_frames, small, tmp_path
+):
+    """Where a rule is defined depends on when it fired."""
+    later = tmp_path / "later.yaml"
+    later.write_text(small.read_text().replace("gt: 5.0}", "gt: 4.0}"))
+    word = Told(129 * SECOND, "anna", "reload", {"policy": str(later)})
+    before = make_frames(0, *SPIKE, *[2.0] * 38)
+    after = make_frames(120, 4.5, *[2.0] * 60)
+    run = keep_run([*before, word, *after, Exited(10**12, 0)])
+    records = list(audit.read(run.audit_path))
+    paths = [run.policy_path, *run.path.glob("policies/*")]
+    policies = {policy.digest: policy for policy in map(load_policy, paths)}
+    assert len(policies) == 2
+    first, second = (story.tell(records, name, policies, "") for name in ("inc-1", "inc-2"))
+
+    assert "run/policy.yaml" in first["rules"][0]["where"]
+    assert "policies/" in second["rules"][0]["where"]
+    assert [one["seen"]["readings"][0]["threshold"] for one in (first, second)] == [5.0, 4.0]
+
+
+def test_the_data_is_json(told):
+    """NaN included: a loss that is no number is the most interesting one."""
+    found, text, _ = told(*SPIKE[:40], 8.0, float("nan"), *[2.0] * 10)
+
+    assert json.loads(json.dumps(encode(found), allow_nan=False))
+    assert text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ({"metric": "m", "value": 4.0, "z": 8.25, "threshold": 6.0, "median": 2.0, "scale": 0.25,
+          "steps": [1, 9], "samples": 9, "transform": "none"},
+         "m 4, z 8.25 (limit 6); baseline 2 +- 0.25 over steps 1..9 (9 samples)"),
+        ({"metric": "m", "value": 4.0, "ratio": 2.0, "threshold": 1.5, "reference": 2.0},
+         "m 4, 2 times its past (limit 1.5); baseline 2"),
+        ({"metric": "m", "value": 4.0, "z": None, "threshold": 6.0}, "m 4 (limit 6)"),
+        ({"values": {"a": "NaN", "b": 1.0}, "nonfinite": ["a"]}, "a NaN, b 1"),
+        ({"signal": "step", "value": 130.0, "threshold": 120.0}, "no step for 130 s (limit 120 s)"),
+        ({"last_breach": {"g": 4}, "within": 5, "match": {}},
+         "within 5 steps; breaches so far: g at step 4"),
+        ({"last_breach": {}, "within": 5, "match": {"steps": {"g": 4, "z": 5}}},
+         "last match within 5 steps: g at step 4, z at step 5"),
+        ({"metric": "m", "value": 1.0, "threshold": 2.0, "breaching": 1, "needed": 2, "of": 3},
+         "m 1 (limit 2), 1 of the newest 3 breach"),
+        ({"metric": "m", "value": 1.0, "threshold": 2.0, "parts": 7}, "m 1 (limit 2), parts 7"),
+        ({"metric": "m", "value": 0.3, "bound": 0.2, "threshold": 0.15, "last_block": 2.5},
+         "m 2.5, at least 0.2 per 1000 steps (limit 0.15)"),
+        ({"metric": "m", "value": "NaN", "bound": "NaN", "threshold": 0.15, "last_block": 2.5},
+         "m 2.5, no slope yet (limit 0.15)"),
+    ],
+)  # fmt: skip
+def test_readings_in_words(numbers, text):
+    """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
+    assert wording.reading(numbers) == text
+
+
+def test_a_scale_in_logs_is_a_factor():
+    """0.5 in natural logs is times or divided by 1.649."""
+    found = {"median": 0.1, "scale": 0.5, "transform": "log"}
+
+    assert wording.baseline(found) == "baseline 0.1 */ 1.649"

@@ -1,0 +1,177 @@
+"""Policies of a run: kept before they judge, found again, reloaded whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.core import engine
+from supervise.core.rule import Policy
+from supervise.core.values import Announced, Noticed, Reloaded, Told
+from supervise.errors import StoreError
+from supervise.store import files, policies
+from supervise.store.rundir import RunDir
+
+WALL = "2026-01-05T10:11:12.345Z"
+
+
+@pytest.fixture
+def begun(tmp_path, small):
+    """A function that begins a run under a file, and returns `(run, policy, reloader)`."""
+
+    def begin(path=small, mode=None):
+        policy = load_policy(path, mode=mode)
+        run = RunDir.create(tmp_path / "run", argv=["x"], policy=policy, wall=WALL)
+        return run, policy, policies.Reloader(run, policy, load_policy, str(path), mode)
+
+    return begin
+
+
+def word(**args):
+    return Told(7, "anna", "reload", args)
+
+
+def ask(reloader, now, /, **args):
+    return reloader.reload(word(**args), now, engine.start(now))
+
+
+def test_a_changed_file_is_read_again_and_kept(begun, small):
+    """The event names both digests and what is different; the text is on the disk before it."""
+    run, policy, reloader = begun()
+    small.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
+
+    new, [event] = ask(reloader, policy)
+
+    assert isinstance(event, Reloaded)
+    assert (event.refused, event.before, event.digest) == (None, policy.digest, new.digest)
+    assert event.changes == {"detectors": {"changed": ["high"]}}
+    assert policies.path_of(run, new.digest).read_text() == new.resolved
+    assert policies.finder(run, load_policy)(new.digest).digest == new.digest
+
+
+def test_what_was_reloaded_is_what_the_next_reload_reads(begun, small, tmp_path):
+    """File and mode, from the first one that was taken; the state that judges is not touched."""
+    _, policy, reloader = begun()
+    other = tmp_path / "other.yaml"
+    other.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
+    state = engine.start(policy)
+    state, _ = engine.step(policy, state, Announced(1, 0, 1, 7, ("train_loss_raw",)))
+
+    new, _ = reloader.reload(word(policy=str(other), mode="shadow"), policy, state)
+    again, [event] = ask(reloader, new)
+
+    assert (again.digest, again.mode) == (new.digest, "shadow")
+    assert event.changes == {}
+    assert state.banks[0].policy is policy
+
+
+def test_a_missing_policy_is_named(begun):
+    """Replay cannot go on without it."""
+    run, policy, _ = begun()
+
+    with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
+        policies.finder(run, load_policy)(policy.digest)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("version: supervise/v1\npolicy: [", "later.yaml:2:"),
+        ("version: supervise/v1\nnonsense: 1\nmode: loud\n", "has no key 'nonsense'"),
+        ("", "the file is empty"),
+        (None, "no policy"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(begun, tmp_path, text, cause):
+    """The old policy stays, and what was not loaded is not kept."""
+    run, policy, reloader = begun()
+    later = tmp_path / "later.yaml"
+    if text is not None:
+        later.write_text(text)
+
+    same, [event] = ask(reloader, policy, policy=str(later))
+
+    assert same is policy
+    assert cause in event.refused
+    assert (event.digest, event.before) == ("", policy.digest)
+    assert not (run.path / "policies").exists()
+    assert ask(reloader, policy)[1][0].refused is None  # and the file of before is the one to read
+
+
+def test_many_mistakes_are_cut_short(begun, tmp_path):
+    """A message to people is no listing."""
+    _, policy, reloader = begun()
+    later = tmp_path / "later.yaml"
+    later.write_text("version: supervise/v1\npolicy: x\n" + "".join(f"k{i}: 1\n" for i in range(6)))
+
+    refused = ask(reloader, policy, policy=str(later))[1][0].refused
+
+    assert refused.endswith("; and 3 more")
+    assert refused.count("later.yaml:") == 3
+
+
+def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
+    """Neither by the file's mode nor by the word's; another way round is fine."""
+    _, policy, reloader = begun(mode="shadow")
+
+    same, [event] = ask(reloader, policy, mode="enforce")
+    assert same is policy
+    assert "mode enforce needs a restart: the probe was started without the means" in event.refused
+    new, [event] = ask(reloader, policy)  # the mode of the start stands in for the file's
+    assert (event.refused, new.mode) == (None, "shadow")
+    new, [event] = ask(reloader, policy, mode="observe")
+    assert (event.refused, new.mode) == (None, "observe")
+
+
+def test_a_run_with_means_may_come_back_to_enforce(begun):
+    """Down to shadow and up again: the probe has had the means all along."""
+    _, policy, reloader = begun()
+    shadow, _ = ask(reloader, policy, mode="shadow")
+    again, [event] = ask(reloader, shadow, mode="enforce")
+
+    assert (shadow.mode, again.mode, event.refused) == ("shadow", "enforce", None)
+    assert event.changes["mode"] == ["shadow", "enforce"]
+
+
+def test_a_disk_that_is_full_refuses(begun, monkeypatch):
+    """A policy that is not on the disk must not judge."""
+    _, policy, reloader = begun()
+
+    def full(*args, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "replace", full)
+
+    same, [event] = ask(reloader, policy)
+    assert same is policy
+    assert "No space left on device" in event.refused
+
+
+def test_a_bug_refuses_too(begun):
+    """Our own fault must not end the watching."""
+    _, policy, reloader = begun()
+
+    def broken(name_or_path, *, mode=None) -> Policy:
+        raise ZeroDivisionError("boo")
+
+    reloader.load = broken
+
+    assert ask(reloader, policy)[1][0].refused == "internal error: ZeroDivisionError: boo"
+
+
+def test_savepoints_that_nobody_keeps_are_told_once(begun):
+    """Before any rollback relies on them; the record names what needs a restart."""
+    _, policy, reloader = begun()
+
+    def with_savepoints(name_or_path, *, mode=None):
+        return replace(policy, savepoints={"every": 25, "keep": 4}, digest="sha256:" + "1" * 64)
+
+    reloader.load = with_savepoints
+    new, [event, noticed] = ask(reloader, policy)
+
+    assert isinstance(noticed, Noticed)
+    assert noticed.kind == "rollback-unavailable"
+    assert event.changes["restart"] == ["savepoints"]
+    assert len(ask(reloader, new)[1]) == 1
