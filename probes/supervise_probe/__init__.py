@@ -6,13 +6,14 @@ A job that is not supervised can import this package and call it; nothing happen
     import supervise_probe
 
     supervise_probe.report(val_loss=val_loss)  # joins the next step's frame
+    supervise_probe.shard("web-00017.tar", 4096)  # where the next batch comes from
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["report"]
+__all__ = ["report", "shard"]
 
 _probe: Any = None
 
@@ -31,6 +32,27 @@ def report(**values: Any) -> None:
         _probe.guard.run(_probe.reporting, take, _probe, values)
 
 
+def shard(name: Any, offset: Any = None) -> None:
+    """Say which shard the next batch comes from; without a supervisor, do nothing.
+
+    To be called by the thread that trains, once for each micro-batch or each shard in it: all calls
+    between two steps belong to the second. A DataLoader's dataset may call it too, if it has no
+    workers; those of a worker are not heard. A job need not call it where its batches are dicts
+    with one of the keys `__shard__`, `shard`, `shard_id`, `__url__` (and for the offset `offset`,
+    `index`, `__key__`), or its dataset has an attribute `current_shard` or `shard_name` (and
+    `current_offset`, `shard_offset`) and is read without workers.
+
+    Args:
+        name: of the shard, such as its path; a URL is kept without its query. At most 200
+            characters, of a longer one the last.
+        offset: where in the shard the batch begins: a whole number in whatever unit, or a key.
+    """
+    if _probe is not None:
+        from .reporting import shard
+
+        _probe.guard.run(_probe.reporting, shard, _probe, name, offset)
+
+
 def arm(torch: Any, path: str) -> None:
     """Watch this process as the file `path` (probe.json) says. Called when torch is imported.
 
@@ -46,3 +68,11 @@ def arm(torch: Any, path: str) -> None:
         probe = Probe(torch, load(path))
         probe.install()
         _probe = probe
+
+
+def listen(library: Any) -> None:
+    """Hear what a training library knows. Called when this module of it is imported."""
+    if _probe is not None:
+        from .adapters import listen
+
+        listen(_probe, library)

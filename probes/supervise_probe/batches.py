@@ -21,12 +21,16 @@ class Batches:
     def __init__(self, guard: Guard, collectors: Dict[str, Any]) -> None:
         self._guard = guard
         self._batch, self._tokens = collectors["batch"], collectors["tokens"]
+        self._flops = collectors["flops"]
         self._batch_part, self._tokens_part = guard.part("batch"), guard.part("tokens")
+        self._sanity, self._sanity_part = collectors["batch_sanity"], guard.part("batch_sanity")
         self._inputs: List[Tuple[Any, ...]] = []
         self._targets: List[Tuple[Any, int]] = []
+        self.called = False  # the outermost module was
 
     def inputs(self, values: Tuple[Any, ...]) -> None:
         """These go into the model."""
+        self.called = True
         self._inputs.append(values)
         if len(self._inputs) > FORWARDS:
             self.look()
@@ -49,5 +53,9 @@ class Batches:
     def _look_at(self, inputs: List[Tuple[Any, ...]]) -> None:
         for values in inputs:
             hashed = self._batch.saw(values)
-            if hashed is not None and not hashed.is_floating_point():
+            if hashed is None:
+                continue
+            self._flops.saw(hashed)
+            if not hashed.is_floating_point():
                 self._tokens.saw_inputs(hashed.numel())
+                self._guard.run(self._sanity_part, self._sanity.saw, hashed)

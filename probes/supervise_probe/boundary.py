@@ -13,6 +13,7 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+from .handmade import Handmade
 from .step import Known, Step, Update
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ class Boundary:
         entries: how often `before_step` was called.
         skips_left: steps that a command wants skipped.
         current: the update under way.
+        handmade: finds the steps of a job that has no optimizer.
     """
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        self.handmade = Handmade(probe)
         self.number = 0
         self.attempt = 0
         self.spent_ns: Optional[int] = None
@@ -73,10 +76,7 @@ class Boundary:
             known = Known(optimizer)
         known.refresh(optimizer)
         update = Update(optimizer, closure, known)
-        params = known.params
-        if not params or params[0].is_meta or hasattr(params[0], "fake_mode"):
-            return None
-        if self._phantom(update) or not probe.open():
+        if not known.real or self._phantom(update) or not probe.open():
             return None
         probe.training_thread()
         key = id(optimizer)
@@ -87,7 +87,7 @@ class Boundary:
                 self._joins_late(key)
                 probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
                 return None
-            self._skip = self._ordered_skip()
+            self._skip = self._ordered_skip() if self.skips_left > 0 else ""
         self._members.append(key)
         self.on_time = False
         self.current = update
@@ -95,9 +95,10 @@ class Boundary:
             self._appeared(key, known, optimizer)
         update.skip = "overflow" if overflow else self._skip
         update.scaler = probe.scaling.scaler
-        update.scale = probe.scaling.scale()
+        if update.scaler is not None:
+            update.scale = probe.scaling.scale()
         update.scheduled = optimizer.param_groups[0].get("lr")
-        if isinstance(update.scheduled, probe.torch.Tensor):
+        if type(update.scheduled) is not float and isinstance(update.scheduled, probe.torch.Tensor):
             update.scheduled = update.scheduled.clone()
         if not closure:
             self.measure(update)
@@ -110,6 +111,7 @@ class Boundary:
         probe = self._probe
         update.measured = True
         probe.batches.look()
+        probe.sampler.side_pass()
         if probe.drills.active:
             probe.drills.before_update(update.params)
         found_inf = getattr(update.optimizer, "found_inf", None)
@@ -151,6 +153,16 @@ class Boundary:
         """Whether a closure is being evaluated once more in the same step."""
         return self.current is not None and self.current.measured
 
+    @property
+    def open(self) -> bool:
+        """Whether a round was stepped that is not over yet: a forward now is the next step's."""
+        return bool(self._members) and self.current is None
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a backward has run since the last step."""
+        return self._backward
+
     def abandon(self, update: Update) -> None:
         """The optimizer's step raised: the job may catch that and try again."""
         self.current = None
@@ -162,10 +174,13 @@ class Boundary:
         probe = self._probe
         if self.current is None and self._members:
             self.close(on_time=False)
-        self._backward = True
-        if loss is None or self.repeats:
+        if self.repeats:
             return
-        probe.guard.run_all(probe.calls["after_backward"], loss)
+        if self._backward and not self._mark_ns and not probe.registry.holds_gradients():
+            probe.guard.run_all(probe.calls["forget"])
+        self._backward = True
+        if loss is not None:
+            probe.guard.run_all(probe.calls["after_backward"], loss)
 
     # ── the end of a step ─────────────────────────────────────────────────────────────────────
 
@@ -196,8 +211,14 @@ class Boundary:
         self.number += 1
         self.on_time = on_time
         probe.drills.begin(self.number)
+        probe.sampling.begin(self.number, self._ended_ns)
         if on_time:
             probe.commands.fetch()
+
+    def end(self) -> None:
+        """The process ends: what was begun is over."""
+        self.handmade.end()
+        self.close(on_time=False)
 
     def _learn(self, on_time: bool) -> None:
         members, self._members = self._members, []
@@ -235,8 +256,6 @@ class Boundary:
         return not any(bool((g != 0).any()) for g in grads)
 
     def _ordered_skip(self) -> str:
-        if self.skips_left <= 0:
-            return ""
         self.skips_left -= 1
         return "command"
 
@@ -251,12 +270,24 @@ class Boundary:
         for each in self._known.values():
             each.first_group = groups
             groups += len(getattr(each.reference(), "param_groups", ()))
+        if self.handmade.on:
+            self.handmade.optimizer_steps()
         self._probe.optimizer_appeared(optimizer)
+
+    def infer(self, key: int, number: Optional[int] = None) -> None:
+        """Steps end under this key from now on (0: as optimizers do), at `number` if given."""
+        self._last_of_round, self._last_round = key, []
+        if number is not None:
+            self.number, self._mark_ns = number, monotonic_ns()
+
+    def inferred(self, update: Update) -> None:
+        """An update without an optimizer is over, and its step with it."""
+        self._members = [self._last_of_round]
+        self.after_step(update)
 
     def optimizers(self) -> List[Any]:
         """Return the living optimizers, in order of first step."""
-        found = [known.reference() for known in self._known.values()]
-        return [optimizer for optimizer in found if optimizer is not None]
+        return [o for known in self._known.values() if (o := known.reference()) is not None]
 
     def hold(self, elapsed_ns: int) -> None:
         """The job was held for `elapsed_ns` at this boundary; that is no step time."""

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import evidence
 from .guard import describe
+from .handmade import WHY
 from .learning_rate import Ramp
 
 if TYPE_CHECKING:
     from .probe import Probe
 
 POLL_S = 0.05
+NEED_OPTIMIZER = ("lr_scale", "rollback", "skip_step", "savepoint")
 ALONE_ONLY = ("lr_scale", "rollback", "skip_step", "savepoint", "pause")
 
 
@@ -85,6 +87,8 @@ class Commands:
                         f"{command.verb} on one of {self._world_size} ranks needs step-fenced "
                         "commands, which this version does not have"
                     )
+                if self._probe.boundary.handmade.active and command.verb in NEED_OPTIMIZER:
+                    raise Refused(f"{command.verb} needs an optimizer: {WHY}")
                 result = verb(command.args)
             except Exception as problem:
                 error = str(problem) if isinstance(problem, Refused) else describe(problem)

@@ -20,6 +20,8 @@ class Config(NamedTuple):
         standing_orders: `{"skip_nonfinite": {"max", "per"}}` or empty.
         drills: `[{"fault", "step", "params"}]`.
         lease_s: how long a pause lasts unless the supervisor renews it.
+        sampling: steps between two samples by set, 0 for never, and `share`; see sampling.py.
+        peak_flops: FLOP/s that the device can do at most; None: as the table in peaks.py has it.
         late: read values of the CPU as late as those of an accelerator; for tests.
     """
 
@@ -33,6 +35,8 @@ class Config(NamedTuple):
     drills: Sequence[Mapping[str, Any]] = ()
     lease_s: float = 900.0
     late: bool = False
+    sampling: Mapping[str, Any] = MappingProxyType({})
+    peak_flops: Optional[float] = None
 
 
 def load(path: str) -> Config:
@@ -51,8 +55,16 @@ def load(path: str) -> Config:
     return Config(**known)
 
 
-def place(environ: Mapping[str, str]) -> Tuple[int, int]:
-    """Return (rank, world size), as torchrun or Slurm say; (0, 1) when nobody says."""
+def place(environ: Mapping[str, str], torch: Any = None) -> Tuple[int, int]:
+    """Return (rank, world size).
+
+    As the process group says, if there is one: processes that a job spawns itself, and ranks of
+    several machines, may have no or another rank in their environment. Else as torchrun or Slurm
+    say; (0, 1) when nobody says. Neither asks the other ranks.
+    """
+    group = getattr(torch, "distributed", None)
+    if group is not None and group.is_available() and group.is_initialized():
+        return max(0, group.get_rank()), max(1, group.get_world_size())
     if "RANK" in environ:
         rank, world = environ["RANK"], environ.get("WORLD_SIZE", "1")
     elif "SLURM_PROCID" in environ:

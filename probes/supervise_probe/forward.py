@@ -27,7 +27,9 @@ class RootCall:
             arguments to use.
     """
 
-    __slots__ = ("_before", "_compiled", "_is_compiling", "_probe", "_root")
+    __slots__ = (
+        "_before", "_compiled", "_enter", "_is_compiling", "_leave", "_probe", "_root"
+    )  # fmt: skip
 
     def __init__(self, probe: Probe, root: Any, before: Callable[..., Any]) -> None:
         self._probe = probe
@@ -35,6 +37,7 @@ class RootCall:
         self._before = before
         self._compiled: Optional[Callable[..., Any]] = root.__dict__.get(SLOT)
         self._is_compiling = probe.torch.compiler.is_compiling
+        self._enter, self._leave = probe.watching
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         root = self._root()
@@ -46,13 +49,20 @@ class RootCall:
             probe.beat("eval")
             return call(*args, **kwargs)
         args, kwargs = self._before(root, args, kwargs)
+        sampled = probe.sampling.waiting
+        if sampled:
+            self._enter(root, self._compiled is not None, args, kwargs)
         probe.in_forward = True
+        result = None
         began = monotonic_ns()
         try:
-            return call(*args, **kwargs)
+            result = call(*args, **kwargs)
+            return result
         finally:
             probe.in_forward = False
-            probe.times.add("forward", monotonic_ns() - began)
+            probe.times.forward += monotonic_ns() - began
+            if sampled:
+                self._leave(result)
 
     def __copy__(self) -> None:
         return None

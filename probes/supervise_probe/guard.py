@@ -1,7 +1,7 @@
 """Runs every piece of the probe inside the job: it never raises, and what it costs is known.
 
 A piece that fails twice, or is too dear over a window of steps, is switched off and said so. One
-step in four is weighed; in the others no clock is read.
+step in four is weighed, mostly as a whole, sometimes by pieces; in the others no clock is read.
 Exceptions that are not the probe's pass through: KeyboardInterrupt and SystemExit, and whatever a
 signal handler of the job raised while the probe happened to run.
 
@@ -17,8 +17,11 @@ from types import CodeType
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 WINDOW = 64  # steps over which a cost is judged by its median
-WEIGH_EVERY = 4  # steps between two that are timed: a look at a cold clock costs 10 us
+WEIGH_EVERY = 4  # steps between two that are timed: a look at a cold clock costs 5 us
+PIECES_EVERY = 16  # steps between two in which each piece is timed: thirty looks
+PIECES_AT = 9
 STRIKES = 2
+NONE, WHOLE, PIECES = "none", "whole", "pieces"
 
 
 class Part:
@@ -66,7 +69,7 @@ class Guard:
         off: told `(part, reason)` when a piece is switched off.
 
     Attributes:
-        newest_ns: what all pieces spent in the newest step that was weighed.
+        newest_ns: what all pieces spent in the newest step that was weighed as a whole.
     """
 
     def __init__(self, off: Callable[[Part, str], None]) -> None:
@@ -75,7 +78,7 @@ class Guard:
         self._steps_ns: List[int] = []
         self._inner_ns = 0  # spent in parts that ran inside the part that is running
         self._total_ns = 0  # spent in all parts in the step that is weighed
-        self._weighing = False
+        self._clocks = NONE  # how much of this step is timed from here on
         self.newest_ns = 0
 
     def part(
@@ -96,14 +99,25 @@ class Guard:
         """Call `function(*args)` for `part`; None if the part is off or the call failed."""
         if not part.on:
             return None
-        if not self._weighing:
-            try:
-                return function(*args)
-            except Exception as error:
-                if _from_signal_handler(error):
-                    raise
-                self.failed(part, error)
-                return None
+        clocks = self._clocks
+        if clocks is PIECES:
+            return self._run_timed(part, function, args)
+        if clocks is WHOLE:
+            self._clocks = NONE  # for what runs inside
+            began = thread_time_ns()
+        try:
+            return function(*args)
+        except Exception as error:
+            if _from_signal_handler(error):
+                raise
+            self.failed(part, error)
+            return None
+        finally:
+            if clocks is WHOLE:
+                self._total_ns += thread_time_ns() - began
+                self._clocks = WHOLE
+
+    def _run_timed(self, part: Part, function: Callable[..., Any], args: Tuple[Any, ...]) -> Any:
         outer, self._inner_ns = self._inner_ns, 0
         began = thread_time_ns()
         try:
@@ -117,12 +131,11 @@ class Guard:
             took = thread_time_ns() - began
             own = took - self._inner_ns
             part.spent_ns += own
-            self._total_ns += own
             self._inner_ns = outer + took
 
     def run_all(self, calls: Calls, *args: Any) -> None:
         """Call each of `calls` for its part, as `run` would. To be called inside a `run`."""
-        if not self._weighing:
+        if self._clocks is not PIECES:
             left = iter(calls)
             while True:  # again only after an error: a `try` for each call would cost more
                 part = None
@@ -149,7 +162,6 @@ class Guard:
             now = thread_time_ns()
             own = now - began - self._inner_ns
             part.spent_ns += own
-            self._total_ns += own
             self._inner_ns = 0
             began = now
         self._inner_ns = outer + began - start
@@ -170,16 +182,17 @@ class Guard:
     def turn(self) -> Optional[int]:
         """A step is over, and no part is running: return what all parts spent in it, in ns.
 
-        None unless the step was one of those that are weighed.
+        None unless the step was one of those that are weighed as a whole.
         """
-        if self._weighing:
-            self._weighing = False
-            for part in self.parts.values():
-                part.costs.append(part.spent_ns)
+        clocks, self._clocks = self._clocks, NONE
+        if clocks is WHOLE:
             self.newest_ns = self._total_ns
             return self._total_ns
-        if len(self._steps_ns) % WEIGH_EVERY == 1:
-            self._weighing = True
+        if clocks is PIECES:
+            for part in self.parts.values():
+                part.costs.append(part.spent_ns)
+        elif len(self._steps_ns) % WEIGH_EVERY == 1:
+            self._clocks = PIECES if len(self._steps_ns) % PIECES_EVERY == PIECES_AT else WHOLE
             self._total_ns = self._inner_ns = 0
             for part in self.parts.values():
                 part.spent_ns = 0
@@ -205,7 +218,7 @@ class Guard:
         """Forget what was spent: a forked child starts at nothing."""
         self._steps_ns.clear()
         self._inner_ns = self._total_ns = 0
-        self._weighing = False
+        self._clocks = NONE
         for part in self.parts.values():
             part.spent_ns = 0
             part.costs.clear()

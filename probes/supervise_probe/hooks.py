@@ -1,7 +1,7 @@
 """Where the probe touches torch: every function that is replaced, and with what.
 
 Each replacement calls the original with the job's own arguments, whatever happens to the probe.
-Code that torch.compile may meet is either hidden from it (`_hidden`), or a plain pass-through while
+Code that torch.compile may meet is either hidden from it (`hidden`), or a plain pass-through while
 it compiles, so that no graph breaks that would not break anyway, and nothing recompiles.
 
 Nothing is ever un-patched: that would fail the guards of compiled code. The switch is
@@ -15,8 +15,10 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from . import forward
-from .step_hook import Function, Hidden, patch_optimizer
+from . import communication, forward
+from .hidden import Hidden
+from .hidden import hidden as hide
+from .step_hook import patch_optimizer
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -31,7 +33,7 @@ def install(torch: Any, probe: Probe) -> None:
     Raises:
         AttributeError: this torch has no place where a step can be seen.
     """
-    hidden: Hidden = functools.partial(_hidden, torch)
+    hidden: Hidden = functools.partial(hide, torch)
     patch_optimizer(torch, probe, hidden)
     _patch_backward(torch, probe, hidden)
     _patch_scaler(torch, probe)
@@ -40,15 +42,7 @@ def install(torch: Any, probe: Probe) -> None:
     _patch_losses(torch, probe)
     _patch_save(torch, probe)
     forward.patch_replicas(torch)
-
-
-def _hidden(torch: Any, function: Function, recursive: bool = True) -> Function:
-    """Keep torch.compile out of `function`, and if `recursive` out of what it calls."""
-    disable = getattr(torch, "_disable_dynamo", None)
-    if disable is None:
-        return function
-    hidden: Function = disable(function, recursive=recursive)
-    return hidden
+    communication.install(torch, probe, hidden)
 
 
 def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
@@ -56,11 +50,17 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
 
     @hidden
     def before(tensors: Any) -> None:
+        handmade = probe.boundary.handmade
+        if handmade.pending:
+            handmade.sign(backward=True)
         probe.guard.run(probe.core, _saw_backward, probe, tensors)
+        if handmade.on:
+            probe.guard.run(probe.core, handmade.before_backward, tensors)
 
     @hidden
     def after() -> None:
         probe.guard.run(probe.core, probe.drills.after_backward)
+        probe.guard.run(probe.core, probe.boundary.handmade.after_backward)
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if probe.in_backward or probe.off_duty():
@@ -74,8 +74,8 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
             return original(tensors, *args, **kwargs)
         finally:
             probe.in_backward = False
-            probe.times.add("backward", monotonic_ns() - began)
-            if probe.drills.active:
+            probe.times.backward += monotonic_ns() - began
+            if probe.drills.active or probe.boundary.handmade.on:
                 after()
 
     torch.autograd.backward = functools.wraps(original)(hidden(backward, recursive=False))
@@ -83,22 +83,26 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
 
 def _saw_backward(probe: Probe, tensors: Any) -> None:
     torch = probe.torch
-    if type(tensors) is torch.Tensor:
-        roots = [tensors]
+    loss: Any = None
+    if type(tensors) is torch.Tensor:  # by far the most common; the rest costs 20 us
+        if tensors.is_meta or not probe.open():
+            return
+        if tensors.numel() == 1:
+            loss = probe.scaling.loss(tensors)
     else:
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         roots = [t for t in several if isinstance(t, torch.Tensor)]
-    if any(t.is_meta for t in roots) or not probe.open():
-        return
-    loss: Any = None
-    for tensor in roots:
-        tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
-            value = probe.scaling.loss(tensor)
-            loss = value if loss is None else loss + value
-    probe.batches.look()
-    probe.beat("step")
+        if any(t.is_meta for t in roots) or not probe.open():
+            return
+        for tensor in roots:
+            tensor = getattr(tensor, "_local_tensor", tensor)
+            if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
+                value = probe.scaling.loss(tensor)
+                loss = value if loss is None else loss + value
+    if probe.boundary.accumulates or probe.phase != "step":  # else the end of a step was a sign
+        probe.beat("step")
     probe.boundary.saw_backward(loss)
+    probe.batches.look()
 
 
 def _patch_scaler(torch: Any, probe: Probe) -> None:
@@ -142,10 +146,10 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
     module = torch.nn.utils.clip_grad
     compiling = torch.compiler.is_compiling
 
-    def saw(params: List[Any], norm: Any) -> None:
-        part = probe.guard.part("gradient")
-        collector = probe.collectors["gradient"]
-        probe.guard.run(part, probe.without_grad, collector.saw_clip, params, norm)
+    part = probe.guard.part("gradient")
+
+    def saw(params: List[Any], norm: Any, limit: Any) -> None:
+        probe.guard.run(part, probe.collectors["gradient"].saw_clip, params, norm, limit)
 
     def wrap(name: str, tells_norm: bool) -> None:
         original = getattr(torch.nn.utils, name, None)
@@ -163,12 +167,13 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
             elif not one:
                 parameters = params
             norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+            limit = args[0] if args else kwargs.get("max_norm")
             sharded = bool(params) and hasattr(params[0], "_local_tensor")
             if tells_norm and not sharded and float(norm_type) == 2.0:
                 norm = original(parameters, *args, **kwargs)
-                saw(params, norm)
+                saw(params, norm, limit)
                 return norm
-            saw(params, None)
+            saw(params, None, limit if name == "clip_grads_with_norm_" else None)
             return original(parameters, *args, **kwargs)
 
         for home in (module, torch.nn.utils):
@@ -185,19 +190,29 @@ def _patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
     original = iterator.__next__
 
     @hidden
-    def saw(batch: Any) -> None:
-        probe.guard.run(probe.guard.part("batch"), _saw_batch, probe, batch)
+    def sign() -> None:
+        probe.boundary.handmade.sign()
+
+    @hidden
+    def saw(iterator: Any, batch: Any, told: int) -> None:
+        # The outermost module tells its input better, once it is known and if it is called.
+        if not probe.batches.called:
+            probe.guard.run(probe.guard.part("batch"), _saw_batch, probe, batch)
+        shards = probe.collectors["shards"].shards
+        probe.guard.run(probe.guard.part("shards"), shards.loaded, iterator, batch, told)
 
     def following(self: Any) -> Any:
         if probe.off_duty():
             return original(self)
+        if probe.boundary.handmade.pending:
+            sign()
+        told = len(probe.collectors["shards"].shards.told)
         began = monotonic_ns()
         batch = original(self)
-        probe.times.add("input", monotonic_ns() - began)
+        probe.times.input += monotonic_ns() - began
         probe.beat("step" if torch.is_grad_enabled() else "eval")
-        # The outermost module tells its input better, once it is known and if it is called.
-        if not probe.times.seen["forward"] and torch.is_grad_enabled():
-            saw(batch)
+        if torch.is_grad_enabled():
+            saw(self, batch, told)
         return batch
 
     iterator.__next__ = functools.wraps(original)(hidden(following, recursive=False))
@@ -225,8 +240,12 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
                 and not probe.off_duty()
                 and not probe.boundary.repeats
             ):
+                if probe.boundary.handmade.pending:
+                    probe.boundary.handmade.sign()
                 ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
                 probe.batches.targets(target, kwargs.get("ignore_index", ignored))
+                if probe.sampler.wants_logits:
+                    probe.sampler.saw_logits(input)
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and
@@ -244,7 +263,7 @@ def _patch_save(torch: Any, probe: Probe) -> None:
 
     @functools.wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
-        if probe.off_duty():
+        if probe.collectors["library"].saving or probe.off_duty():
             return original(*args, **kwargs)
         probe.beat("checkpoint")
         try:
@@ -261,11 +280,14 @@ def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[st
     def before(
         root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        probe.beat("step")
+        if probe.phase != "step":
+            probe.beat("step")
+        if probe.boundary.handmade.pending:
+            probe.boundary.handmade.sign()
         if probe.drills.active:
             args, kwargs = probe.drills.forward(root, args, kwargs)
         if not probe.boundary.repeats:
             probe.batches.inputs((*args, *kwargs.values()) if kwargs else args)
         return args, kwargs
 
-    return _hidden(probe.torch, before)
+    return hide(probe.torch, before)

@@ -10,26 +10,30 @@ from typing import Any, Dict, List, Tuple
 
 
 class Ramp:
-    """A factor that starts at `value` and goes linearly to 1 over `steps`; 0 steps: it stays."""
+    """A factor that starts at `value` and goes linearly to 1 over `steps`; 0 steps: it stays.
 
-    __slots__ = ("_done", "_steps", "_value")
+    Attributes:
+        now: the factor of the step under way.
+    """
+
+    __slots__ = ("_done", "_steps", "_value", "now")
 
     def __init__(self, value: float = 1.0, steps: int = 0) -> None:
-        self._value = value
+        self._value = self.now = value
         self._steps = steps
         self._done = 0
 
-    def factor(self) -> float:
-        """Return the factor of the step under way."""
-        if not self._steps:
-            return self._value
-        done = min(1.0, self._done / self._steps)
-        return self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
+    @property
+    def progress(self) -> float:
+        """How far the ramp is in the step under way, from 0 to 1; 1 where there is none."""
+        return self._done / self._steps if self._done < self._steps else 1.0
 
     def advance(self) -> None:
         """A step ended."""
         if self._done < self._steps:
             self._done += 1
+            done = self._done / self._steps
+            self.now = self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
 
 
 class LearningRate:
@@ -48,7 +52,7 @@ class LearningRate:
 
     def factor(self) -> float:
         """Return the multiplier of the step under way, drills excluded."""
-        return self.held.factor() * self.warming.factor()
+        return self.held.now * self.warming.now
 
     def apply(self, optimizer: Any, factor: float) -> None:
         """Multiply the rate of every group by `factor` until `restore`."""

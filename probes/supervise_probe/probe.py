@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, Mapping, Optional
 
 from . import collectors as catalog
 from . import config as settings
-from . import evidence, forward, hooks, status
+from . import evidence, forward, hooks, reporting, sampled, status, tape
 from .batches import Batches
 from .boundary import Boundary
 from .collectors.timing import Times
@@ -46,6 +46,7 @@ class Probe:
         fingerprints: the newest batches, oldest first.
         adapted: whether the job reports values of its own.
         finite: whether the newest frame held finite values only.
+        phase: of the newest beat.
     """
 
     def __init__(self, torch: Any, config: settings.Config) -> None:
@@ -63,8 +64,10 @@ class Probe:
         self._transforming = getattr(torch._C, "_are_functorch_transforms_active", bool)
         self._tracing = torch._C._get_tracing_state
         self._set_grad_enabled = torch._C._set_grad_enabled
+        self._is_grad_enabled = torch.is_grad_enabled
         self._modules = catalog.modules()
         self._before_forward = hooks.before_forward(self)
+        self.watching = sampled.around_forward(self)
         self._start_clean()
 
     def _start_clean(self) -> None:
@@ -83,11 +86,13 @@ class Probe:
         self.collectors, self.calls = catalog.start(self, self._modules)
         self.batches = Batches(self.guard, self.collectors)
         self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
+        self.sampling, self.sampler, self.snapshots = sampled.start(self)
         self.publisher: Any = None
         self.commands: Any = None
         self._mailbox: Any = None
         self.rollbacks: Any = None
         self.finite = True
+        self.phase = ""
         self._phases: Dict[str, int] = {}
         self._thread: Optional[int] = None
         self._status_due = True
@@ -126,7 +131,7 @@ class Probe:
         from .writer import Writer
 
         config = self.config
-        self.rank, self.world_size = settings.place(dict(os.environ))
+        self.rank, self.world_size = settings.place(dict(os.environ), self.torch)
         try:
             self.writer = Writer.create(
                 config.shm, config.run, self.rank, self.world_size, config.slots, config.capacity
@@ -172,6 +177,7 @@ class Probe:
     def beat(self, phase: str) -> None:
         """Show a sign of life."""
         if self.writer is not None:
+            self.phase = phase
             self.writer.beat(monotonic_ns(), self._phases[phase])
 
     def notice(self, kind: str, message: str, data: Optional[Mapping[str, Any]] = None) -> None:
@@ -203,7 +209,7 @@ class Probe:
 
     def without_grad(self, function: Any, *args: Any) -> Any:
         """Call `function` with gradients off. As `torch.no_grad`, at a tenth of its cost."""
-        enabled = self.torch.is_grad_enabled()
+        enabled = self._is_grad_enabled()
         self._set_grad_enabled(False)
         try:
             return function(*args)
@@ -258,10 +264,7 @@ class Probe:
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
         self.guard.run_all(self.calls["finish"], values)
-        if "batch_fingerprint" in values:
-            self.fingerprints.append(
-                {"step": step, "attempt": attempt, "fingerprint": values["batch_fingerprint"]}
-            )
+        tape.remember(self, step, attempt, values)
         self.finite = not values.get("nan_inf_events")
         self.rollbacks.finished(step)
 
@@ -281,14 +284,14 @@ class Probe:
         if self.writer is None or not self.on:
             return
         try:
-            self.boundary.close(on_time=False)
+            self.boundary.end()
             self.publisher.flush()
+            reporting.tell_rest(self)
             error = getattr(sys, "last_value", None)
             code, text = None, ""
             if error is not None:
-                code, text = 1, describe(error)
-                if isinstance(error, KeyboardInterrupt):
-                    code = -2
+                code = -2 if isinstance(error, KeyboardInterrupt) else 1
+                text = describe(error)
             self.beat("exiting")
             self.writer.last_words(code, text)
             self.writer.close()

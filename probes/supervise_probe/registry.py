@@ -112,6 +112,15 @@ class Registry:
         alive = [reference() for reference in self._roots[1]]
         return [module for module in alive if module is not None]
 
+    def holds_gradients(self) -> bool:
+        """Whether anything is left of a backward; after a mock batch, as some jobs begin with, no.
+
+        Sharded parameters do not show what they gather: they count as gradients.
+        """
+        params = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+        params = params or [p for m in self.modules for p in m.parameters(recurse=False)]
+        return any(p.grad is not None or hasattr(p, "_local_tensor") for p in params)
+
     def _outermost(self, trained: "set[int]") -> List[Any]:
         modules = list(self.modules)
         inner = {id(child) for module in modules for child in module.children()}

@@ -27,3 +27,17 @@ def take(probe: Probe, values: Mapping[str, Any]) -> None:
             pending[name] = float(value)
         elif hasattr(value, "item"):
             pending[name] = float(value.item())
+
+
+def shard(probe: Probe, name: Any, offset: Any) -> None:
+    """The next batch comes from there; one of an evaluation is no step's."""
+    if probe.torch.is_grad_enabled() and not probe.off_duty():
+        probe.collectors["shards"].shards.tell(name, offset)
+
+
+def tell_rest(probe: Probe) -> None:
+    """The process ends: what was reported for a frame that never came is told in words."""
+    rest = {k: v for k, v in probe.boundary.reported.items() if isinstance(v, float)}
+    if rest:
+        told = ", ".join(f"{name} {value:.6g}" for name, value in rest.items())
+        probe.notice("note", f"after the last step: {told}", rest)

@@ -44,6 +44,13 @@ class Rollbacks:
             probe.torch, probe.registry, int(wanted["keep"]), int(wanted["max_bytes"])
         )
 
+    def never(self, why: str) -> None:
+        """No rollback can work in this job, as is known from elsewhere."""
+        if self._savepoints is not None:
+            self._savepoints = None
+            self._probe.notice("rollback-unavailable", f"no rollback is possible: {why}")
+        self.why_not = why
+
     @property
     def steps(self) -> List[int]:
         """The steps that can be gone back to."""
@@ -122,6 +129,7 @@ class Rollbacks:
             collector.rewind(state)
         step = int(restored["step"])
         probe.boundary.rewind(step)
+        probe.sampling.begin(probe.boundary.number, monotonic_ns())
         probe.drills.end_all()
         self._next = self._multiple_behind(step)
         probe.status_changed()

@@ -38,7 +38,7 @@ class Scalars:
 
     def reads(self, tensor: Any) -> bool:
         """Whether the host can look into `tensor` without waiting."""
-        return bool(tensor.device.type == "cpu") and not self._late
+        return bool(tensor.is_cpu) and not self._late  # .device.type costs 20 us behind a forward
 
     def on_host(self, value: Number) -> bool:
         """Whether `value` is a number that can be looked at now."""

@@ -19,6 +19,8 @@ class MetricSpec(NamedTuple):
         source: where the definition comes from: a formula, a paper, a torch function.
         cost: what one sample costs the job, such as `one pass over the gradients`; "" for nothing
             that can be measured.
+        every: steps between two samples as the probe takes them by default; 1 is each step. In
+            the others the metric is absent.
     """
 
     id: str
@@ -26,3 +28,4 @@ class MetricSpec(NamedTuple):
     meaning: str
     source: str
     cost: str = ""
+    every: int = 1

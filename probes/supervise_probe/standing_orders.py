@@ -37,6 +37,9 @@ class SkipNonfinite:
         Args:
             values: loss and gradient norm of this update; None where unknown.
         """
+        if all(type(v) is float and math.isfinite(v) for v in values):
+            self.state = "armed"
+            return None
         known = [v for v in values if isinstance(v, (int, float))]
         on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
         self.state = "cannot act: the values live on a device" if on_device else "armed"

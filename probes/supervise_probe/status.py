@@ -8,6 +8,8 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING, Any, Dict
 
+from .handmade import WHY
+
 if TYPE_CHECKING:
     from .probe import Probe
 
@@ -33,12 +35,19 @@ def describe(probe: Probe) -> Dict[str, Any]:
         "python": platform.python_version(),
         "collectors": collectors,
         "update_to_weight": probe.collectors["updates"].mode,
+        "mfu": probe.collectors["flops"].told,
         "savepoints": steps,
         "rollback": rollback,
         "paused": probe.commands is not None and probe.commands.paused,
         "drills": probe.drills.names(),
+        "sampling": probe.sampling.describe(),
         "self_us": round(probe.guard.newest_ns / 1e3, 1),
     }
+    if probe.boundary.handmade.active:
+        status["steps"] = f"inferred from backward: {WHY}"
+    shards = probe.collectors["shards"].newest()
+    if shards:
+        status["shards"] = shards
     if probe.order is not None:
         status["standing_orders"] = {"skip_nonfinite": probe.order.state}
     return status

@@ -21,10 +21,12 @@ class Known:
 
     Attributes:
         params: all its parameters. ids: their ids.
+        real: false where they hold no values, or where there are none.
+        clipped_as: a list of parameters that is known to hold all of these.
         first_group: flat number of its first parameter group.
     """
 
-    __slots__ = ("_shape", "first_group", "ids", "params", "reference")
+    __slots__ = ("_shape", "clipped_as", "first_group", "ids", "params", "real", "reference")
 
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
@@ -32,6 +34,8 @@ class Known:
         self._shape: Optional[List[Tuple[int, int]]] = None
         self.params: List[Any] = []
         self.ids: FrozenSet[int] = frozenset()
+        self.clipped_as: List[Any] = []
+        self.real = False
 
     def refresh(self, optimizer: Any) -> None:
         """Read the parameters again if groups or their lengths changed."""
@@ -40,6 +44,9 @@ class Known:
             self._shape = shape
             self.params = [p for group in optimizer.param_groups for p in group["params"]]
             self.ids = frozenset(map(id, self.params))
+            self.clipped_as = self.params
+            first = self.params[0] if self.params else None
+            self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
 
 
 class Update:

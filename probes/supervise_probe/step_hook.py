@@ -11,36 +11,27 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from .hidden import Hidden
 from .step import SkipUpdate, Update
 
 if TYPE_CHECKING:
     from .probe import Probe
 
 
-Function = Callable[..., Any]
-Hidden = Callable[..., Function]
-
-
 def patch_optimizer(torch: Any, probe: Probe, hidden: Hidden) -> None:
     """See every `optimizer.step()` of every class that is used for the first time from now on."""
     original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
-    run = hidden(_make_run(torch, probe, hidden), recursive=False)
+    around = _around(torch, probe, hidden)
 
     def profile_hook_step(function: Callable[..., Any]) -> Any:
         inner = original(function)
-
-        @functools.wraps(inner)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if probe.inside or probe.off_duty():
-                return inner(*args, **kwargs)
-            return run(inner, args, kwargs)
-
-        return hidden(step, recursive=False)
+        return functools.wraps(inner)(hidden(around(inner), recursive=False))
 
     torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
-def _make_run(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
+def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
+    """Return what makes of an optimizer's `step` ours."""
     guard, core = probe.guard, probe.core
 
     @hidden
@@ -80,42 +71,48 @@ def _make_run(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
             measure(update)
         return result
 
-    def run(inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        optimizer = args[0]
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        closure = closure if callable(closure) else None
-        probe.inside = True
-        update: Optional[Update] = None
-        try:
-            update = before(optimizer, closure is not None)
-            if update is None:
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if probe.inside or probe.off_duty():
                 return inner(*args, **kwargs)
-            probe.drills.block()
-            began, apart = monotonic_ns(), probe.times.inside()
-            if update.skip:
-                result = skip(update, closure)
-            else:
-                if closure is not None:
-                    first = first_evaluation(update, closure)
-                    if "closure" in kwargs:
-                        kwargs = {**kwargs, "closure": first}
-                    else:
-                        args = (optimizer, first, *args[2:])
-                try:
-                    result = inner(*args, **kwargs)
-                except SkipUpdate:
-                    result = update.result
-            elapsed = monotonic_ns() - began - (probe.times.inside() - apart)
-            probe.times.add("optimizer", elapsed)
-        except BaseException:
-            if update is not None:
-                probe.boundary.abandon(update)
-            raise
-        finally:
-            if probe.rate.changed:
-                restore()
-            probe.inside = False
-        after(update)
-        return probe.at_boundary(result)
+            optimizer = args[0]
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            closure = closure if callable(closure) else None
+            probe.inside = True
+            update: Optional[Update] = None
+            try:
+                update = before(optimizer, closure is not None)
+                if update is None:
+                    return inner(*args, **kwargs)
+                probe.drills.block()
+                times = probe.times
+                began, apart = monotonic_ns(), times.inside()
+                if update.skip:
+                    result = skip(update, closure)
+                else:
+                    if closure is not None:
+                        first = first_evaluation(update, closure)
+                        if "closure" in kwargs:
+                            kwargs = {**kwargs, "closure": first}
+                        else:
+                            args = (optimizer, first, *args[2:])
+                    try:
+                        result = inner(*args, **kwargs)
+                    except SkipUpdate:
+                        result = update.result
+                elapsed = monotonic_ns() - began - (times.inside() - apart)
+                times.optimizer += elapsed
+            except BaseException:
+                if update is not None:
+                    probe.boundary.abandon(update)
+                raise
+            finally:
+                if probe.rate.changed:
+                    restore()
+                probe.inside = False
+            after(update)
+            return probe.at_boundary(result)
 
-    return run
+        return step
+
+    return around

@@ -58,7 +58,7 @@ class TrainingState:
             numbers = {
                 name: self._add_parameter(parameter, f"{type(module).__name__}.{name}")
                 for name, parameter in module._parameters.items()
-                if parameter is not None
+                if parameter is not None and not parameter.is_meta
             }
             self._modules.append(_Module(module, numbers, walk))
         for optimizer in self._unknown(registry.optimizers):

@@ -10,6 +10,7 @@ Call it from the training thread, except `beat`, which any thread may call.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -24,6 +25,7 @@ from . import wire
 from .fit import to_json
 
 LAST_WORDS_CHARS = 512
+PROGRAMS = 1000  # segments of one rank and pid
 _HEAD = wire.HEAD_AT // 8
 _COMMANDS_HEAD = wire.COMMANDS_HEAD_AT // 8
 _pack_checked = wire.CHECKED.pack_into
@@ -47,7 +49,7 @@ class Writer:
         self._closed = False
         self._lock = RLock()
         self._seq = self._letters = self._generation = self._status_seq = 0
-        self._at_supervisor = self._at_lease = 0
+        self._at_supervisor = self._at_lease = self._at_tight = 0
         self._names: List[str] = []
         self._expect(0)
         # Takes nothing before there are names.
@@ -66,9 +68,11 @@ class Writer:
     ) -> Writer:
         """Allocate `<directory>/rank-<rank>.<pid>.seg`, mode 0600, about 0.6 KB per slot of 64.
 
+        Where there is one already, `.<n>` stands behind the pid: a program that replaced itself
+        by `exec` keeps its pid, and the first process of every container has the same.
+
         Raises:
-            OSError: no space (ENOSPC), no directory, or there is one of that name already; no file
-                is left behind.
+            OSError: no space (ENOSPC), or no directory; no file is left behind.
             WireError: slots, capacity, run id or rank that no segment can have.
         """
         if sys.byteorder != "little":
@@ -80,7 +84,6 @@ class Writer:
             world_size, run.encode("utf-8", "replace"),
         ))  # fmt: skip
         packed = wire.pack_header(header)
-        path = os.path.join(directory, f"rank-{rank}.{pid}.seg")
         fresh = os.path.join(directory, f".rank-{rank}.{pid}.new")
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
@@ -90,9 +93,9 @@ class Writer:
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             memory = mmap.mmap(descriptor, header.file_size, flags=flags)
             memory[: len(packed)] = packed
-            writer = cls(path, header, memory)
+            writer = cls(fresh, header, memory)
             writer.beat(created_ns, wire.PHASES.index("startup"))
-            os.link(fresh, path)  # refuses to replace a file, as a rename would not
+            writer.path = _link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
         finally:
             os.close(descriptor)
             os.unlink(fresh)
@@ -239,6 +242,11 @@ class Writer:
         self._at_lease = self._checked(wire.LEASE_AT, self._at_lease)
         return self._at_lease
 
+    def tight_until_ns(self) -> int:
+        """Return until when samples are to be denser (CLOCK_MONOTONIC), 0 if never asked for."""
+        self._at_tight = self._checked(wire.TIGHT_AT, self._at_tight)
+        return self._at_tight
+
     def close(self) -> None:
         """Unmap the segment; the file stays for the supervisor, who removes it. Safe to repeat."""
         self._closed = True
@@ -262,6 +270,18 @@ class Writer:
         self._body = self._head[4:]
         self._absent = ()
         self._low, self._high = present & wire.ALL_ONES, present >> 64
+
+
+def _link(fresh: str, stem: str) -> str:
+    """Give the file its name; never that of another one, as a rename would."""
+    for number in range(PROGRAMS):
+        path = f"{stem}.{number}.seg" if number else f"{stem}.seg"
+        try:
+            os.link(fresh, path)
+            return path
+        except FileExistsError:
+            pass
+    raise OSError(errno.EEXIST, f"{PROGRAMS} programs with one pid are enough", stem)
 
 
 def _start_ticks() -> int:

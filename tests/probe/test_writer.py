@@ -53,15 +53,16 @@ def test_the_file_is_private_complete_and_alone(tmp_path):
 
 
 def test_a_second_writer_does_not_take_the_first_ones_file(tmp_path, writer):
-    """The name is taken once; the segment that is there stays whole, and no trace is left."""
+    """After an exec the pid is the same: the second gets a name of its own, the first stays."""
     writer.announce(NAMES)
     writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
 
-    with pytest.raises(FileExistsError):
-        Writer.create(str(tmp_path), "run-7", 0, 1, slots=8, capacity=4)
+    second = Writer.create(str(tmp_path), "run-7", 0, 1, slots=8, capacity=4)
 
-    assert len(list(tmp_path.iterdir())) == 1
-    assert frames(writer) == [(1.0, 2.0, 3.0)]
+    assert second.path == writer.path.replace(".seg", ".1.seg")
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([writer.path, second.path])
+    assert frames(writer) == [(1.0, 2.0, 3.0)] and frames(second) == []
+    second.close()
 
 
 def test_a_missing_directory_is_an_os_error(tmp_path):

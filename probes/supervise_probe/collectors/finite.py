@@ -7,7 +7,7 @@ the scaler looked for it, and the weights never saw it.
 
 from __future__ import annotations
 
-import math
+from math import isfinite
 from typing import Dict
 
 from ..spec import MetricSpec
@@ -28,9 +28,8 @@ class Collector(Base):
     """Looks at the finished frame."""
 
     def finish(self, values: Dict[str, float]) -> None:
-        names = ["train_loss_raw", "update_norm"]
-        if not ("loss_scale" in values and values.get("update_skipped")):
-            names.append("grad_global_norm")
-        values["nan_inf_events"] = float(
-            sum(1 for name in names if not math.isfinite(values.get(name, 0.0)))
-        )
+        get = values.get
+        finite = isfinite(get("train_loss_raw", 0.0)) + isfinite(get("update_norm", 0.0))
+        caught = "loss_scale" in values and get("update_skipped")
+        finite += bool(caught or isfinite(get("grad_global_norm", 0.0)))
+        values["nan_inf_events"] = float(3 - finite)

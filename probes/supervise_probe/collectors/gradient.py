@@ -8,7 +8,8 @@ scale. Gradients that a job changes by hand before the step are measured as chan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from operator import is_
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -30,73 +31,85 @@ METRICS = (
 
 
 class Clip:
-    """One call of a clipping function: the norm of these parameters' gradients before it."""
+    """One call of a clipping function: the norm of these parameters' gradients before it.
 
-    __slots__ = ("backwards", "ids", "norm", "unscaled", "used")
+    Attributes:
+        limit: the norm that the job allows, as it passed it; None where it clips in another way.
+    """
+
+    __slots__ = ("backwards", "limit", "norm", "params", "unscaled", "used")
 
     def __init__(
-        self, ids: FrozenSet[int], norm: Number, unscaled: FrozenSet[int], backwards: int
+        self,
+        params: List[Any],
+        norm: Number,
+        unscaled: FrozenSet[int],
+        backwards: int,
+        limit: Any,
     ) -> None:
-        self.ids = ids
+        self.params = params
         self.norm = norm
         self.unscaled = unscaled
         self.backwards = backwards
+        self.limit = limit
         self.used = False
+
+    def ids(self) -> FrozenSet[int]:
+        """Return what it covers, by id."""
+        return frozenset(map(id, self.params))
 
 
 class Collector(Base):
-    """Combines what clips told and what it computes itself, over all optimizers of a step."""
+    """Combines what clips told and what it computes itself, over all optimizers of a step.
+
+    Attributes:
+        clips: the clips of the step under way.
+    """
 
     SHARE = 0.05  # without it the standing order is blind: dear, but the last to go
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._scaling = probe.scaling
-        self._clips: List[Clip] = []
+        self.clips: List[Clip] = []
         self._backwards = 0
         self._squares: Optional[Number] = None
-        self._flat: Tuple[int, ...] = ()
-        self._ids: FrozenSet[int] = frozenset()
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
 
-    def saw_clip(self, params: Sequence[Any], norm: Optional[Any]) -> None:
+    def saw_clip(self, params: List[Any], norm: Optional[Any], limit: Any = None) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
-        flat = tuple(map(id, params))
-        if flat != self._flat:  # mostly the same parameters as in the step before
-            self._flat, self._ids = flat, frozenset(flat)
-        ids = self._ids
-        for clip in self._clips:
-            if clip.ids == ids:
+        for clip in self.clips:
+            if _same(clip.params, params) or clip.ids() == frozenset(map(id, params)):
                 if clip.backwards == self._backwards:
                     return  # clipped twice: the first saw the true norm
-                self._clips.remove(clip)
+                self.clips.remove(clip)
                 break
         if norm is not None and type(norm) is self.torch.Tensor:
             value = self.scalars.value(norm)
         else:
-            value = self.norm_of([p.grad for p in params if p.grad is not None])
-        self._clips.append(Clip(ids, value, self._scaling.unscaled, self._backwards))
+            with self.torch.no_grad():
+                value = self.norm_of([p.grad for p in params if p.grad is not None])
+        self.clips.append(Clip(params, value, self._scaling.unscaled, self._backwards, limit))
 
     def measure(self, update: Update) -> None:
+        clips = self.clips
+        known = update.known
+        if len(clips) == 1 and _same(clips[0].params, known.clipped_as):
+            update.gradient_norm = self._counted(clips[0], update)
+            return
         covered: FrozenSet[int] = frozenset()
         own: Number = 0.0
-        ids = update.known.ids
-        for clip in self._clips:
-            if clip.ids.isdisjoint(ids):
+        for clip in clips:
+            ids = clip.ids()
+            if ids.isdisjoint(known.ids):
                 continue
-            covered = covered | clip.ids if covered else clip.ids
-            norm = clip.norm
-            if update.scaler is not None and id(update.optimizer) not in clip.unscaled:
-                norm = norm / update.scale
+            if ids >= known.ids:
+                known.clipped_as = clip.params
+            covered = covered | ids
+            norm = self._counted(clip, update)
             own = own + norm * norm
-            if not clip.used:
-                clip.used = True
-                self._add(norm * norm)
-        if ids <= covered:
-            update.gradient_norm = own**0.5
-            return
         left = [p.grad for p in update.params if id(p) not in covered]
         if left:
             norm = self.norm_of(left)
@@ -107,9 +120,19 @@ class Collector(Base):
             self._add(norm * norm)
         update.gradient_norm = own**0.5
 
+    def _counted(self, clip: Clip, update: Update) -> Number:
+        """Return the unscaled norm of a clip; the first optimizer that it covers counts it."""
+        norm = clip.norm
+        if update.scaler is not None and id(update.optimizer) not in clip.unscaled:
+            norm = norm / update.scale
+        if not clip.used:
+            clip.used = True
+            self._add(norm * norm)
+        return norm
+
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         squares, self._squares = self._squares, None
-        self._clips.clear()
+        self.clips.clear()
         self._backwards = 0
         if squares is not None:
             values["grad_global_norm"] = squares**0.5
@@ -141,3 +164,8 @@ class Collector(Base):
 
     def _add(self, square: Number) -> None:
         self._squares = square if self._squares is None else self._squares + square
+
+
+def _same(some: List[Any], others: List[Any]) -> bool:
+    """Whether both hold the same objects in the same order. Looks at none of them."""
+    return len(some) == len(others) and all(map(is_, some, others))

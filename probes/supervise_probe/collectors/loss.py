@@ -37,6 +37,9 @@ class Collector(Base):
     def after_backward(self, loss: Number) -> None:
         self.total = loss if self.total is None else self.total + loss
 
+    def forget(self) -> None:
+        self.total = None
+
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         total, self.total = self.total, None
         if total is not None:

@@ -27,48 +27,69 @@ METRICS = (
     ),
     MetricSpec("input_time", "s", "Time inside next() of a DataLoader.", "CLOCK_MONOTONIC"),
     MetricSpec(
-        "forward_time", "s", "Time inside the outermost module, gradients on.", "CLOCK_MONOTONIC"
+        "forward_time",
+        "s",
+        "Time inside the outermost module, gradients on, without collectives.",
+        "CLOCK_MONOTONIC",
     ),
-    MetricSpec("backward_time", "s", "Time inside torch.autograd.backward.", "CLOCK_MONOTONIC"),
+    MetricSpec(
+        "backward_time",
+        "s",
+        "Time inside torch.autograd.backward, without collectives.",
+        "CLOCK_MONOTONIC",
+    ),
     MetricSpec(
         "optimizer_time",
         "s",
-        "Time inside optimizer.step, without the forward and backward of a closure.",
+        "Time inside optimizer.step, without collectives, and forward and backward of a closure.",
         "CLOCK_MONOTONIC",
+    ),
+    MetricSpec(
+        "comm_time",
+        "s",
+        "Time inside collectives that the training thread calls, and waiting for them; without the "
+        "reduction of DistributedDataParallel, which is part of backward_time; absent before the "
+        "first.",
+        "CLOCK_MONOTONIC around torch.distributed's functions and Work.wait",
     ),
     MetricSpec("other_time", "s", "step_time less the parts above.", "CLOCK_MONOTONIC"),
 )
 
-PARTS = ("input", "forward", "backward", "optimizer")
+PARTS = ("input", "forward", "backward", "optimizer", "comm")
 NAMES = tuple(f"{part}_time" for part in PARTS)
 
 
 class Times:
-    """Running sums in ns; the hooks add to them. `seen` holds the parts that the job has.
+    """Running sums in ns; the hooks add to them. `seen` holds the parts that steps had so far.
 
     Attributes:
-        input, forward, backward, optimizer: since the last optimizer's step ended.
+        input, forward, backward, optimizer, comm: since the last optimizer's step ended.
     """
 
-    __slots__ = ("backward", "forward", "input", "optimizer", "seen")
+    __slots__ = ("backward", "comm", "forward", "input", "optimizer", "seen")
 
     def __init__(self) -> None:
-        self.input = self.forward = self.backward = self.optimizer = 0
+        self.input = self.forward = self.backward = self.optimizer = self.comm = 0
         self.seen: Dict[str, bool] = dict.fromkeys(PARTS, False)
 
-    def add(self, part: str, elapsed_ns: int) -> None:
-        """`elapsed_ns` passed in `part`."""
-        self.seen[part] = True
-        setattr(self, part, getattr(self, part) + elapsed_ns)
+    def waited(self, elapsed_ns: int, part: str) -> None:
+        """`elapsed_ns` passed in a collective, inside `part`, which has not ended ("": in none)."""
+        self.comm += elapsed_ns
+        if part:
+            setattr(self, part, getattr(self, part) - elapsed_ns)
 
     def inside(self) -> int:
         """Return what was counted so far in the parts that can run inside an optimizer's step."""
-        return self.input + self.forward + self.backward
+        return self.input + self.forward + self.backward + self.comm
 
-    def take(self) -> Tuple[int, int, int, int]:
+    def take(self) -> Tuple[int, int, int, int, int]:
         """Return the sums in the order of PARTS, and start anew."""
-        taken = self.input, self.forward, self.backward, self.optimizer
-        self.input = self.forward = self.backward = self.optimizer = 0
+        taken = self.input, self.forward, self.backward, self.optimizer, self.comm
+        self.input = self.forward = self.backward = self.optimizer = self.comm = 0
+        seen = self.seen
+        for part, elapsed in zip(PARTS, taken):
+            if elapsed:
+                seen[part] = True
         return taken
 
 

@@ -49,7 +49,7 @@ class Collector(Base):
     def saw_targets(self, calls: List[Tuple[Any, int]]) -> None:
         """A loss function was called with these class indices, and told to ignore that one."""
         for target, ignored in calls:
-            if target.dtype is self.torch.int64:
+            if target.dtype is self.torch.int64 and not target.is_meta:
                 self._count(target, ignored)
 
     def _count(self, target: Any, ignored: int) -> None:
@@ -62,6 +62,9 @@ class Collector(Base):
     def saw_inputs(self, count: int) -> None:
         """So many integers went into the model."""
         self._inputs += count
+
+    def forget(self) -> None:
+        self._targets, self._inputs = None, 0
 
     def after_update(self, update: Update) -> None:
         targets, self._targets = self._targets, None

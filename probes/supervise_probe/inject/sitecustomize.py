@@ -25,6 +25,11 @@ SPARED = (  # processes that train nothing, told by their command line
     "torch._inductor.compile_worker",
     "torch/_inductor/compile_worker",
 )
+LIBRARIES = (  # modules whose library knows more than torch; see `adapters`
+    "transformers.trainer",
+    "lightning.pytorch.trainer.trainer",
+    "pytorch_lightning.trainer.trainer",
+)
 
 
 def wanted() -> bool:
@@ -86,11 +91,20 @@ def arm(torch: "ModuleType") -> None:
         mark("off", "%s: %s" % (type(error).__name__, error))
 
 
-class Loader:
-    """Loads torch with its own loader, then arms the probe."""
+def listen(library: "ModuleType") -> None:
+    """Let the probe hear what a training library knows; without that, the job goes on."""
+    try:
+        load().listen(library)
+    except Exception:  # the probe itself tells what it can
+        pass
 
-    def __init__(self, real: "Any") -> None:
+
+class Loader:
+    """Loads a module with its own loader, then arms the probe, or lets it listen."""
+
+    def __init__(self, real: "Any", then: "Any") -> None:
         self._real = real
+        self._then = then
 
     def __getattr__(self, name: str) -> "Any":
         return getattr(self._real, name)
@@ -103,7 +117,7 @@ class Loader:
         # The real loader is back before the body runs: inspect and pickle see no wrapper.
         module.__loader__ = module.__spec__.loader = self._real
         self._real.exec_module(module)
-        arm(module)
+        self._then(module)
 
 
 class ByName:
@@ -117,16 +131,16 @@ class ByName:
 
 
 class Finder:
-    """Watches for two names and has no opinion on any other."""
+    """Watches for a few names and has no opinion on any other."""
 
     def __init__(self) -> None:
         self._asking = False  # another finder may ask all finders too
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name == "torch" and not self._asking:
+        if name in WATCHED and not self._asking:
             self._asking = True
             try:
-                return self._find_torch(path, target)
+                return self._find(name, path, target)
             finally:
                 self._asking = False
         if name == "supervise_probe":
@@ -135,15 +149,18 @@ class Finder:
             return ModuleSpec(name, ByName(), origin="supervise")  # type: ignore[arg-type]
         return None
 
-    def _find_torch(self, path: "Any", target: "Any") -> "Any":
+    def _find(self, name: str, path: "Any", target: "Any") -> "Any":
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec = find("torch", path, target) if find and finder is not self else None
+            spec = find(name, path, target) if find and finder is not self else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = Loader(spec.loader)
+                    spec.loader = Loader(spec.loader, WATCHED[name])
                 return spec
         return None
+
+
+WATCHED = {"torch": arm, **dict.fromkeys(LIBRARIES, listen)}
 
 
 def enter() -> None:

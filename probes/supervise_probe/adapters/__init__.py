@@ -1,0 +1,94 @@
+"""What only a training library knows: epoch, evaluation, checkpoints, how long the run will be.
+
+An adapter stands beside functions that the library calls anyway, and tells the collector `library`
+what passes by. One file per library; none is read before the job imports the library. Everything
+that the probe measures itself comes from torch, with or without an adapter.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Tuple
+
+from ..guard import describe
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+Listener = Callable[..., None]
+
+
+def listen(probe: Probe, library: Any) -> None:
+    """Hear what this module, which has just been imported, will do. Says so if it cannot."""
+    from . import lightning, transformers
+
+    adapters = {
+        "transformers": transformers.listen,
+        "lightning": lightning.listen,
+        "pytorch_lightning": lightning.listen,
+    }
+    try:
+        adapters[library.__name__.partition(".")[0]](probe, library)
+    except Exception as error:  # a version that is made differently: nothing was replaced
+        name = library.__name__
+        probe.guard.switch_off(probe.guard.part("library"), f"{name}: {describe(error)}")
+
+
+def beside(probe: Probe, original: Callable[..., Any], heard: Listener) -> Callable[..., Any]:
+    """Return a function that calls `heard` with the same arguments, and then `original`."""
+
+    part = probe.guard.part("library")
+
+    def hear(args: Any, kwargs: Any) -> None:
+        heard(*args, **kwargs)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not probe.off_duty():
+            probe.guard.run(part, hear, args, kwargs)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def around_save(
+    probe: Probe,
+    original: Callable[..., Any],
+    what: Callable[..., Tuple[str, int]],
+) -> Callable[..., Any]:
+    """Return a function that saves a checkpoint in the phase of that name, and tells of it.
+
+    Args:
+        what: given the same arguments once it is saved, returns its path and the library's count of
+            steps; an empty path where another rank speaks of it.
+    """
+
+    part = probe.guard.part("library")
+
+    def saved(began: int, args: Any, kwargs: Any) -> None:
+        probe.collectors["library"].saved((monotonic_ns() - began) / 1e9)
+        path, step = what(*args, **kwargs)
+        if path:
+            path = os.path.abspath(path)
+            told = {"path": path, "step": step}
+            probe.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        library = probe.collectors["library"]
+        if library.saving or probe.off_duty():
+            return original(*args, **kwargs)
+        library.saving = True
+        probe.beat("checkpoint")
+        began = monotonic_ns()
+        try:
+            result = original(*args, **kwargs)
+            probe.guard.run(part, saved, began, args, kwargs)
+            return result
+        finally:
+            library.saving = False
+            probe.beat("step")
+
+    return save

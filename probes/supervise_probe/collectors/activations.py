@@ -1,0 +1,50 @@
+"""What blocks and the output put out, in one step of many; see sampled/activations.py for how."""
+
+from __future__ import annotations
+
+from ..sampling import DEFAULTS
+from ..spec import MetricSpec
+from . import Collector as Base
+
+COST = "on a sampled step, one pass over 256 rows of each block's output"
+EVERY = DEFAULTS["activations"]
+
+METRICS = (
+    MetricSpec(
+        "residual_rms",
+        "1",
+        "Largest root mean square of a block's output, over up to 256 rows of each.",
+        "sqrt(mean(h^2))",
+        COST,
+        EVERY,
+    ),
+    MetricSpec(
+        "residual_rms.<i>",
+        "1",
+        "The same of block i; of 8 blocks, evenly spread.",
+        "sqrt(mean(h^2))",
+        "",
+        EVERY,
+    ),
+    MetricSpec(
+        "activation_outlier_rate",
+        "%",
+        "Share of a block's outputs over 6 times their root mean square, in the worst block.",
+        "|a| > 6 rms(a)",
+        "",
+        EVERY,
+    ),
+    MetricSpec(
+        "logz_mean",
+        "1",
+        "Mean log-sum-exp of the logits that go into cross_entropy, else of an output as wide as "
+        "an embedding, over up to 256 rows.",
+        "PaLM, arXiv:2204.02311",
+        "at most a million logits on a sampled step",
+        EVERY,
+    ),
+)
+
+
+class Collector(Base):
+    """Holds the guard's part; the work is done in the forward."""

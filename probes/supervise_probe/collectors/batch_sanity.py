@@ -1,0 +1,134 @@
+"""What the tokens of a batch look like: tells random, repeated and rotten data in its own step.
+
+Looks at the whole numbers that go into the outermost module, the same tensor that the fingerprint
+is of; at the first 16384 of each micro-batch. Ids that a table of a million counts can hold are
+counted, others are sorted, as are all on an accelerator, where the length of a table of counts
+would have to be waited for.
+
+Each step where that costs less than a thousandth of it, else every 2nd, 4th ... 16th.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import log
+from time import thread_time_ns
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step
+
+COST = "one pass over the input and a table of its ids; a sort of them on a device"
+METRICS = (
+    MetricSpec(
+        "batch_token_entropy",
+        "nat",
+        "Entropy of the batch's own token histogram; absent without whole numbers as input.",
+        "-sum p log p, p: counts of the first 16384 values of each micro-batch over their number",
+        COST,
+    ),
+    MetricSpec(
+        "batch_unique_ratio",
+        "1",
+        "Different tokens over tokens of the batch, as far as they are looked at.",
+        "the same counts",
+        COST,
+    ),
+    MetricSpec(
+        "batch_top1_share",
+        "1",
+        "Share of the batch's commonest token.",
+        "the same counts",
+        COST,
+    ),
+)
+
+LONGEST = 16384  # values of one micro-batch
+MICRO_BATCHES = 16  # of a step that are looked at
+FEW = 1024  # values that Python counts faster than torch, from cold caches
+LARGEST = 1 << 20  # ids above are sorted
+SHARE_OF_STEP = 1000
+FLOOR_NS = 5_000  # a step, in any case
+FIRST_WAIT, LONGEST_WAIT = 4, 16  # steps between two looks
+
+
+class Collector(Base):
+    """Keeps a copy of the values until the step is over, and counts them then.
+
+    Attributes:
+        every: steps between two looks.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        # A metric that once was in two frames running is missed when it is not: begin sparsely.
+        self.every = FIRST_WAIT
+        self._due = self._dear = False
+        self._kept: List[Any] = []
+
+    def saw(self, tensor: Any) -> None:
+        """These whole numbers went into the model."""
+        kept = self._kept
+        if not self._due or len(kept) >= MICRO_BATCHES or tensor.is_meta:
+            return
+        if not kept or kept[0].device == tensor.device:
+            whole = tensor.numel() <= LONGEST
+            kept.append(tensor.clone() if whole else tensor.reshape(-1)[:LONGEST].clone())
+
+    def forget(self) -> None:
+        self._kept = []
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        kept, self._kept = self._kept, []
+        if kept:
+            began = thread_time_ns()
+            self._count(kept, values)
+            if step.elapsed_ns is not None:
+                self._stretch(thread_time_ns() - began, step.elapsed_ns)
+        self._due = (step.number + 1) % self.every == 0
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._kept, self._due = [], False
+
+    def _count(self, kept: List[Any], values: Dict[str, Number]) -> None:
+        flat = [ids.reshape(-1) for ids in kept]
+        ids = flat[0] if len(flat) == 1 else self.torch.cat(flat)
+        size = ids.numel()
+        mean, kinds, top = self._shares(ids, size)
+        # A value that is there c times adds its log c c times: sum c log c, without a table.
+        values["batch_token_entropy"] = log(size) - mean
+        values["batch_unique_ratio"] = kinds / size
+        values["batch_top1_share"] = top / size
+
+    def _shares(self, ids: Any, size: int) -> Tuple[Number, Number, Number]:
+        """Return the mean log of each value's count, how many differ, and the largest count."""
+        if size <= FEW and self.scalars.reads(ids):
+            counts = Counter(ids.tolist()).values()
+            return sum(n * log(n) for n in counts) / size, len(counts), max(counts)
+        wide = self.torch.float32 if ids.device.type == "mps" else self.torch.float64
+        if self.scalars.reads(ids):
+            least, most = self.torch.aminmax(ids)
+            if least >= 0 and most < LARGEST:
+                table = self.torch.bincount(ids)
+                each = table.index_select(0, ids).to(wide)
+                return self._summed(each)
+        ids = ids.sort()[0]
+        search = self.torch.searchsorted
+        return self._summed((search(ids, ids, right=True) - search(ids, ids)).to(wide))
+
+    def _summed(self, each: Any) -> Tuple[Number, Number, Number]:
+        value = self.scalars.value
+        return value(each.log().mean()), value(each.reciprocal().sum()), value(each.max())
+
+    def _stretch(self, cost_ns: int, step_ns: int) -> None:
+        allowed = max(step_ns // SHARE_OF_STEP, FLOOR_NS)
+        dear, self._dear = self._dear, cost_ns > allowed * self.every
+        if dear and self._dear:
+            self.every, self._dear = min(2 * self.every, LONGEST_WAIT), False
+        elif 5 * cost_ns < 2 * allowed * self.every and self.every > 1:
+            self.every //= 2

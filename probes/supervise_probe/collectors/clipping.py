@@ -1,0 +1,114 @@
+"""What was kept from the weights: by a clip of the gradient's norm, or by skipping the update.
+
+The limit is the one that the job passes to torch's clipping functions, compared with the norm that
+the same call saw: what is clipped while it is scaled is counted as the job counts it.
+Clips by value and by another norm than the 2-norm have no such limit.
+
+A skip has a number, since a frame holds numbers only: 0 applied, 1 overflow under a GradScaler,
+2 the standing order, 3 a command of the supervisor.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+
+from ..moving import Window
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step, Update
+
+METRICS = (
+    MetricSpec(
+        "grad_clip_rate",
+        "%",
+        "Share of the last 300 steps whose gradient norm was finite and above the job's own limit; "
+        "absent before its first clip by norm.",
+        "torch.nn.utils.clip_grad_norm_: total_norm > max_norm",
+    ),
+    MetricSpec(
+        "clip_threshold",
+        "1",
+        "The limit that the job passed to its first clip by norm in this step.",
+        "torch.nn.utils.clip_grad_norm_: max_norm",
+    ),
+    MetricSpec(
+        "skip_reason",
+        "1",
+        "Why this step's update was not applied: 0 it was, 1 overflow under a GradScaler, "
+        "2 standing order, 3 command.",
+        "this project",
+    ),
+)
+
+CLIPS = 300  # steps
+REASONS = {"overflow": 1.0, "standing order": 2.0, "command": 3.0}
+EXCESS = "_clip_excess"  # norm over limit on its way to the host; never published
+
+
+class Collector(Base):
+    """Looks at the clips that the collector `gradient` keeps anyway."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._probe = probe
+        self._gradient: Any = None
+        self._clipped = Window("grad_clip_rate", CLIPS)
+        self._clips = False
+        self._reason = 0.0
+
+    def after_update(self, update: Update) -> None:
+        if update.skip:
+            self._reason = REASONS.get(update.skip, 0.0)
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        values["skip_reason"], self._reason = self._reason, 0.0
+        gradient = self._gradient
+        if gradient is None:
+            gradient = self._gradient = self._probe.collectors["gradient"]
+        excess: Optional[Number] = None
+        for clip in gradient.clips:
+            limit = clip.limit
+            if limit is None:
+                continue
+            if type(limit) is not float:
+                limit = self._number(limit)
+            values.setdefault("clip_threshold", limit)
+            over = clip.norm - limit
+            excess = over if excess is None else self._larger(excess, over)
+        if excess is not None:
+            values[EXCESS] = excess
+
+    def finish(self, values: Dict[str, float]) -> None:
+        if values.get("update_skipped", 0.0) > 0.0 and values.get("skip_reason") == 0.0:
+            values["skip_reason"] = 1.0  # masked by a fused optimizer, which only the device knew
+        excess = values.pop(EXCESS, None)
+        if excess is not None:
+            self._clips = True
+            self._clipped.add(0.0 < excess < inf)
+        elif self._clips:
+            self._clipped.add(False)
+        else:
+            return
+        values["grad_clip_rate"] = self._clipped.percent
+
+    def _number(self, limit: object) -> Number:
+        return self.scalars.value(limit) if isinstance(limit, self.torch.Tensor) else float(limit)  # type: ignore[arg-type]
+
+    def _larger(self, one: Number, other: Number) -> Number:
+        if self.scalars.on_host(one) and self.scalars.on_host(other):
+            return max(one, other)
+        return self.torch.maximum(*map(self.torch.as_tensor, (one, other)))
+
+    def state(self) -> Dict[str, float]:
+        state = {"grad_clip_rate.known": float(self._clips)}
+        self._clipped.save(state)
+        return state
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._clips = bool(state.get("grad_clip_rate.known", self._clips))
+        self._clipped.load(state)

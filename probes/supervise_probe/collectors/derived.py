@@ -1,0 +1,102 @@
+"""What follows from the numbers of a frame and those before it: averages, shares, sums.
+
+Plain arithmetic on the host once all values of a step are there; a rollback takes it back exactly.
+Values that are not finite enter no average: one of them would stay in it for ever.
+
+Source: the stability metrics report, rows of the same ids. A gradient that overflowed under a
+GradScaler is no spike.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, isfinite
+from typing import TYPE_CHECKING, Dict, Mapping
+
+from ..moving import Average, Window
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+METRICS = (
+    MetricSpec(
+        "train_loss_ema",
+        "nat",
+        "Bias-corrected moving average of train_loss_raw, decay 0.99, finite losses only.",
+        "m = 0.99 m + 0.01 loss; m / (1 - 0.99^t)",
+    ),
+    MetricSpec("train_ppl", "1", "exp(train_loss_ema).", "this project"),
+    MetricSpec(
+        "overflow_rate",
+        "%",
+        "Share of the last 100 steps that a GradScaler skipped; absent in a job without one.",
+        "torch.amp.GradScaler: found_inf",
+    ),
+    MetricSpec(
+        "grad_spike_score",
+        "1",
+        "grad_global_norm over its bias-corrected moving average, decay 0.97, of the steps before; "
+        "absent in the first step and where it is not finite.",
+        "|g_t| / EMA(|g|)_(t-1)",
+    ),
+    MetricSpec(
+        "tokens_applied",
+        "tokens",
+        "Sum of tokens_per_update over the steps whose update was applied; a rollback takes it "
+        "back.",
+        "this project",
+    ),
+)
+
+OVERFLOWS = 100  # steps
+EXP_LIMIT = 700.0  # exp of more does not fit a float64
+
+
+class Collector(Base):
+    """Keeps six numbers and a word of 100 bits."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._loss = Average("train_loss_ema", 0.99)
+        self._norm = Average("grad_spike_score", 0.97)
+        self._overflows = Window("overflow_rate", OVERFLOWS)
+        self._applied = 0.0
+
+    def finish(self, values: Dict[str, float]) -> None:
+        known = values.get
+        loss = known("train_loss_raw")
+        if loss is not None:
+            average = self._loss
+            if isfinite(loss):
+                average.add(loss)
+            mean = average.value
+            if mean is not None:
+                values["train_loss_ema"] = mean
+                values["train_ppl"] = exp(mean) if mean < EXP_LIMIT else inf
+        norm = known("grad_global_norm")
+        if norm is not None and isfinite(norm):
+            average = self._norm
+            if average.value:
+                values["grad_spike_score"] = norm / average.value
+            average.add(norm)
+        skipped = known("update_skipped", 0.0) > 0.0
+        if "loss_scale" in values:
+            self._overflows.add(known("skip_reason", float(skipped)) == 1.0)
+            values["overflow_rate"] = self._overflows.percent
+        tokens = known("tokens_per_update")
+        if tokens is not None:
+            if not skipped:
+                self._applied += tokens
+            values["tokens_applied"] = self._applied
+
+    def state(self) -> Dict[str, float]:
+        state = {"tokens_applied": self._applied}
+        for part in (self._loss, self._norm, self._overflows):
+            part.save(state)
+        return state
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._applied = state.get("tokens_applied", self._applied)
+        for part in (self._loss, self._norm, self._overflows):
+            part.load(state)

@@ -1,0 +1,114 @@
+"""Model FLOPs utilisation: what the model needs, over what its device could have done meanwhile.
+
+Counted are the tokens that went through the outermost module with gradients on, padding included,
+since the device works for them too; where that was not seen, `tokens_per_update`, and attention is
+left out. `status` says what was counted, or why nothing was.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ..model_flops import ModelFlops, count
+from ..peaks import peak_of
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step
+
+METRICS = (
+    MetricSpec(
+        "mfu",
+        "%",
+        "Operations that the model needs for the step's tokens on this rank, over the device's "
+        "dense 16-bit peak in the same time; absent without a known peak. Source and what is left "
+        "out: model_flops.py.",
+        "PaLM, arXiv:2204.02311, appendix B: (6 N + 12 L H Q T) tokens_per_sec / peak",
+    ),
+)
+
+PATIENCE = 64  # steps between two looks at a model whose modules come and go
+
+
+class Collector(Base):
+    """Looks at the model once, then multiplies.
+
+    Attributes:
+        told: what is counted, or why nothing is; for the status.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._registry = probe.registry
+        self._status_changed = probe.status_changed
+        self._peak: Optional[float] = probe.config.peak_flops
+        self._peak_known = self._peak is not None
+        self._model: Optional[ModelFlops] = None
+        self._changes = -1
+        self._next_look = 0
+        self._tokens = self._pairs = 0  # of a token and a position that it attends to
+        self.told = "no step yet"
+
+    def saw(self, tensor: Any) -> None:
+        """This went into the model: indices of tokens, or vectors."""
+        shape = tensor.shape[:-1] if tensor.is_floating_point() else tensor.shape
+        tokens = math.prod(shape)
+        self._tokens += tokens
+        if len(shape) > 1:
+            self._pairs += tokens * int(shape[-1])
+
+    def forget(self) -> None:
+        self._tokens = self._pairs = 0
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        tokens, pairs = self._tokens, self._pairs
+        self._tokens = self._pairs = 0
+        peak = self._peak or self._find_peak()
+        if not peak:
+            return
+        changes = self._registry.modules.changes
+        if changes != self._changes and step.number >= self._next_look:
+            self._changes, self._next_look = changes, step.number + PATIENCE
+            self._look()
+        model = self._model
+        if model is None or not tokens or not step.elapsed_ns:
+            return
+        flops = model.per_token * tokens + model.per_pair * pairs
+        values["mfu"] = 100.0 * flops / (step.elapsed_ns / 1e9) / peak
+
+    def finish(self, values: Dict[str, float]) -> None:
+        tokens, elapsed = values.get("tokens_per_update"), values.get("step_time")
+        if self._peak and self._model and tokens and elapsed and "mfu" not in values:
+            values["mfu"] = 100.0 * self._model.per_token * tokens / elapsed / self._peak
+
+    def _find_peak(self) -> Optional[float]:
+        if not self._peak_known:
+            self._peak_known = True
+            params = (p for root in self._registry.roots() for p in root.parameters())
+            device = getattr(next(params, None), "device", self.torch.device("cpu"))
+            name = str(device.type)
+            if name == "cuda":
+                name = str(self.torch.cuda.get_device_name(device))
+            self._peak = peak_of(name)
+            if self._peak is None:
+                self._tell(f"no: the peak of {name} is not in the table; set job.peak_flops")
+        return self._peak
+
+    def _look(self) -> None:
+        model = count(self.torch, self._registry.roots())
+        if model.why_not:
+            self._model = None
+            self._tell(f"no: {model.why_not}")
+            return
+        self._model = model
+        attention = f"{model.layers} attention layers" if model.layers else "no attention seen"
+        peak = f"peak {(self._peak or 0.0) / 1e12:.4g} TFLOP/s"
+        self._tell(f"{model.per_token / 1e6:.4g} MFLOP a token, {attention}; {peak}")
+
+    def _tell(self, text: str) -> None:
+        self.told = text
+        self._status_changed()

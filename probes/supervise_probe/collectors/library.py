@@ -1,0 +1,91 @@
+"""What a training library tells of itself: see `adapters`. Costs nothing where there is none.
+
+Epoch and time of a save cannot be seen from torch, and which loss is that of an evaluation only the
+library's names tell. A job without such a library reports `val_loss` itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+
+SLICES = 8  # evaluation sets that get a column
+
+METRICS = (
+    MetricSpec(
+        "epoch",
+        "1",
+        "Passes over the training data that were done when the step began; absent without a "
+        "library that counts them.",
+        "Trainer: state.epoch; Lightning: current_epoch and the batch's share of it",
+    ),
+    MetricSpec(
+        "val_loss",
+        "nat",
+        "Loss of an evaluation, in the frame of the next step; a job may report its own.",
+        "Trainer: eval_loss; Lightning: what is logged as val_loss, or spelt alike",
+    ),
+    MetricSpec(
+        "slice_val_loss",
+        "nat",
+        "val_loss of one evaluation set; append its name or number: `.code`. 8 sets at most.",
+        "Trainer: eval_<name>_loss; Lightning: val_loss/dataloader_idx_<i>",
+    ),
+    MetricSpec(
+        "checkpoint_time",
+        "s",
+        "Wall time of the saves since the last step, in the frame of the next one.",
+        "CLOCK_MONOTONIC around the library's save",
+    ),
+)
+
+
+class Collector(Base):
+    """Lets what it is told join the next frame.
+
+    Attributes:
+        total_steps: length of the run in the library's own count; None where nobody said.
+        steps_before: the library's count at the probe's step 0, as after a resume.
+        saving: it is writing a checkpoint.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._boundary = probe.boundary
+        self._names = {"val_loss"}
+        self.total_steps: Optional[int] = None
+        self.steps_before = 0
+        self.saving = False
+
+    def epoch(self, epoch: float) -> None:
+        """A batch begins; only the first of a step counts."""
+        self._next_frame().setdefault("epoch", epoch)
+
+    def length(self, total: float, done: int) -> None:
+        """Training begins: `total` steps are planned (0 or less: nobody knows), `done` are made."""
+        self.total_steps = int(total) if 0 < total < float("inf") else None
+        self.steps_before = done - self._boundary.number
+
+    def tell(self, name: str, value: Any) -> None:
+        """An evaluation gave this loss, a number or a one-element tensor."""
+        if len(self._names) > SLICES and name not in self._names:
+            return
+        self._names.add(name)
+        tensor = isinstance(value, self.torch.Tensor)
+        self._next_frame()[name] = self.scalars.value(value) if tensor else float(value)
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written."""
+        frame = self._next_frame()
+        frame["checkpoint_time"] = frame.get("checkpoint_time", 0.0) + seconds
+
+    def _next_frame(self) -> Dict[str, Number]:
+        """The library is between two steps: one that waits for another optimizer is over."""
+        self._boundary.close(on_time=False)
+        return self._boundary.reported

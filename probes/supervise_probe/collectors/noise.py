@@ -1,0 +1,164 @@
+"""How noisy the gradient is: the batch size, in tokens, at which noise and signal are equal.
+
+Two gradients of one step suffice, from a small batch and from a large one that holds it:
+|g_small|^2 and |g_large|^2 differ in expectation by the noise alone. Under accumulation the small
+one is that of the first backward, which is looked at when the second begins; with several ranks it
+is the rank's own before the reduction, of a few parameters (see `sketch.py`). With neither there is
+no second size, and nothing is published. The two estimates are averaged apart, then divided: the
+ratio of a single step says nothing.
+
+Batches of one step must be alike: the backwards of a step count as parts of one batch where a
+forward of the outermost module stands in front of each. Several losses of one batch are no
+accumulation, and neither are two networks; such a job's number means nothing.
+
+Source: An Empirical Model of Large-Batch Training, arXiv:1812.06162, appendix A.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+
+from ..moving import Average
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step, Update
+
+METRICS = (
+    MetricSpec(
+        "grad_noise_scale",
+        "tokens",
+        "S / G^2: trace of the gradient's covariance for one token over its squared mean, averages "
+        "of samples, decay 0.99; absent without accumulation or several ranks, and without tokens.",
+        "G^2 = (B|g_B|^2 - b|g_b|^2) / (B - b), S = (|g_b|^2 - |g_B|^2) / (1/b - 1/B), "
+        "arXiv:1812.06162",
+        "one more pass over the gradients in a sampled step",
+        50,
+    ),
+    MetricSpec(
+        "gsnr",
+        "1",
+        "1 / grad_noise_scale: the same estimate, for one token.",
+        "|E g|^2 / tr Cov(g)",
+        "",
+        50,
+    ),
+)
+
+SMALL, LARGE, PARTS = "_noise_small", "_noise_large", "_noise_parts"  # never published
+EQUAL = 1e-9  # relative: gradients that nobody averaged
+
+
+class Collector(Base):
+    """Collects two squared norms in a sampled step, and how many backwards it had."""
+
+    SAMPLED = "gradients"
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._probe = probe
+        self._noise = Average("grad_noise_scale.s", 0.99)
+        self._signal = Average("grad_noise_scale.g2", 0.99)
+        self._step = -1
+        self._backwards = 0
+        self._forward_ns = 0
+        self._first: Dict[int, Number] = {}  # norm after the first backward, by optimizer
+        self._squares: Optional[List[Number]] = None
+
+    def after_backward(self, loss: Number) -> None:
+        """Called in front of each backward: at the second, the first one's gradients are there."""
+        probe = self._probe
+        if probe.boundary.number != self._step:
+            self._step, self._backwards = probe.boundary.number, 0
+            self._first, self._squares = {}, None
+        forward, self._forward_ns = self._forward_ns, probe.times.forward
+        self._backwards += 1
+        if self._backwards == 1:
+            return
+        if probe.times.seen["forward"] and forward == self._forward_ns:
+            self._step = -1  # two losses of one forward
+        elif self._backwards == 2 and probe.world_size == 1:
+            for optimizer in probe.boundary.optimizers():
+                grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
+                grads = [grad for grad in grads if grad is not None]
+                if grads:
+                    with self.torch.no_grad():
+                        self._first[id(optimizer)] = self._norm_of(grads)
+
+    def measure(self, update: Update) -> None:
+        if self._step != self._probe.boundary.number or update.gradient_norm is None:
+            return
+        small: Optional[Number]
+        if self._probe.world_size == 1:
+            small, large = self._first.get(id(update.optimizer)), update.gradient_norm
+            if small is None:
+                return
+            small, large = small * small, large * large
+        else:
+            small, large = self._of_ranks(update)
+            if small is None:
+                return
+        small = small * float(self._backwards * self._backwards)
+        if update.scaler is not None:
+            small = small / (update.scale * update.scale)
+        before = self._squares or [0.0, 0.0]
+        self._squares = [before[0] + small, before[1] + large]
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        squares, self._squares = self._squares, None
+        if squares is not None and self._step == step.number:
+            values[SMALL], values[LARGE] = squares
+            values[PARTS] = float(self._backwards)
+
+    def finish(self, values: Dict[str, float]) -> None:
+        small, large = values.pop(SMALL, None), values.pop(LARGE, None)
+        parts = values.pop(PARTS, 0.0)
+        tokens = values.get("tokens_per_update")
+        if small is None or large is None or not tokens:
+            return
+        few, many = tokens / parts, tokens * self._probe.world_size
+        alike = abs(small - large) <= EQUAL * large
+        if alike or not math.isfinite(small + large):
+            return
+        self._noise.add((small - large) / (1.0 / few - 1.0 / many))
+        self._signal.add((many * large - few * small) / (many - few))
+        noise, signal = self._noise.value, self._signal.value
+        if noise and signal and noise > 0.0 and signal > 0.0:
+            values["grad_noise_scale"] = noise / signal
+            values["gsnr"] = signal / noise
+
+    def _of_ranks(self, update: Update) -> Tuple[Optional[Number], Number]:
+        """Return squares of the rank's own and of the reduced gradient, of the same parameters."""
+        sketch: Any = self._probe.collectors["sketch"]
+        known = [
+            (square, param.grad)
+            for index, square in sketch.own.items()
+            for param in sketch.params[index : index + 1]
+            if id(param) in update.known.ids and param.grad is not None
+        ]
+        if not known:
+            return None, 0.0
+        own: Number = 0.0
+        for square, _ in known:
+            own = own + self.scalars.value(square)
+        factor = self._probe.collectors["groups"].factor
+        norm = self._norm_of([grad for _, grad in known]) * factor
+        return own, norm * norm
+
+    def _norm_of(self, tensors: List[Any]) -> Number:
+        norm: Number = self._probe.collectors["gradient"].norm_of(tensors)
+        return norm
+
+    def state(self) -> Dict[str, float]:
+        state: Dict[str, float] = {}
+        self._noise.save(state)
+        self._signal.save(state)
+        return state
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._noise.load(state)
+        self._signal.load(state)

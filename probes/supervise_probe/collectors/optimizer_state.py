@@ -1,0 +1,182 @@
+"""The optimizer's own memory: is it finite, and does it know gradients like these?
+
+A moment that is not finite, or a second moment below zero, ruins the weights for good. All of it is
+looked at by turns, BUDGET values a sample; where something was found, the same place is looked at
+again the next time.
+
+Gradients far larger than their own second moment come a step before a loss spike, and are known
+before the update. Embeddings are left out, since rows of rare tokens have next to no history, and
+so are gains and biases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step, Update
+
+METRICS = (
+    MetricSpec(
+        "opt_state_finite",
+        "1",
+        "1 while the floating-point state that was looked at is finite and second moments are not "
+        "negative, else 0; 1000000 values of it in a sample, all of it by turns.",
+        "isfinite(m), isfinite(v), v >= 0",
+        "one pass over 1000000 values in a sampled step",
+        50,
+    ),
+    MetricSpec(
+        "adam_rms_ratio",
+        "1",
+        "Largest RMS, over matrices without embeddings, of the gradient over the root of its "
+        "second moment before the update; of 16384 neighbours of each, which take turns.",
+        "max sqrt(mean(g^2 / max(v_(t-1) / (1 - b2^(t-1)), eps^2))), StableAdamW, arXiv:2304.13013",
+        "four passes over the samples in a sampled step",
+        50,
+    ),
+)
+
+BUDGET = 1_000_000  # values a sample; at least one piece of each optimizer
+PIECE = 262_144  # values looked at in one call
+NEIGHBOURS = 16_384
+NEVER_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf")
+NO_EPS = 1e-30
+
+Place = Tuple[int, int]  # number of a parameter, offset in its state
+
+
+class Collector(Base):
+    """Goes round through the state of each optimizer."""
+
+    SAMPLED = "gradients"
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._probe = probe
+        self._places: Dict[int, Place] = {}  # by an optimizer's first group
+        self._last: Dict[int, Place] = {}
+        self._sound: Optional[Number] = None
+        self._ratio: Optional[Number] = None
+        self._turn = 0
+
+    def measure(self, update: Update) -> None:
+        self._turn += 1
+        sound = self._look(update)
+        if sound is not None:
+            self._sound = sound if self._sound is None else self._sound * sound
+        ratio = self._surprise(update)
+        if ratio is not None:
+            self._ratio = ratio if self._ratio is None else self._larger(self._ratio, ratio)
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        sound, self._sound = self._sound, None
+        ratio, self._ratio = self._ratio, None
+        if sound is not None:
+            values["opt_state_finite"] = sound
+        if ratio is not None:
+            values["adam_rms_ratio"] = ratio
+
+    def finish(self, values: Dict[str, float]) -> None:
+        if values.get("opt_state_finite") == 0.0:
+            self._places.update(self._last)
+
+    # ── is it finite ──────────────────────────────────────────────────────────────────────────
+
+    def _look(self, update: Update) -> Optional[Number]:
+        torch, params = self.torch, update.all_params
+        key, left, turns = update.known.first_group, BUDGET, 0
+        index, offset = self._last[key] = self._places.get(key, (0, 0))
+        ends, floors = [], []
+        while left > 0 and turns <= len(params):
+            size, more = 0, False
+            for name, value in _state_of(update, params[index % len(params)]):
+                piece = value.view(-1)[offset : offset + PIECE]
+                if piece.numel():
+                    low, high = torch.aminmax(piece)
+                    ends += [low.double(), high.double()]
+                    if name in NEVER_NEGATIVE:
+                        floors.append(low.double())
+                    size += piece.numel()
+                    more = more or value.numel() > offset + PIECE
+            left -= size
+            if more:
+                offset += PIECE
+            else:
+                index, offset, turns = (index + 1) % len(params), 0, turns + 1
+        self._places[key] = index, offset
+        if not ends:
+            return None
+        bad = ~torch.isfinite(self._stack(ends)).all()
+        if floors:
+            bad = bad | (self._stack(floors) < 0.0).any()
+        return 1.0 - self.scalars.value(bad)
+
+    def _stack(self, numbers: List[Any]) -> Any:
+        device = numbers[0].device
+        return self.torch.stack([number.to(device) for number in numbers])
+
+    # ── does it know such gradients ───────────────────────────────────────────────────────────
+
+    def _surprise(self, update: Update) -> Optional[Number]:
+        torch = self.torch
+        gradients, moments = [], []
+        for group in update.optimizer.param_groups:
+            decay, eps = group.get("betas", (0, None))[1], group.get("eps")
+            if not isinstance(decay, float):
+                continue
+            floor = max(NO_EPS, eps * eps if isinstance(eps, float) else 0.0)
+            for gradient, moment, steps in self._dense(update, group["params"]):
+                gradients.append(gradient)
+                moments.append((moment / (1.0 - decay**steps)).clamp_min_(floor))
+        if not gradients:
+            return None
+        ratios = torch._foreach_mul(gradients, gradients)
+        torch._foreach_div_(ratios, moments)
+        means = torch.stack([ratio.mean() for ratio in ratios])
+        largest = self.scalars.value(means.max()) ** 0.5
+        scale = getattr(update.optimizer, "grad_scale", None)
+        return largest if scale is None else largest / self.scalars.value(scale)
+
+    def _dense(self, update: Update, params: List[Any]) -> Iterator[Tuple[Any, Any, Any]]:
+        """Yield (gradient, second moment, steps that it has seen) of a run of each matrix."""
+        embeddings = self._probe.collectors["groups"].embeddings()
+        state = update.optimizer.state
+        for param in params:
+            known = state.get(param)
+            if not known or param.grad is None or param.dim() < 2 or id(param) in embeddings:
+                continue
+            moment, steps = known.get("exp_avg_sq"), known.get("step")
+            if moment is None or steps is None or moment.shape != param.shape:
+                continue
+            gradient, moment = (getattr(t, "_local_tensor", t) for t in (param.grad, moment))
+            if not (gradient.is_contiguous() and moment.is_contiguous() and gradient.numel()):
+                continue
+            size = gradient.numel()
+            at = self._turn * NEIGHBOURS % max(1, size - NEIGHBOURS + 1)
+            run = slice(at, at + NEIGHBOURS)
+            if isinstance(steps, self.torch.Tensor):
+                steps = steps.item() if self.scalars.reads(steps) else steps.to(moment.device)
+            if not isinstance(steps, float) or steps > 0.0:
+                wide = self.torch.float32
+                yield gradient.view(-1)[run].to(wide), moment.view(-1)[run].to(wide), steps
+
+    def _larger(self, one: Number, other: Number) -> Number:
+        if self.scalars.on_host(one) and self.scalars.on_host(other):
+            return max(one, other)
+        return self.torch.maximum(*map(self.torch.as_tensor, (one, other)))
+
+
+def _state_of(update: Update, param: Any) -> Iterator[Tuple[str, Any]]:
+    """Yield (key, tensor) of a parameter's floating-point state, counts left out."""
+    for key, value in (update.optimizer.state.get(param) or {}).items():
+        value = getattr(value, "_local_tensor", value)
+        if not hasattr(value, "is_floating_point") or not value.is_floating_point():
+            continue
+        if value.numel() > 1 and value.is_contiguous():
+            yield key, value.detach()

@@ -1,0 +1,148 @@
+"""Where a run is in its schedule of the learning rate, told by the rates that it had so far.
+
+0 warm-up, 1 stable, 2 decay, 3 the probe's own re-warm after a rollback; behind the point the part
+of that phase which is over, where a scheduler or a training library says how long it is, else .0.
+
+Only the rate that the job set counts, so neither a drill nor `lr_scale` is a phase. A rise begins a
+warm-up in the first steps only, and again after a fall; a rise of a single step is a jump, as
+restarts of a cosine make it. What fell and stays is still decay: a floor or a staircase.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
+
+from .. import schedules
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step
+
+METRICS = (
+    MetricSpec(
+        "lr_phase",
+        "1",
+        "Warm-up 0, stable 1, decay 2, re-warm after a rollback 3, plus the part of it that is "
+        "over where its length is known; absent until the rate changes, for 16 steps at most.",
+        "learning_rate_scheduled so far; lengths: torch schedulers, Trainer, Lightning",
+    ),
+)
+
+WARMUP, STABLE, DECAY, REWARM = 0.0, 1.0, 2.0, 3.0
+NOT_YET, UNDECIDED = -2.0, -1.0
+SAME = 1e-9  # relative change that is none
+FLAT = 16.0  # equal rates that end a warm-up, or show that there is none
+RISES = 2.0  # rises in a row that begin one
+NEARLY = 0.999  # of a phase: the next whole number is another phase
+POSITION, RAMP = "_lr_position", "_lr_ramp"  # on their way to `finish`; never published
+
+
+def _nothing() -> None:
+    """Stands for a reference to no scheduler."""
+
+
+class Collector(Base):
+    """Keeps six numbers: the phase and where it began, the rate, its level, two counts."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._probe = probe
+        self._phase, self._rate, self._level = NOT_YET, 0.0, 0.0
+        self._flat = self._rises = self._begun = 0.0
+        self._schedulers = probe.registry.schedulers
+        self._library: Any = None
+        self._scheduler: Callable[[], Any] = _nothing
+        self._ends: Any = schedules.Ends()
+        self._searched = -1
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        if self._schedulers.changes != self._searched:
+            self._search()
+        scheduler = self._scheduler()
+        if scheduler is not None:
+            values[POSITION] = scheduler.last_epoch
+        elif self._library.total_steps is not None:
+            self._ends = schedules.Ends(total=self._library.total_steps)
+            values[POSITION] = step.number + self._library.steps_before
+        warming = self._probe.rate.warming.progress
+        if warming < 1.0:
+            values[RAMP] = warming
+
+    def finish(self, values: Dict[str, float]) -> None:
+        position = values.pop(POSITION, 0.0)
+        ramp = values.pop(RAMP, None)
+        rate = values.get("learning_rate_scheduled")
+        if rate == self._rate and self._phase >= STABLE:
+            self._rises = 0.0
+        elif rate is not None:
+            before = self._phase
+            self._follow(rate)
+            if self._phase != before:
+                self._begun = position
+        if ramp is not None:
+            values["lr_phase"] = REWARM + min(NEARLY, ramp)
+        elif self._phase >= 0.0:
+            values["lr_phase"] = self._phase + (self._part(position) if position else 0.0)
+
+    def _follow(self, rate: float) -> None:
+        """One more step was made with this rate."""
+        last, self._rate = self._rate, rate
+        margin = SAME * abs(last)
+        rises, falls = rate > last + margin, rate < last - margin
+        if self._phase == NOT_YET:
+            self._phase, self._level = UNDECIDED, rate
+            return
+        self._rises = self._rises + 1.0 if rises else 0.0
+        self._flat = 0.0 if rises or falls else self._flat + 1.0
+        if self._phase == UNDECIDED:
+            if rises or falls or self._flat >= FLAT:
+                self._phase = WARMUP if rises else DECAY if falls else STABLE
+            self._level = rate
+            return
+        if self._phase == DECAY:
+            if self._rises >= RISES:
+                self._phase = WARMUP
+        elif rate < self._level * (1.0 - SAME):  # a cosine begins too flat to show in one step
+            self._phase = DECAY
+        elif self._phase == WARMUP and self._flat >= FLAT:
+            self._phase = STABLE
+        self._level = max(self._level, rate) if self._phase != DECAY else rate
+
+    def _search(self) -> None:
+        """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
+        self._searched = self._schedulers.changes
+        self._library = self._probe.collectors["library"]
+        optimizers = self._probe.boundary.optimizers()
+        found = schedules.find(list(self._schedulers), optimizers[0]) if optimizers else None
+        self._scheduler = _nothing if found is None else weakref.ref(found)
+        self._ends = schedules.Ends() if found is None else schedules.ends(found)
+
+    def _part(self, position: float) -> float:
+        first, last = self._bounds()
+        if last is None or not first < position:
+            return 0.0
+        return (position - first) / (last - first) if position < last else NEARLY
+
+    def _bounds(self) -> Tuple[float, Optional[float]]:
+        warm, stable, total = self._ends
+        if self._phase == DECAY:
+            return self._begun if stable is None else stable, total
+        if self._phase == WARMUP:
+            return 0.0, warm
+        return self._begun if warm is None else warm, total if stable is None else stable
+
+    def state(self) -> Dict[str, float]:
+        numbers = (
+            self._phase, self._rate, self._level, self._flat, self._rises, self._begun,
+        )  # fmt: skip
+        return {f"lr_phase.{index}": number for index, number in enumerate(numbers)}
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        if "lr_phase.5" in state:
+            self._phase, self._rate, self._level, self._flat, self._rises, self._begun = (
+                state[f"lr_phase.{index}"] for index in range(6)
+            )

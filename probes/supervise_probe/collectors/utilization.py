@@ -1,0 +1,94 @@
+"""What share of a step was spent on waiting, and how full the device's memory is.
+
+Shares follow from the times of the step. The memory is that of torch's caching allocator, read from
+its counters on the host: no word with the driver, no wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step
+
+LOOK_EVERY = 10  # steps between two looks at the allocator, whose counters take a while to read
+
+METRICS = (
+    MetricSpec(
+        "dataloader_stall_frac",
+        "%",
+        "Time blocked in next(loader) over step time.",
+        "input_time / step_time",
+    ),
+    MetricSpec(
+        "comm_time_frac",
+        "%",
+        "Time in collectives, as the training thread sees it, over step time.",
+        "comm_time / step_time",
+    ),
+    MetricSpec(
+        "gpu_mem_allocated",
+        "%",
+        "Memory of live tensors at the end of the step, over the device's; absent off CUDA.",
+        "torch.cuda.memory_stats: allocated_bytes.all.current",
+        "reading the allocator's counters",
+        LOOK_EVERY,
+    ),
+    MetricSpec(
+        "gpu_mem_reserved",
+        "%",
+        "Memory that torch's allocator holds, over the device's; absent off CUDA.",
+        "torch.cuda.memory_stats: reserved_bytes.all.current",
+        every=LOOK_EVERY,
+    ),
+    MetricSpec(
+        "gpu_alloc_retries",
+        "1",
+        "Allocations so far that worked only after the cache was emptied; absent off CUDA.",
+        "torch.cuda.memory_stats: num_alloc_retries",
+        every=LOOK_EVERY,
+    ),
+)
+
+FRACTIONS = (("dataloader_stall_frac", "input_time"), ("comm_time_frac", "comm_time"))
+
+
+class Collector(Base):
+    """Divides; and looks at the memory in one step of LOOK_EVERY."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._total: Optional[float] = None  # bytes of the device; 0.0 where there is none
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        if step.number % LOOK_EVERY or self._total == 0.0:
+            return
+        cuda = self.torch.cuda
+        if not cuda.is_initialized():  # a job may begin on the host
+            return
+        device = cuda.current_device()
+        if self._total is None:
+            self._total = float(cuda.get_device_properties(device).total_memory)
+        counters = cuda.memory_stats_as_nested_dict(device)
+        if not counters:
+            self._total = 0.0  # another allocator, which counts nothing
+            return
+        values["gpu_mem_allocated"] = 100.0 * _bytes(counters, "allocated_bytes") / self._total
+        values["gpu_mem_reserved"] = 100.0 * _bytes(counters, "reserved_bytes") / self._total
+        values["gpu_alloc_retries"] = float(counters["num_alloc_retries"])
+
+    def finish(self, values: Dict[str, float]) -> None:
+        elapsed = values.get("step_time")
+        if elapsed:
+            for name, part in FRACTIONS:
+                if part in values:
+                    values[name] = 100.0 * values[part] / elapsed
+
+
+def _bytes(counters: Any, name: str) -> int:
+    return int(counters[name]["all"]["current"])

@@ -1,0 +1,97 @@
+"""Spread of the weights, matrix by matrix: what drifts slowly, and layers that swing together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step, Update
+
+METRICS = (
+    MetricSpec(
+        "layer_weight_std.<i>",
+        "1",
+        "Standard deviation of one matrix; 8 of them, evenly over the optimizers' parameters, the "
+        "first and the last among them. Of more than 1000000 values, a run in the middle.",
+        "torch.std",
+        "one pass over the matrices in a sampled step",
+        500,
+    ),
+    MetricSpec(
+        "layer_weight_std",
+        "1",
+        "Largest relative change of the standard deviation of any matrix since the sample before; "
+        "absent in the first.",
+        "max |std_t / std_(t-d) - 1|",
+        "",
+        500,
+    ),
+)
+
+COLUMNS = 8
+RUN = 1_000_000
+
+
+class Collector(Base):
+    """Keeps one number per matrix."""
+
+    SAMPLED = "weights"
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._now: Dict[int, Any] = {}  # by an optimizer's first group
+        self._past: Dict[int, Tuple[Tuple[int, ...], Any]] = {}
+
+    def after_update(self, update: Update) -> None:
+        matrices = [p for p in update.all_params if p.dim() > 1 and p.is_floating_point()]
+        matrices = [getattr(p, "_local_tensor", p).detach() for p in matrices]
+        matrices = [m for m in matrices if m.numel() > 1]
+        if not matrices:
+            return
+        ids = tuple(map(id, update.all_params))
+        stds = self._stds(matrices)
+        key = update.known.first_group
+        before = self._past.get(key)
+        change = None
+        if before is not None and before[0] == ids and before[1].shape == stds.shape:
+            change = ((stds - before[1]).abs() / before[1].clamp_min(1e-30)).max()
+        self._past[key] = ids, stds
+        self._now[key] = stds, change
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        now, self._now = self._now, {}
+        if not now:
+            return
+        stds = [each for key in sorted(now) for each in now[key][0].unbind()]
+        for column, std in enumerate(_spread(stds)):
+            values[f"layer_weight_std.{column}"] = self.scalars.value(std)
+        changes = [now[key][1] for key in sorted(now) if now[key][1] is not None]
+        if changes:
+            device = changes[0].device
+            largest = self.torch.stack([change.to(device) for change in changes]).max()
+            values["layer_weight_std"] = self.scalars.value(largest)
+
+    def _stds(self, matrices: List[Any]) -> Any:
+        torch, device = self.torch, matrices[0].device
+        found = []
+        for matrix in matrices:
+            if matrix.numel() > RUN and matrix.is_contiguous():
+                at = (matrix.numel() - RUN) // 2
+                matrix = matrix.view(-1)[at : at + RUN]
+            if matrix.dtype not in (torch.float32, torch.float64):
+                matrix = matrix.float()
+            found.append(matrix.std().double().to(device))
+        return torch.stack(found)
+
+
+def _spread(members: List[Any]) -> List[Any]:
+    """Return COLUMNS of `members`, evenly, first and last among them; all where there are fewer."""
+    if len(members) <= COLUMNS:
+        return members
+    last = len(members) - 1
+    return [members[round(index * last / (COLUMNS - 1))] for index in range(COLUMNS)]

@@ -1,0 +1,72 @@
+"""Outputs of a model's blocks, and its output logits, of one forward.
+
+Of each block at most ROWS rows of its output are looked at, evenly spread; a row is the last
+dimension, in a language model one token. A block that is called again is looked at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Set, Tuple
+
+from .attention import spread
+from .structure import leaves
+
+ROWS = 256
+LOGITS = 1 << 20  # numbers of the output that are looked at
+OUTLIER = 6.0
+
+
+class Activations:
+    """What the blocks of one forward put out."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._blocks: Dict[int, Tuple[Any, Any]] = {}
+        self.logz: Optional[Any] = None
+
+    def block(self, index: int, output: Any) -> None:
+        """Block `index` returned `output`."""
+        tensor = _floating(self._torch, output)
+        if tensor is None or index in self._blocks:
+            return
+        rows = _some_rows(tensor.detach(), ROWS).float()
+        rms = rows.square().mean().sqrt()
+        self._blocks[index] = rms, (rows.abs() > OUTLIER * rms).float().mean()
+
+    def output(self, output: Any, vocabularies: Set[int]) -> None:
+        """The model returned `output`: its logits, if it is as wide as one of its vocabularies."""
+        tensor = _floating(self._torch, output)
+        if self.logz is None and tensor is not None and int(tensor.shape[-1]) in vocabularies:
+            self.logits(tensor)
+
+    def logits(self, logits: Any) -> None:
+        """These are logits; classes are in the last dimension, in dimension 1 for a loss."""
+        width = int(logits.shape[-1])
+        rows = _some_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
+        self.logz = rows.float().logsumexp(-1).mean()
+
+    def values(self) -> Dict[str, Any]:
+        """Return the metrics as tensors of one element."""
+        found: Dict[str, Any] = {} if self.logz is None else {"logz_mean": self.logz}
+        if self._blocks:
+            order = sorted(self._blocks)
+            rms = self._torch.stack([self._blocks[i][0] for i in order])
+            found["residual_rms"] = rms.amax()
+            outliers = self._torch.stack([self._blocks[i][1] for i in order])
+            found["activation_outlier_rate"] = 100.0 * outliers.amax()
+            for place in spread(len(order)):
+                found[f"residual_rms.{order[place]}"] = rms[place]
+        return found
+
+
+def _floating(torch: Any, output: Any) -> Optional[Any]:
+    """Return the first plain floating tensor in `output` that has rows."""
+    for item in leaves(output):
+        if type(item) is torch.Tensor and item.is_floating_point() and item.dim() > 1:
+            return item
+    return None
+
+
+def _some_rows(tensor: Any, most: int) -> Any:
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    return flat[:: -(-flat.shape[0] // most)] if flat.shape[0] > most else flat

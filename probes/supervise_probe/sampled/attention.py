@@ -1,0 +1,161 @@
+"""Attention logits and entropy of one forward, from what goes into SDPA and softmax.
+
+The logits are those after the mask: q . k * scale, and of a hand-written attention the input of its
+softmax. Looked at are at most SEQUENCES sequences, ROWS query rows of each, evenly spread, and all
+heads: so the largest logit and the count of heads over 100 are lower bounds, where a batch or a
+sequence is longer. Mean and entropy are those of the rows that were looked at.
+
+What a fused kernel of another library computes is not seen, nor a softmax that is spelt otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+SEQUENCES, ROWS = 4, 64
+ELEMENTS = 1 << 22  # logits looked at in one call
+KEYS = 1 << 24  # numbers of the keys that are widened for it
+CALLS = 256  # of one forward
+LAYERS = 8  # with a column of their own
+MASKED = -5000.0  # older models mask by -10000
+FEWEST_KEYS = 9  # a query that sees fewer has no entropy worth a mean
+MUCH = 100.0
+
+Layer = Tuple[Any, Any, Optional[Any]]  # largest per head, mean of |logit|, entropy per head
+
+
+class Attention:
+    """What the attention calls of one forward showed; a call is a layer.
+
+    Args:
+        batch: sizes that the batch dimension may have, from the model's input.
+    """
+
+    def __init__(self, torch: Any, batch: Sequence[int]) -> None:
+        self._torch = torch
+        self._batch = batch
+        self.layers: List[Layer] = []
+
+    def sdpa(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """`scaled_dot_product_attention(*args, **kwargs)` was called."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+        given = {**dict(zip(names, args)), **kwargs}
+        query, key = given["query"].detach(), given["key"].detach()
+        if len(self.layers) >= CALLS or query.dim() < 3:
+            return
+        mask, causal, scale = (given.get(name) for name in ("attn_mask", "is_causal", "scale"))
+        length, keys = query.shape[-2], key.shape[-2]
+        if mask is not None:
+            mask = mask.detach().expand(*query.shape[:-1], keys)
+            mask = self._four(mask)
+        query, key = self._four(query), self._four(key)
+        sequences, rows = self._sizes(query.shape[0], query.shape[1], length, keys)
+        while sequences > 1 and sequences * key[0].numel() > KEYS:
+            sequences //= 2
+        at = self._rows(length, rows, query.device)
+        query = query[:sequences].index_select(2, at).float()
+        key = key[:sequences].float()
+        heads, shared = query.shape[1], key.shape[1]
+        grouped = query.reshape(sequences, shared, heads // shared, rows, -1)
+        logits = grouped @ key.unsqueeze(2).transpose(-1, -2)
+        logits = logits.reshape(sequences, heads, rows, keys)
+        logits = logits * (query.shape[-1] ** -0.5 if scale is None else scale)
+        seen = None
+        if causal:
+            seen = self._torch.arange(keys, device=at.device) <= at[:, None]
+        elif mask is not None:
+            mask = mask[:sequences].index_select(2, at)
+            if mask.dtype == self._torch.bool:
+                seen = mask
+            else:
+                logits = logits + mask.float()
+                seen = mask > MASKED
+        self._add(logits, seen)
+
+    def softmax(self, logits: Any, dim: Any) -> None:
+        """A softmax was taken of `logits` over dimension `dim`; if it is attention, look at it."""
+        if logits.dim() < 3 or dim not in (-1, logits.dim() - 1) or len(self.layers) >= CALLS:
+            return
+        length = logits.shape[-1]
+        if length < 2 or logits.shape[-2] != length or not logits.is_floating_point():
+            return
+        logits = self._four(logits.detach())
+        sequences, rows = self._sizes(logits.shape[0], logits.shape[1], length, length)
+        at = self._rows(length, rows, logits.device)
+        logits = logits[:sequences].index_select(2, at).float()
+        self._add(logits, logits > MASKED)
+
+    def values(self) -> Dict[str, Any]:
+        """Return the metrics as tensors of one element, in one stack; empty without attention."""
+        torch, layers = self._torch, self.layers
+        if not layers:
+            return {}
+        tops = [top.amax() for top, _, _ in layers]
+        largest = torch.stack(tops)
+        over = torch.stack([(top > MUCH).sum() for top, _, _ in layers]).sum()
+        names = ["max_attn_logit", "attn_logit_heads_over_100", "attn_logit_absmean"]
+        mean = torch.stack([mean for _, mean, _ in layers]).mean()
+        found = [largest.amax(), over.to(mean.dtype), mean]
+        for index in spread(len(layers)):
+            names.append(f"max_attn_logit.{index}")
+            found.append(tops[index])
+        entropies = [entropy for _, _, entropy in layers if entropy is not None]
+        if entropies:
+            names += ["attn_entropy", "attn_entropy_min"]
+            found += [torch.cat(entropies).mean(), torch.cat(entropies).amin()]
+        return dict(zip(names, found))
+
+    def _four(self, tensor: Any) -> Any:
+        """Give it the dimensions (sequences, heads, rows, columns)."""
+        if tensor.dim() == 4:
+            return tensor
+        if tensor.dim() > 4:
+            return tensor.reshape(-1, *tensor.shape[-3:])
+        first = tensor.shape[0]
+        for size in self._batch:
+            if size and first % size == 0 and size != tensor.shape[-2]:
+                return tensor.reshape(size, first // size, *tensor.shape[-2:])
+        return tensor.unsqueeze(0)
+
+    def _sizes(self, batch: int, heads: int, length: int, keys: int) -> Tuple[int, int]:
+        sequences, rows = min(SEQUENCES, batch), min(ROWS, length)
+        while sequences > 1 and sequences * heads * rows * keys > ELEMENTS:
+            sequences //= 2
+        while rows > 8 and sequences * heads * rows * keys > ELEMENTS:
+            rows //= 2
+        return sequences, rows
+
+    def _rows(self, length: int, rows: int, device: Any) -> Any:
+        """Return `rows` query rows, evenly spread, the first and the last among them."""
+        at = self._torch.arange(rows, device=device)
+        return at if rows == length else at * (length - 1) // max(1, rows - 1)
+
+    def _add(self, logits: Any, seen: Any) -> None:
+        torch = self._torch
+        if seen is None:
+            seen = torch.ones((), dtype=torch.bool, device=logits.device)
+        seen = seen.expand(logits.shape)
+        masked = logits.masked_fill(~seen, -torch.inf)
+        absolute = logits.masked_fill(~seen, 0.0).abs()
+        count = seen.sum(-1)
+        top = masked.amax((0, 2, 3))
+        mean = absolute.sum() / count.sum()
+        self.layers.append((top, mean, self._entropy(masked, seen, count)))
+
+    def _entropy(self, masked: Any, seen: Any, count: Any) -> Optional[Any]:
+        torch = self._torch
+        if masked.shape[-1] < FEWEST_KEYS:
+            return None
+        logs = torch.log_softmax(masked, -1)
+        terms = (logs.exp() * logs).masked_fill(~seen, 0.0)
+        share = -terms.sum(-1) / count.clamp(min=2).log()
+        enough = count >= FEWEST_KEYS
+        share = share.masked_fill(~enough, 0.0)
+        return share.sum((0, 2)) / enough.sum((0, 2))
+
+
+def spread(count: int) -> List[int]:
+    """Return at most LAYERS numbers below `count`, evenly spread, first and last among them."""
+    if count <= LAYERS:
+        return list(range(count))
+    return [i * (count - 1) // (LAYERS - 1) for i in range(LAYERS)]

@@ -1,0 +1,178 @@
+"""What a model is made of, as far as samples need it: blocks, routers, vocabularies, and more.
+
+Found by shape and name, since every library has classes of its own. Looked for once for a model as
+it stands: the registry tells when modules come or go. Holds modules weakly.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+MOST_EXPERTS = 1024
+_ROUTER = re.compile(r"(^|_)(gate|router|wg)$|router")
+_COUNTS = ("num_experts", "n_experts", "n_routed_experts", "num_local_experts", "num_expert")
+_CHOSEN = (
+    "top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", "experts_per_token",
+    "num_selected_experts", "n_activated_experts", "moe_top_k",
+)  # fmt: skip
+_CAPACITY = ("expert_capacity", "capacity")
+_PER_SEQUENCE = ("Switch", "Nllb")  # classes whose capacity holds for each sequence by itself
+
+
+class Router(NamedTuple):
+    """One MoE router.
+
+    Attributes:
+        name: as `named_modules` has it. module: weak.
+        experts: how many there are. chosen: how many a token goes to, 1 where nobody says.
+        capacity: most tokens of one expert in a forward, None if it cannot be seen.
+        factor: the same as a factor on an even share, None likewise.
+    """
+
+    name: str
+    module: weakref.ref[Any]
+    experts: int
+    chosen: int
+    capacity: Optional[int]
+    factor: Optional[float]
+
+
+class Structure:
+    """The parts of one outermost module.
+
+    Attributes:
+        blocks: the repeated blocks in order, weak; empty if there are none.
+        routers: in order.
+        vocabularies: sizes of its embeddings; an output that wide holds logits.
+        compiled: a part is compiled.
+    """
+
+    def __init__(self, torch: Any, root: Any) -> None:
+        self.blocks = [weakref.ref(block) for block in _blocks(torch, root)]
+        self.routers: List[Router] = []
+        self.vocabularies: Set[int] = set()
+        self.compiled = False
+        optimized = _optimized(torch)
+        parents: Dict[str, Any] = {}
+        for name, module in root.named_modules():
+            parents[name] = module
+            called = (
+                module.__dict__.get("_compiled_call_impl") if name else None
+            )  # the root's: ours
+            if called is not None or "_torchdynamo_orig_callable" in _forward(module):
+                self.compiled = True
+            self.compiled = self.compiled or type(module) is optimized
+            weight = module._parameters.get("weight")
+            if weight is None or weight.dim() != 2:
+                continue
+            if isinstance(module, torch.nn.Embedding):
+                self.vocabularies.add(int(weight.shape[0]))
+            parent = parents.get(name.rpartition(".")[0], root)
+            found = _router(torch, name, module, parent, int(weight.shape[0]))
+            if found is not None:
+                self.routers.append(found)
+
+
+class Structures:
+    """Finds the structure of a model, and remembers it until modules come or go."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._known: Optional[Tuple[Any, int, Structure]] = None
+
+    def of(self, root: Any, changes: int) -> Structure:
+        """Return the structure of `root`; `changes` is the registry's count of them."""
+        known = self._known
+        if known is None or known[0]() is not root or known[1] != changes:
+            known = self._known = weakref.ref(root), changes, Structure(self._torch, root)
+        return known[2]
+
+
+def _blocks(torch: Any, root: Any) -> List[Any]:
+    """Return the longest list of alike modules that have modules of their own.
+
+    A list inside an element of another, such as the experts of a layer, is none.
+    """
+    best: List[Any] = []
+    waiting = [root]
+    while waiting:
+        module = waiting.pop(0)
+        children = list(module.children())
+        alike = isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and (
+            len(children) > 1
+            and len(set(map(type, children))) <= 2
+            and all(any(True for _ in child.children()) for child in children)
+        )
+        if alike and len(children) > len(best):
+            best = children
+        if not alike:
+            waiting += children
+    return best
+
+
+def _router(torch: Any, name: str, module: Any, parent: Any, experts: int) -> Optional[Router]:
+    leaf = name.rpartition(".")[2]
+    if not _ROUTER.search(leaf) and "Router" not in type(module).__name__:
+        return None
+    if not 2 <= experts <= MOST_EXPERTS or not _has_experts(torch, module, parent, experts):
+        return None
+    homes = (module, parent, getattr(parent, "config", None), getattr(module, "config", None))
+    alone = type(module).__name__.startswith(_PER_SEQUENCE)
+    factor = None if alone else _number(homes, ("capacity_factor",))
+    capacity = None if alone else _number(homes, _CAPACITY)
+    chosen = int(_number(homes, _CHOSEN) or 1)
+    return Router(
+        name,
+        weakref.ref(module),
+        experts,
+        min(max(1, chosen), experts),
+        None if capacity is None else int(capacity),
+        factor,
+    )
+
+
+def _has_experts(torch: Any, module: Any, parent: Any, experts: int) -> bool:
+    """Whether something beside the router says that there are that many experts."""
+    for home in (module, parent, getattr(parent, "config", None)):
+        if any(getattr(home, name, None) == experts for name in _COUNTS):
+            return True
+    lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    if any(isinstance(c, lists) and len(c) == experts for c in parent.children()):
+        return True
+    return any(p.dim() == 3 and p.shape[0] == experts for p in parent.parameters())
+
+
+def _number(homes: Tuple[Any, ...], names: Tuple[str, ...]) -> Optional[float]:
+    for home in homes:
+        for name in names:
+            value = getattr(home, name, None)
+            if value is not None and type(value) in (int, float) and value > 0:
+                return float(value)
+    return None
+
+
+def _optimized(torch: Any) -> Any:
+    import sys
+
+    frame = sys.modules.get("torch._dynamo.eval_frame")
+    return getattr(frame, "OptimizedModule", None)
+
+
+def _forward(module: Any) -> Dict[str, Any]:
+    """Return the attributes of a `forward` that the module has of its own."""
+    forward = module.__dict__.get("forward")
+    return getattr(forward, "__dict__", None) or {}
+
+
+def leaves(value: Any, depth: int = 2) -> Iterator[Any]:
+    """Yield what is in nested tuples, lists and dicts."""
+    if isinstance(value, dict) and depth:
+        for item in value.values():
+            yield from leaves(item, depth - 1)
+    elif isinstance(value, (tuple, list)) and depth:
+        for item in value:
+            yield from leaves(item, depth - 1)
+    else:
+        yield value

@@ -1,0 +1,174 @@
+"""Every kind of job with the probe and without, and what its author would have computed."""
+
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+_spec = importlib.util.spec_from_file_location(
+    "matrix_live", HERE.parent / "probe" / "live" / "conftest.py"
+)
+live = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(live)
+
+LIBRARIES = ("transformers.trainer", "accelerate", "lightning.pytorch.trainer.trainer")
+# Nothing is fetched, no progress bar is drawn, nothing is looked up on other devices.
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "ACCELERATE_USE_CPU": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+# Comes behind the preamble of the live tests. A step is told as one row, computed by hand.
+PREAMBLE = """
+class Ledger:
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+
+    def params(self):
+        return [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+
+    def rates(self):
+        groups = [g for o in self.optimizers for g in o.param_groups]
+        names = ["learning_rate", *(f"learning_rate.{i}" for i in range(1, len(groups)))]
+        return dict(zip(names, (float(g["lr"]) for g in groups)))
+
+    def gradient(self):
+        return norm(p.grad for p in self.params() if p.grad is not None)
+
+    def before(self, **known):
+        self.row = {**self.rates(), **known}
+        self.old = [p.detach().double().clone() for p in self.params()]
+
+    def after(self, **known):
+        moved = norm(p.detach().double() - q for p, q in zip(self.params(), self.old))
+        tell(**self.row, **known, update_norm=moved, update_to_weight=moved / norm(self.old))
+
+
+def pass_by(step):
+    if step == int(os.environ.get("BACK_AT", "-1")):
+        barrier("back")
+"""
+
+KEEP = {"every": 3, "keep": 4, "max_bytes": 1 << 26}
+
+
+class Server(live.Server):
+    """Forks jobs that have `libraries` loaded; `disabled`: with SUPERVISE_DISABLE=1."""
+
+    def __init__(self, make_folder, disabled, libraries):
+        self.make_folder = make_folder
+        environ = {**os.environ, **live.surroundings(make_folder()), **QUIET}
+        if disabled:
+            environ["SUPERVISE_DISABLE"] = "1"
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(HERE / "server.py"), *libraries],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    def start(self, script, environ=(), **config):
+        return super().start(PREAMBLE + script, environ=environ, **config)
+
+
+class Pair:
+    """The same script with the probe and without."""
+
+    def __init__(self, probed, bare):
+        self.probed = probed
+        self.bare = bare
+
+    def run(self, script, rel=1e-5, **config):
+        """Run both to the end and compare all that is to be equal; return the one with the probe.
+
+        A row that the script tells is a step: its frame is to hold each value of the row. Rows with
+        `note` or `sha` are for the caller.
+        """
+        untouched = self.bare.run(script)
+        job = self.probed.run(script, **config)
+        assert job.told == untouched.told, "with the probe it computed something else"
+        assert job.told[-1]["sha"] and said(job) == said(untouched)
+        assert not untouched.marks
+        self.compare(job, rel)
+        return job
+
+    @staticmethod
+    def compare(job, rel=1e-5):
+        """One rank, one frame for each row with what it says, and every collector still at work."""
+        assert len(list((job.folder / "shm").iterdir())) == 1
+        rows = [row for row in job.told if not {"sha", "note"} & set(row)]
+        assert [frame["step"] for frame in job.frames] == list(range(len(rows)))
+        for frame, row in zip(job.frames, rows, strict=True):
+            for name, value in row.items():
+                assert name in frame, (name, frame)
+                assert close(frame[name], value, rel), (name, value, frame)
+        collectors = job.segment().status()["collectors"]
+        assert set(collectors.values()) == {"on"}, collectors
+
+    def back(self, script, at, to, **config):
+        """Go back in front of step `to` while it stands at step `at`; return (job, answer)."""
+        job = self.probed.start(script, environ={"BACK_AT": str(at)}, savepoints=KEEP, **config)
+        job.reached("back")
+        key = job.send("rollback", before_step=to, rng="restore", rewarm=None)
+        job.go("back")
+        answer = job.answer(key)
+        self.probed.wait(job)
+        return job, answer
+
+
+def said(job):
+    """Its standard error, less the times and numbers in torch's log."""
+    return re.sub(r"^W\d{4} [\d:.]+ \d+ (\S+)\] \[\d+/\d+\]", r"\1", job.err, flags=re.M)
+
+
+def close(seen, told, rel):
+    """Equal within `rel`, and not finite together."""
+    if told is None or not math.isfinite(told):
+        return not math.isfinite(seen)
+    return math.isclose(seen, told, rel_tol=rel, abs_tol=1e-12)
+
+
+make_folder = live.make_folder
+launch = live.launch
+
+
+def pair_of_servers(make_folder, libraries):
+    """Yield a pair whose processes have imported these, next to torch."""
+    servers = [Server(make_folder, disabled, libraries) for disabled in (False, True)]
+    yield Pair(*servers)
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def pair(make_folder):
+    """Runs scripts that use torch alone."""
+    yield from pair_of_servers(make_folder, ())
+
+
+@pytest.fixture(scope="session")
+def library_pair(make_folder):
+    """Runs scripts that use a training library."""
+    yield from pair_of_servers(make_folder, LIBRARIES)
+
+
+@pytest.fixture(scope="session")
+def pair_preamble():
+    """What comes in front of a script of this directory."""
+    return live.PREAMBLE + PREAMBLE
+
+
+@pytest.fixture(scope="session")
+def quiet():
+    """Environment of jobs that use these libraries."""
+    return QUIET

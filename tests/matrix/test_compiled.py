@@ -1,0 +1,106 @@
+"""torch.compile of the model, of the optimizer's step, and of both."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+import warnings
+warnings.filterwarnings("ignore", module="torch")    # what a compiler says of torch itself
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x)))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x, y):
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+whole = {model}
+update = {update}
+book = Ledger(optimizer)
+step = 0
+while step < 7:
+    pass_by(step)
+    rows = torch.randint(0, 40, (4, 9))
+    loss = whole(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+    optimizer.zero_grad()
+    loss.backward()
+    book.before(train_loss_raw=loss.item(), grad_global_norm=book.gradient(),
+                **({{}} if step == 0 else {{"tokens_per_update": 32}}))
+    update()
+    book.after()
+    step += 1
+from torch._dynamo.utils import counters
+tell(note=[counters['stats']['unique_graphs'], sum(counters['recompiles'].values())])
+finish(model)
+"""
+EAGER = "optimizer.step"
+MODEL = 'torch.compile(model, backend="aot_eager", fullgraph=True)'
+UPDATE = 'torch.compile(optimizer.step, backend="aot_eager")'
+IN_PLACE = '(model.compile(backend="aot_eager"), model)[1]'
+
+
+@pytest.mark.parametrize(
+    ("model", "update"),
+    [(IN_PLACE, EAGER), (MODEL, UPDATE)],
+    ids=["model", "model-and-step"],
+)
+def test_compiled(pair, model, update):
+    """Every number as without a compiler, and the same weights with the probe and without.
+
+    The loss function is out of sight in compiled code; the model's own input is counted instead,
+    from the second step on: which model is trained is known when its optimizer first steps.
+    """
+    script = LOOP.format(model=model, update=update)
+    job = pair.run(script)
+    if update == EAGER:
+        again, answer = pair.back(script, at=6, to=5)
+        assert answer.ok, answer.error
+        assert again.told[-1] == job.told[-1]
+
+
+INDUCTOR = """
+import warnings
+warnings.filterwarnings("ignore", module="torch")
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fast = torch.compile(model)
+book = Ledger(optimizer)
+for step in range(4):
+    x = torch.randn(16, 8)
+    loss = F.mse_loss(fast(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    book.before(train_loss_raw=loss.item(), grad_global_norm=book.gradient())
+    optimizer.step()
+    book.after()
+from torch._dynamo.utils import counters
+tell(note=counters["inductor"]["fxgraph_cache_hit"])
+finish(model)
+"""
+
+
+def test_inductor(pair, tmp_path):
+    """The graphs are those of a job without the probe: its cache has them."""
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    untouched = pair.bare.wait(pair.bare.start(INDUCTOR, environ=environ))
+    job = pair.probed.wait(pair.probed.start(INDUCTOR, environ=environ))
+    *steps, hits, sha = job.told
+    assert (*steps, sha) == (*untouched.told[:-2], untouched.told[-1])
+    assert untouched.told[-2]["note"] == 0 and hits["note"] == 2
+    pair.compare(job)

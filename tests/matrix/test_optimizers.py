@@ -1,0 +1,110 @@
+"""Optimizers of every build, alone and two a step, each with the schedules that go with them."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 16)
+        self.inner = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.head = nn.Linear(16, 40)
+
+    def forward(self, x):
+        h = self.embed(x)
+        for layer in self.inner:
+            h = h + layer(h).relu()
+        return self.head(h)
+
+model = Model()
+
+def loss_of(rows):
+    return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+"""
+
+# One after the other in one process, each on the model as the one before has left it.
+BUILDS = (
+    MODEL
+    + """
+builds = [
+    torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True, amsgrad=True),
+    torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True),
+    torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True, fused=True),
+    torch.optim.Adagrad(model.parameters(), lr=1e-3, fused=True),
+    torch.optim.NAdam(model.parameters(), lr=1e-3, foreach=True),
+    torch.optim.Adafactor(model.parameters(), lr=1e-3),
+    torch.optim.RMSprop(model.parameters(), lr=torch.tensor(1e-3)),
+]
+while builds:
+    optimizer = builds.pop(0)
+    book = Ledger(optimizer)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(3):
+        loss = loss_of(torch.randint(0, 40, (4, 9)))
+        optimizer.zero_grad()
+        loss.backward()
+        book.before(train_loss_raw=loss.item(), grad_global_norm=book.gradient(),
+                    tokens_per_update=32)
+        optimizer.step()
+        book.after()
+        schedule.step()
+finish(model)
+"""
+)
+
+
+def test_fused_and_foreach_builds(pair):
+    """Each build of an optimizer is measured alike, also where one takes the place of another."""
+    pair.run(BUILDS)
+
+
+TWO = (
+    MODEL
+    + """
+matrices = [layer.weight for layer in model.inner]
+others = [p for p in model.parameters() if all(p is not m for m in matrices)]
+muon = torch.optim.Muon(matrices, lr=2e-2, momentum=0.95)
+adam = torch.optim.AdamW([{{"params": others[:1], "lr": 1e-2}}, {{"params": others[1:]}}], lr=3e-3)
+book = Ledger({first}, {second})
+schedules = [torch.optim.lr_scheduler.LambdaLR(muon, lambda n: min(1.0, (n + 1) / 4)),
+             torch.optim.lr_scheduler.CosineAnnealingLR(adam, 20)]
+step = 0
+while step < 12:
+    pass_by(step)
+    loss = loss_of(torch.randint(0, 40, (4, 9)))
+    loss.backward()
+    true = book.gradient()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    book.before(train_loss_raw=loss.item(), grad_global_norm=true, tokens_per_update=32)
+    {first}.step()
+    {between}
+    {second}.step()
+    book.after()
+    {behind}
+    model.zero_grad()
+    step += 1
+finish(model)
+"""
+)
+ORDERS = {
+    "muon-first": {
+        "first": "muon", "second": "adam", "between": "pass",
+        "behind": "[s.step() for s in schedules]",
+    },
+    "schedules-between": {
+        "first": "adam", "second": "muon", "between": "schedules[1].step()",
+        "behind": "schedules[0].step()",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_muon_and_adamw(pair, order):
+    """Two optimizers, each with its schedule, are one step; it can be gone back to behind both."""
+    script = TWO.format(**ORDERS[order])
+    job = pair.run(script)
+    again, answer = pair.back(script, at=10, to=7)
+    assert answer.ok, answer.error
+    assert again.told[-1] == job.told[-1]

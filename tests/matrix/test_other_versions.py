@@ -1,0 +1,90 @@
+"""A training library that is not made as its adapter thinks: the job must not notice."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# A stand-in that comes first on the path, as a fork or an old version would.
+STAND_IN = """
+import pathlib, sys
+home = pathlib.Path("lib/transformers")
+home.mkdir(parents=True)
+(home / "__init__.py").write_text("")
+(home / "trainer.py").write_text('''{source}''')
+sys.path.insert(0, "lib")
+import transformers.trainer as library
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step():
+    model(torch.ones(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+step()
+{use}
+step()
+finish(model)
+"""
+COMPLETE = """
+class CallbackHandler:
+    def call_event(self, event, *rest, **kwargs):
+        if event == "raise":
+            raise KeyError(event)
+        return event, rest, kwargs
+
+class Trainer:
+    def _save_checkpoint(self, where):
+        open(where, "w").close()
+        return where
+"""
+USE = """
+handler = library.CallbackHandler()
+assert handler.call_event("on_step_begin", 1, None) == ("on_step_begin", (1, None), {})
+assert library.Trainer()._save_checkpoint("here") == "here"
+try:
+    handler.call_event("raise")
+except KeyError as error:
+    tell(raised=str(error))
+"""
+
+
+def state_of(job):
+    return job.segment().status()["collectors"]["library"]
+
+
+def test_a_version_without_the_place_to_listen_at(pair):
+    """Nothing is replaced; the status has the reason."""
+    source = "class Trainer: pass"
+    script = STAND_IN.format(source=source, use="assert vars(library.Trainer).keys() <= "
+                             "{'__module__', '__dict__', '__weakref__', '__doc__'}")  # fmt: skip
+    job = pair.probed.run(script)
+    assert job.err == "" and len(job.frames) == 2
+    assert state_of(job).startswith("off: transformers.trainer: AttributeError")
+    assert job.told == pair.bare.run(script).told
+
+
+def test_a_version_that_calls_otherwise(pair):
+    """Its own results and errors come through; the second time that we fail is the last."""
+    script = STAND_IN.format(source=COMPLETE, use=USE)
+    job = pair.probed.run(script)
+    assert job.err == "" and len(job.frames) == 2
+    assert state_of(job).startswith("off: ")
+    assert job.told == pair.bare.run(script).told
+    assert job.told[0] == {"raised": "'raise'"}
+    assert job.kinds() == ["collector-off"]
+
+
+SETS = """
+for n in range(12):
+    library.CallbackHandler().call_event(
+        "on_evaluate", None, None, None, metrics={f"eval_set{n}_loss": torch.tensor(n), "x": 1})
+"""
+
+
+def test_only_so_many_evaluation_sets_get_a_column(pair):
+    """A job with a hundred sets leaves room for other metrics."""
+    job = pair.probed.run(STAND_IN.format(source=COMPLETE, use=SETS))
+    found = sorted(name for name in job.frames[1] if name.startswith("slice_val_loss"))
+    assert found == [f"slice_val_loss.set{n}" for n in range(8)]
+    assert job.frames[1]["slice_val_loss.set7"] == 7.0 and state_of(job) == "on"

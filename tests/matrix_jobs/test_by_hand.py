@@ -1,0 +1,317 @@
+"""Updates that a job writes by hand: a step is inferred from backward, or not at all."""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+params = list(model.parameters())
+count = 0
+
+def batch():
+    return torch.randn(6, 8), torch.randint(0, 4, (6,))
+
+def step_told(loss, old, tokens):
+    # what the author computes of a step, once its update is written
+    global count
+    moved = norm(p.detach() - q for p, q in zip(params, old))
+    tell(step=count, train_loss_raw=loss, grad_global_norm=told_norm, update_norm=moved,
+         update_to_weight=moved / norm(old), tokens_per_update=tokens)
+    count += 1
+"""
+
+UNDER_NO_GRAD = """
+for _ in range(60):
+    x, y = batch()
+    model.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    with torch.no_grad():
+        for p in params:
+            p -= 0.1 * p.grad
+    step_told(loss.item(), old, 6)
+"""
+
+THROUGH_DATA = """
+for _ in range(60):
+    x, y = batch()
+    loss = F.cross_entropy(model(x), y)
+    for p in params:
+        p.grad = None
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    for p in params:
+        p.data.add_(p.grad, alpha=-0.1)
+    step_told(loss.item(), old, 6)
+"""
+
+NEW_DATA = """
+for _ in range(60):
+    x, y = batch()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    for p in params:
+        p.data = p.data - 0.1 * p.grad
+        p.grad.zero_()
+    step_told(loss.item(), old, 6)
+"""
+
+ACCUMULATED = """
+for n in range(32):
+    total = 0.0
+    several = {27: 3, 30: 1}.get(n, 2)    # once the gradients of one more batch, once of one less
+    for _ in range(several):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y) / several
+        loss.backward()
+        total += loss.item()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    with torch.no_grad():
+        for p in params:
+            p.sub_(p.grad, alpha=0.1)
+    model.zero_grad()
+    if n in (28, 30):     # shorter than the step before: when that shows, the gradients are gone
+        told_norm = None
+    step_told(total, old, 6 * several)
+"""
+
+RAW_TENSORS = """
+w = torch.randn(8, 4, requires_grad=True)
+b = torch.zeros(4, requires_grad=True)
+params = [w, b]
+for _ in range(60):
+    x, y = batch()
+    loss = F.cross_entropy(x @ w + b, y)
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    with torch.no_grad():
+        for p in params:
+            p -= 0.1 * p.grad
+            p.grad = None
+    step_told(loss.item(), old, 6)
+model = nn.Linear(8, 4)
+model.weight.data, model.bias.data = w.detach().T.contiguous(), b.detach()
+"""
+
+TOKENS_ONLY = """
+class Slow(nn.Sequential):
+    def forward(self, x):
+        if count % 8 == 0:
+            time.sleep(0.02)
+        return super().forward(x)
+
+model = Slow(nn.Embedding(16, 8), nn.Linear(8, 4))
+params = list(model.parameters())
+for n in range(60):     # no loss function of torch: the model's own input is counted
+    x = torch.randint(0, 16, (2, 3 + n % 4))
+    loss = model(x).square().mean()
+    for p in params:
+        p.grad = None
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    for p in params:
+        p.data.add_(p.grad, alpha=-0.1)
+    step_told(loss.item(), old, x.numel())
+"""
+
+OWN_CLASS = """
+class Momentum:     # not one of torch.optim
+    def __init__(self, params):
+        self.params = list(params)
+        self.moved = [torch.zeros_like(p) for p in self.params]
+
+    @torch.no_grad()
+    def step(self):
+        for p, m in zip(self.params, self.moved):
+            m.mul_(0.9).add_(p.grad)
+            p.add_(m, alpha=-0.02)
+
+optimizer = Momentum(params)
+loader = torch.utils.data.DataLoader(
+    torch.utils.data.TensorDataset(torch.randn(360, 8), torch.randint(0, 4, (360,))), batch_size=6)
+for x, y in loader:
+    model.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    nn.utils.clip_grad_norm_(params, 0.5)
+    optimizer.step()
+    step_told(loss.item(), old, 6)
+"""
+
+LOOPS = {
+    "under-no-grad": (UNDER_NO_GRAD, 45),
+    "through-data": (THROUGH_DATA, 45),
+    "new-data": (NEW_DATA, 45),
+    "accumulated": (ACCUMULATED, 24),
+    "tokens-only": (TOKENS_ONLY, 45),
+    "raw-tensors": (RAW_TENSORS, 45),
+    "own-class": (OWN_CLASS, 45),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_hand_written_update_ends_a_step(pair, name, late):
+    """Steps are numbered as the loop counts them, each frame holds what the script computes, and
+    what cannot be done without an optimizer is said."""
+    script, latest = LOOPS[name]
+    script = MODEL + script + "finish(model)"
+    untouched = pair.bare.run(script)
+    job = pair.probed.run(script, late=late, standing_orders={"skip_nonfinite": {"max": 3}})
+    assert job.told == untouched.told and job.err == ""
+    rows = {row["step"]: row for row in job.told[:-1]}
+    seen = [frame["step"] for frame in job.frames]
+    assert seen == list(range(seen[0], len(rows))) and seen[0] <= latest
+    assert [frame["steps_seen"] for frame in job.frames] == [step + 1 for step in seen]
+    for frame in job.frames:
+        for metric, value in rows[frame["step"]].items():
+            if value is None:
+                assert metric not in frame
+                continue
+            assert metric in frame, (metric, frame)
+            assert math.isclose(frame[metric], value, rel_tol=1e-5), (metric, frame, value)
+        assert "learning_rate" not in frame and frame["step_time"] > 0
+        if name == "tokens-only" and frame["step"] % 8 == 0:
+            assert frame["forward_time"] >= 0.02, "a forward of another step was counted"
+    status = job.segment().status()
+    assert status["steps"].startswith("inferred from backward")
+    assert "without an optimizer" in status["rollback"]
+    assert "without an optimizer" in status["standing_orders"]["skip_nonfinite"]
+    assert "out of reach" in job.notices[0].message
+
+
+NO_INFERENCE = {
+    "accumulation": """
+optimizer = torch.optim.SGD(params, lr=0.1)
+for n in range(3):
+    for _ in range(50):
+        x, y = batch()
+        (F.cross_entropy(model(x), y) / 50).backward()
+    tell(step=n)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "adversary": """
+for n in range(150):     # gradients of the input, over and over
+    x, y = batch()
+    model.zero_grad()
+    F.cross_entropy(model(x.requires_grad_()), y).backward()
+optimizer = torch.optim.SGD(params, lr=0.1)
+for n in range(3):
+    x, y = batch()
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    tell(step=n)
+    optimizer.step()
+""",
+    "rebound": """
+w = model[0].weight.detach()[:4].clone().requires_grad_()
+for n in range(120):     # other weights at each step: not followed
+    x, y = batch()
+    F.cross_entropy(x @ w.T, y).backward()
+    w = (w - 0.1 * w.grad).detach().requires_grad_()
+""",
+    "lbfgs": """
+optimizer = torch.optim.LBFGS(params, lr=0.1, max_iter=60, tolerance_grad=0, tolerance_change=0)
+for n in range(3):
+    x, y = batch()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    tell(step=n)
+    optimizer.step(closure)
+""",
+    "one-of-two": """
+critic = nn.Linear(8, 4)
+first, second = torch.optim.SGD(critic.parameters(), lr=0.1), torch.optim.SGD(params, lr=0.1)
+for n in range(80):   # the second optimizer begins late
+    x, y = batch()
+    critic.zero_grad()
+    model.zero_grad()
+    (F.cross_entropy(critic(x), y) + F.cross_entropy(model(x), y)).backward()
+    tell(step=n)
+    first.step()
+    if n > 60:
+        second.step()
+""",
+}
+
+
+@pytest.mark.parametrize("name", NO_INFERENCE)
+def test_nothing_is_inferred_where_it_would_be_wrong(pair, name):
+    """However many backwards come before an optimizer's step, and whatever they are for."""
+    script = MODEL + NO_INFERENCE[name] + "finish(model)"
+    untouched = pair.bare.run(script)
+    job = pair.probed.run(script)
+    assert job.told == untouched.told and job.err == ""
+    assert job.column("step") == [row["step"] for row in job.told[:-1]]
+    assert "steps" not in job.segment().status() and job.kinds() == []
+
+
+SWITCH = (
+    MODEL
+    + UNDER_NO_GRAD.replace("range(60)", "range(50)")
+    + """
+optimizer = torch.optim.SGD(params, lr=0.1)
+for _ in range(10):
+    x, y = batch()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
+    optimizer.step()
+    step_told(loss.item(), old, 6)
+finish(model)
+"""
+)
+
+
+def test_the_first_optimizer_ends_it_for_good(pair):
+    """From then on steps are the optimizer's, rates included; numbers go on where they were."""
+    untouched = pair.bare.run(SWITCH)
+    job = pair.probed.run(SWITCH)
+    assert job.told == untouched.told and job.err == ""
+    seen = job.column("step")
+    assert seen == list(range(seen[0], 60))
+    for frame in job.frames:
+        row = job.told[frame["step"]]
+        for metric in ("train_loss_raw", "grad_global_norm", "update_norm", "tokens_per_update"):
+            assert math.isclose(frame[metric], row[metric], rel_tol=1e-5), (metric, frame, row)
+        assert ("learning_rate" in frame) == (frame["step"] >= 50)
+    assert "steps" not in job.segment().status()
+
+
+COMMANDED = (
+    MODEL
+    + UNDER_NO_GRAD.replace("    x, y", "    if count == 50: barrier('go')\n    x, y")
+    + "finish(model)"
+)  # fmt: skip
+
+
+def test_what_needs_an_optimizer_is_refused_the_rest_works(pair):
+    """At the next sign of a new step; the weights are those of a run without commands."""
+    job = pair.probed.start(COMMANDED, savepoints={"every": 8, "keep": 2, "max_bytes": 1 << 24})
+    job.reached()
+    refused = [job.send("lr_scale", value=0.5), job.send("skip_step"), job.send("savepoint"),
+               job.send("rollback", before_step=45)]  # fmt: skip
+    pause, resume = job.send("pause"), job.send("resume")
+    job.go()
+    for key in refused:
+        answer = job.answer(key)
+        assert not answer.ok and answer.error.endswith("updates its weights without an optimizer")
+    assert job.answer(pause).ok and job.answer(resume).ok
+    pair.probed.wait(job)
+    assert job.kinds() == ["rollback-unavailable", "note"]
+    bare = pair.bare.start(COMMANDED)
+    bare.go()
+    assert pair.bare.wait(bare).told == job.told

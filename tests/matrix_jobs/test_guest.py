@@ -1,0 +1,243 @@
+"""A guest that never makes the host wait for a device, leaves nothing for the garbage collector,
+and does not grow."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WATCH = '''
+from torch.utils._python_dispatch import TorchDispatchMode
+
+OURS = "_supervise_probe"
+PASSED_ON = {("step_hook", "step"), ("step_hook", "run"), ("hooks", "step_"), ("hooks", "scale_"),
+             ("hooks", "unscale_"), ("hooks", "clip"), ("hooks", "loss"), ("hooks", "backward"),
+             ("hooks", "following"), ("forward", "__call__")}
+waited = {}
+
+
+def note(name):
+    """Count a call if the nearest Python code that is not torch's is the probe's."""
+    frame, through = sys._getframe(2), False
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "torch":
+        frame, through = frame.f_back, True
+    if frame is None or not frame.f_globals["__name__"].startswith(OURS):
+        return
+    where = frame.f_globals["__name__"][len(OURS) + 1 :], frame.f_code.co_name
+    if through and where in PASSED_ON:   # torch's own function at work for the job
+        return
+    if where != ("scalars", "read"):     # the values have arrived, a step ago
+        key = f"{name} in {where[0]}.{where[1]}"
+        waited[key] = waited.get(key, 0) + 1
+
+
+def watch(kind, name):
+    original = getattr(kind, name)
+
+    def entry(*args, **kwargs):
+        note(name)
+        return original(*args, **kwargs)
+
+    setattr(kind, name, entry)
+
+
+for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__",
+             "__array__", "is_nonzero", "equal", "allclose", "nonzero", "unique", "masked_select",
+             "__repr__", "__format__", "__contains__"):
+    watch(torch.Tensor, name)
+for name in ("equal", "allclose", "nonzero", "unique", "is_nonzero", "masked_select", "argwhere"):
+    watch(torch, name)
+watch(torch.cuda, "synchronize")
+
+WAITS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero",
+         "aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive"}
+
+
+class Below(TorchDispatchMode):
+    """The same below Python: what a call makes torch do."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name in WAITS:
+            note(function._schema.name)
+        if function._schema.name == "aten::index" and any(
+            getattr(i, "dtype", None) in (torch.bool, torch.uint8) for i in args[1] if i is not None
+        ):
+            note("boolean index")
+        return function(*args, **(kwargs or {}))
+'''
+
+LOOPS = {
+    "transformer": """
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(32, 16)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, x):
+        x = self.table(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+model = Decoder()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for n in range(10):
+    optimizer.zero_grad()
+    for _ in range(2):
+        x, y = torch.randint(0, 32, (2, 6)), torch.randint(0, 32, (2, 6))
+        y[:, 0] = -100
+        (F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / 2).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+""",
+    "scaled": """
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(
+    [{"params": model[0].parameters()},
+     {"params": model[1:].parameters(), "lr": torch.tensor(0.1)}], lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=3)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(
+    torch.randn(60, 8), torch.randint(0, 4, (60,))), batch_size=6)
+for x, y in loader:
+    optimizer.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    "by-hand": """
+model = nn.Linear(8, 4)
+for n in range(60):
+    model.zero_grad()
+    F.cross_entropy(model(torch.randn(6, 8)), torch.randint(0, 4, (6,))).backward()
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.1)
+""",
+    "closure": """
+model = nn.Linear(8, 4)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+for n in range(10):
+    x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+""",
+}
+SETS = ("attention", "activations", "routing", "weights", "gradients")
+
+
+def watched(loop):
+    body = "".join(f"    {line}\n" for line in LOOPS[loop].splitlines())
+    return f"import sys\n{WATCH}\nwith Below():\n{body}\ntell(waited=waited)\nfinish(model)\n"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_nothing_waits_for_a_device(pair, loop):
+    """Values of the CPU are taken for a device's: no call that would wait is made on any of them.
+
+    Counted at every entry of torch that waits, and below, in the operations that these run.
+    """
+    sampling = dict.fromkeys(SETS, 2)
+    standing = {"skip_nonfinite": {"max": 3}}
+    job = pair.probed.run(watched(loop), late=True, sampling=sampling, standing_orders=standing)
+    assert job.told[0]["waited"] == {} and job.err == ""
+    assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
+    assert job.told[-1] == pair.bare.run(watched(loop)).told[-1]
+    on_the_host = pair.probed.run(watched(loop))
+    assert on_the_host.told[0]["waited"], "what counts the calls has seen none where there are many"
+
+
+LEFT = """
+import gc, sys, types
+
+def name_of(thing):
+    if isinstance(thing, types.FrameType):
+        return thing.f_globals.get("__name__", "")
+    return getattr(thing, "__module__", None) or getattr(type(thing), "__module__", "")
+
+gc.collect()
+gc.disable()
+for trial in range(4):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for n in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.randn(6, 8)), torch.randint(0, 4, (6,)))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    del model, optimizer, scaler, loss
+gc.set_debug(gc.DEBUG_SAVEALL)
+gc.collect()
+left = {}
+for thing in gc.garbage:
+    name = str(name_of(thing))
+    if name.startswith("_supervise_probe") or name == "sitecustomize":
+        kind = f"{name}.{type(thing).__name__}"
+        left[kind] = left.get(kind, 0) + 1
+gc.set_debug(0)
+tell(left=left)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
+def test_no_cycle_of_ours_is_left_to_the_collector(pair, late):
+    """Eighty steps of four models with the collector off: nothing that it finds then is ours."""
+    sampling = dict.fromkeys(SETS, 5)
+    job = pair.probed.run(LEFT, late=late, sampling=sampling,
+                          savepoints={"every": 5, "keep": 2, "max_bytes": 1 << 20})  # fmt: skip
+    assert job.told == [{"left": {}}] and job.err == ""
+
+
+GROWTH = """
+import gc
+model = nn.Linear(4, 2)
+x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+{optimizer}
+
+def pages():      # of memory; those of files come in as they are first used
+    with open("/proc/self/statm") as statm:
+        resident, shared = map(int, statm.read().split()[1:3])
+    return resident - shared
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+for n in range(2500):
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    {update}
+    if n == 500:
+        for _ in range(2):    # the first look itself takes memory
+            gc.collect()
+            before = pages(), len(gc.get_objects()), descriptors()
+gc.collect()
+after = pages(), len(gc.get_objects()), descriptors()
+tell(kib=4 * (after[0] - before[0]), objects=after[1] - before[1], descriptors=after[2] - before[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "update"),
+    [
+        ("optimizer = torch.optim.SGD(model.parameters(), lr=0.01)", "optimizer.step()"),
+        ("", "[p.data.add_(p.grad, alpha=-0.01) for p in model.parameters()]"),
+    ],
+    ids=["optimizer", "by-hand"],
+)
+def test_nothing_grows(pair, optimizer, update):
+    """Over 2000 steps behind a warm-up of 500: memory, objects, files (`make soak`: 100 000)."""
+    job = pair.probed.run(GROWTH.format(optimizer=optimizer, update=update))
+    assert job.segment().beat().phase == "exiting" and job.err == ""
+    assert job.frames[-1]["step"] == 2499
+    (told,) = job.told
+    assert told["kib"] <= 1024 and told["objects"] <= 64 and told["descriptors"] <= 0

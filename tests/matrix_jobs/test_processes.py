@@ -1,0 +1,266 @@
+"""Odd ways to start a process, to leave it, and to have others: the training is the same to the
+bit, each process that trains has one segment, and all others are silent."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import hashlib, json, math, os, sys
+
+def train(steps=8, told=None, report=None):
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rows = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if report is not None:
+            report(val_loss=step)
+        true = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in model.parameters()))
+        optimizer.step()
+        rows.append(dict(train_loss_raw=loss.item(), grad_global_norm=true, tokens_per_update=6))
+    digest = hashlib.sha256()
+    for value in model.state_dict().values():
+        digest.update(value.numpy().tobytes())
+    if told is not None:
+        with open(told, "w") as file:
+            json.dump([digest.hexdigest(), rows], file)
+    return digest.hexdigest()
+"""
+
+PACKAGE = """
+import gc, sys
+from .lib import train
+import probe, probes, probes.inner      # the job's own
+import sitecustomize
+assert probe.mine and probes.mine and probes.inner.mine and sitecustomize.mine
+gc.freeze()
+train(told="told")
+gc.freeze()
+"""
+
+IN_A_THREAD = (
+    TRAIN
+    + """
+import threading
+assert "torch" not in sys.modules
+thread = threading.Thread(target=lambda: __import__("torch"))
+thread.start()
+thread.join()
+train(told="told")
+"""
+)
+
+FROM_STDIN = (
+    TRAIN
+    + """
+import tempfile, threading
+home = os.getcwd()
+os.environ.pop("SUPERVISE_PROBE", None)     # it is known since the start
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    thread = threading.Thread(target=train, args=(8, home + "/told"))
+    thread.start()
+    thread.join()
+    os.chdir(home)
+"""
+)
+
+STARTS = {
+    "-m": (["-m", "job.train"], None),
+    "-c": (["-c", IN_A_THREAD], None),
+    "stdin": (["-"], FROM_STDIN),
+}
+
+
+def fill(folder):
+    """A package, a `sitecustomize`, a `probe.py` and a `probes` of the job's own."""
+    for name in ("job", "probes", "theirs"):
+        (folder / name).mkdir()
+    (folder / "job" / "__init__.py").write_text("")
+    (folder / "job" / "lib.py").write_text(TRAIN)
+    (folder / "job" / "train.py").write_text(PACKAGE)
+    for name in ("probe.py", "probes/__init__.py", "probes/inner.py", "theirs/sitecustomize.py"):
+        (folder / name).write_text("mine = True\n")
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    """What the training tells without a probe."""
+    job = pair.bare.run(TRAIN + "train(told='told')")
+    return json.loads((job.folder / "told").read_text())
+
+
+def check(job, expected):
+    """All frames of a training that is over are as it told, and its weights as without us."""
+    digest, rows = json.loads((job.folder / "told").read_text())
+    assert [digest, rows] == expected
+    assert job.column("step") == list(range(len(rows)))
+    for frame, row in zip(job.frames, rows, strict=True):
+        for name, value in row.items():
+            assert math.isclose(frame[name], value, rel_tol=1e-5), (name, frame, row)
+    assert set(job.segment().status()["collectors"].values()) == {"on"}
+
+
+def test_however_python_is_started(make_folder, surroundings, ranks, expected):
+    """As a module beside a `probe`, `probes` and `sitecustomize` of its own, as a string with torch
+    imported late in a thread, from standard input, in another directory and another thread."""
+    running = []
+    for argv, stdin in STARTS.values():
+        folder = make_folder()
+        fill(folder)
+        environ = {**os.environ, **surroundings(folder)}
+        environ["PYTHONPATH"] += os.pathsep + str(folder / "theirs")
+        with (folder / "out").open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, *argv], cwd=folder, env=environ, stdin=subprocess.PIPE,
+                stdout=out, stderr=out,
+            )  # fmt: skip
+        running.append((folder, process, stdin))
+    for folder, process, stdin in running:
+        process.communicate(stdin.encode() if stdin else None)
+        assert (process.returncode, (folder / "out").read_text()) == (0, "")
+        (job,) = ranks(folder)
+        check(job, expected)
+
+
+ODD = (
+    TRAIN
+    + """
+import gc, shutil, supervise_probe
+gc.disable()
+gc.freeze()
+home = os.getcwd()
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir(home + "/gone")        # a working directory that exists no more
+train(told=home + "/told", report=supervise_probe.report)
+os.chdir(home)
+"""
+)
+
+
+def test_frozen_objects_a_lost_directory_and_a_report(pair, ranks, expected):
+    """`gc.freeze()` hides what a search through all objects finds; nothing needs the directory."""
+    job = pair.probed.run(ODD)
+    assert job.err == "" and (job.folder / "out").read_text() == ""
+    check(job, expected)
+    assert job.column("val_loss") == list(range(8))
+    assert len(ranks(job.folder)) == 1
+
+
+EXEC = (
+    TRAIN
+    + """
+os.environ["SUPERVISE_PROBE"] = os.path.abspath("probe.json")
+if "again" not in sys.argv:
+    train(3)
+    os.execv(sys.executable, [sys.executable, os.path.abspath("train.py"), "again"])
+train(told="told")
+"""
+)
+
+
+def test_a_program_that_replaces_itself_is_watched_again(pair, ranks, segments, expected):
+    """The pid is the same, the segment is a new one; the supervisor reads both, one by one."""
+    job = pair.probed.run(EXEC)
+    first, second = ranks(job.folder)
+    assert first.column("step") == [0, 1, 2] and job.err == ""
+    assert first.segment().pid == second.segment().pid
+    assert "off" not in job.marks
+    check(second, expected)
+    assert segments(job.folder) == [0, 1, 2, *range(8)]
+
+
+CHILDREN = (
+    TRAIN
+    + """
+import subprocess
+os.environ["SUPERVISE_PROBE"] = os.path.abspath("probe.json")
+if "child" in sys.argv:
+    train(4)
+    sys.stdin.read()
+    raise SystemExit
+train(2)
+child = subprocess.Popen(
+    [sys.executable, os.path.abspath("train.py"), "child"], stdin=subprocess.PIPE)
+train(told="told")
+child.communicate(b"")
+subprocess.run(["true"], check=True)
+subprocess.run([sys.executable, "-c", "print(end='')"], check=True)
+"""
+)
+
+
+def test_a_child_that_trains_has_a_segment_of_its_own(pair, ranks, expected):
+    """Under the same rank: which of the two is watched is the affair of the supervisor."""
+    job = pair.probed.run(CHILDREN)
+    mine, childs = sorted(ranks(job.folder), key=lambda each: -len(each.frames))
+    assert mine.column("step") == list(range(10)) and childs.column("step") == list(range(4))
+    assert mine.segment().pid != childs.segment().pid
+    digest, rows = json.loads((job.folder / "told").read_text())
+    assert [digest, rows] == expected and job.err == ""
+
+
+WORKERS = """
+import multiprocessing as mp, sys
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        probe = sys.modules.get("_supervise_probe")
+        silent = probe is None or probe._probe.writer is None
+        return torch.randn(8), torch.tensor(i % 4), silent
+
+
+def main():
+    os.environ["SUPERVISE_PROBE"] = os.path.abspath("probe.json")
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    method, workers, epochs, persistent = {how}
+    loader = torch.utils.data.DataLoader(Data(), batch_size=6, shuffle=True, num_workers=workers,
+        multiprocessing_context=method, persistent_workers=persistent)
+    for epoch in range(epochs):
+        for x, y, silent in loader:
+            assert silent.all()
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            tell(train_loss_raw=loss.item(), grad_global_norm=norm(
+                p.grad for p in model.parameters()), tokens_per_update=6)
+            optimizer.step()
+        if epoch == 1:
+            open_now = len(os.listdir("/proc/self/fd"))
+    if epochs > 2:
+        assert len(os.listdir("/proc/self/fd")) <= open_now
+    finish(model)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [("fork", 2, 3, True), ("fork", 2, 3, False), ("spawn", 1, 1, False)], ids=str
+)
+def test_loader_workers_are_silent_and_draw_the_same(pair, how):
+    """Their seeds come from the job's generator, which nobody else has touched."""
+    job = pair.run(WORKERS.replace("{how}", repr(how)))
+    assert all(frame["input_time"] > 0 for frame in job.frames[1:])

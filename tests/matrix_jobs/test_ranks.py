@@ -1,0 +1,142 @@
+"""Several ranks: DDP and FSDP2 over gloo, under torchrun, and as processes that the job forks."""
+
+import json
+import math
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = '''
+import hashlib, warnings
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+else:                    # nothing in the environment tells one rank from the other
+    rank = 0 if os.fork() else 1
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=rank,
+                            world_size=2)
+rank = dist.get_rank()
+told = open(f"told-{rank}", "w")
+torch.manual_seed(0)
+whole = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 32))
+torch.manual_seed(1 + rank)   # each rank its own data
+
+
+def tell(**values):
+    told.write(json.dumps(values) + "\\n")
+
+
+def batch(size):
+    y = torch.randint(0, 32, (size, 8))
+    y[:, 0] = -100
+    return torch.randint(0, 32, (size, 8)), y
+
+
+def local(tensors):
+    return [getattr(t, "_local_tensor", t).detach() for t in tensors]
+
+
+def step(model, optimizer, several):
+    """Two micro-batches, the second one longer, and what a frame is to say of them."""
+    params, total = list(model.parameters()), 0.0
+    for part in range(several):
+        x, y = batch(2 + part)
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = part == several - 1
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / several
+        loss.backward()
+        total += loss.item()
+    if rank == 1:
+        time.sleep(0.02)      # a slow rank: nobody may wait for anything but the job's own calls
+    true, old = norm(local(p.grad for p in params)), [t.clone() for t in local(params)]
+    if not isinstance(model, DistributedDataParallel):
+        nn.utils.clip_grad_norm_(params, 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    moved = norm(p - q for p, q in zip(local(params), old))
+    tell(train_loss_raw=total, grad_global_norm=true, update_norm=moved,
+         tokens_per_update=sum(7 * (2 + part) for part in range(several)))
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+model = DistributedDataParallel(whole)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for n in range(6):
+    step(model, optimizer, 2)
+    if n == 3:
+        before = descriptors()
+tell(note="descriptors", grown=descriptors() - before)
+optimizer.zero_grad()
+for layer in whole:
+    if list(layer.parameters()):
+        fully_shard(layer)
+fully_shard(whole)
+optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2, foreach=True)
+for n in range(6):
+    step(whole, optimizer, 1)
+digest = hashlib.sha256()
+for value in whole.state_dict().values():
+    digest.update(value.full_tensor().numpy().tobytes())
+tell(note="sha", sha=digest.hexdigest(), dtensor=type(value).__name__)
+tell(note="collectives", count=dist.distributed_c10d._get_default_group().
+     _get_sequence_number_for_group())
+told.close()
+dist.barrier()
+dist.destroy_process_group()
+'''
+
+
+def told(job):
+    """What each rank wrote down."""
+    files = [job.folder / f"told-{rank}" for rank in range(2)]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+@pytest.fixture(scope="module")
+def untouched(pair):
+    """The same ranks without a probe."""
+    return told(pair.bare.run(SCRIPT))
+
+
+def check(both, job, untouched):
+    """One segment per rank, all frames right, nothing on the streams, nothing else changed."""
+    assert [(each.segment().rank, each.segment().world_size) for each in both] == [(0, 2), (1, 2)]
+    assert told(job) == untouched
+    for each, rows in zip(both, untouched, strict=True):
+        notes = {row["note"]: row for row in rows if "note" in row}
+        assert notes["descriptors"]["grown"] == 0 and notes["sha"]["dtensor"] == "DTensor"
+        steps = [row for row in rows if "note" not in row]
+        assert each.column("step") == list(range(12)) == list(range(len(steps)))
+        for frame, row in zip(each.frames, steps, strict=True):
+            for name, value in row.items():
+                assert math.isclose(frame[name], value, rel_tol=1e-5), (name, frame, value)
+        assert set(each.segment().status()["collectors"].values()) == {"on"}
+    norms = [[row["grad_global_norm"] for row in rows if "note" not in row] for rows in untouched]
+    assert norms[0][:6] == norms[1][:6]  # DDP has averaged them
+    assert norms[0][6:] != norms[1][6:]  # FSDP2: each rank knows its shard
+
+
+def test_under_torchrun(launch, make_folder, preamble, ranks, untouched):
+    """DDP, then FSDP2; torchrun's own process is none of the ranks."""
+    folder = make_folder()
+    (folder / "train.py").write_text(preamble + SCRIPT)
+    argv = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    job = launch(None, *argv, folder=folder)
+    check(ranks(job.folder), job, untouched)
+    assert (folder / "out").read_text() == "" and not job.err.replace("\n", "")
+
+
+def test_ranks_that_the_job_forks_are_told_apart(pair, ranks, untouched):
+    """By their process group, where the environment says nothing."""
+    job = pair.probed.run(SCRIPT)
+    check(ranks(job.folder), job, untouched)
+    assert job.err == "" and (job.folder / "out").read_text() == ""

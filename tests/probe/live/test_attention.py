@@ -1,0 +1,148 @@
+"""Attention logits and entropies of a sampled step are those that the script computes itself."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SAMPLING = {"attention": 3, "activations": 0, "routing": 0, "weights": 0, "share": 100}
+
+MODEL = """
+class Attention(nn.Module):
+    def __init__(self, width, heads, shared, kind):
+        super().__init__()
+        self.heads, self.shared, self.kind = heads, shared, kind
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width // heads * shared)
+        self.v = nn.Linear(width, width // heads * shared)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        size = C // self.heads
+        q = self.q(x).view(B, T, self.heads, size).transpose(1, 2) * 3
+        k = self.k(x).view(B, T, self.shared, size).transpose(1, 2) * 3
+        v = self.v(x).view(B, T, self.shared, size).transpose(1, 2)
+        keep(q, k)
+        if self.kind == "sdpa":
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        elif self.kind == "boolean":
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=allowed(T), scale=1 / math.sqrt(size), enable_gqa=True)
+        elif self.kind == "additive":
+            mask = torch.zeros(T, T).masked_fill(~allowed(T), torch.finfo(torch.float32).min)
+            y = F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=mask,
+                                               enable_gqa=True)
+        else:
+            k = k.repeat_interleave(self.heads // self.shared, 1)
+            v = v.repeat_interleave(self.heads // self.shared, 1)
+            logits = (q @ k.transpose(-2, -1)) / math.sqrt(size)
+            logits = logits.masked_fill(~allowed(T), -math.inf)
+            spelt = {
+                "functional": lambda x: F.softmax(x, dim=-1),
+                "torch": lambda x: torch.softmax(x, -1),
+                "method": lambda x: x.softmax(-1),
+                "module": nn.Softmax(dim=-1),
+            }
+            y = spelt[self.kind](logits) @ v
+        return y.transpose(1, 2).reshape(B, T, C)
+
+
+def allowed(T):
+    return torch.ones(T, T).tril().bool()
+
+
+def keep(q, k):
+    seen.append((q.detach().double(), k.detach().double()))
+
+
+def expected():
+    tops, means, entropies = [], [], []
+    for q, k in seen:
+        T = q.shape[2]
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        rows = torch.arange(T) if T <= 64 else torch.arange(64) * (T - 1) // 63
+        logits = (q[:4] @ k[:4].transpose(-2, -1) / math.sqrt(q.shape[-1]))[:, :, rows]
+        mask = allowed(T)[rows]
+        tops.append(logits.masked_fill(~mask, -math.inf).amax((0, 2, 3)))
+        means.append(logits.abs()[mask.expand(logits.shape)].mean())
+        p = logits.masked_fill(~mask, -math.inf).softmax(-1)
+        H = torch.special.entr(p).sum(-1)
+        late = rows >= 8
+        entropies.append((H / (rows + 1).log())[:, :, late].mean((0, 2)))
+    tops = torch.stack(tops)
+    entropies = torch.stack(entropies)
+    return {
+        "max_attn_logit": tops.max().item(),
+        "attn_logit_absmean": torch.stack(means).mean().item(),
+        "attn_logit_heads_over_100": int((tops > 100).sum()),
+        "attn_entropy": entropies.mean().item(),
+        "attn_entropy_min": entropies.min().item(),
+        **{f"max_attn_logit.{i}": tops[i].max().item() for i in range(len(tops))},
+    }
+"""
+
+TRAIN = """
+seen = []
+layers = nn.ModuleList([Attention(32, 4, 2, KIND) for _ in range(3)])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = layers
+
+    def forward(self, x):
+        for layer in self.inner:
+            x = x + layer(x)
+        return x
+
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+for step in range(8):
+    optimizer.zero_grad()
+    x = torch.randn(6, LENGTH, 32) * (6 if step == 6 else 1)
+    for part in x.chunk(2) if step == 3 else [x]:
+        model(part).square().mean().backward()
+    del seen[3:]
+    tell(step=step, **expected())
+    seen.clear()
+    optimizer.step()
+finish(model)
+"""
+
+KINDS = ["sdpa", "boolean", "additive", "functional", "torch", "method", "module"]
+
+
+def script(kind, length):
+    return MODEL + f"KIND, LENGTH = {kind!r}, {length}\n" + TRAIN
+
+
+def compare(job, every=3, rel=2e-5):
+    """Sampled frames hold what the script told of their step; the others hold none of it."""
+    told = [row for row in job.told if "sha" not in row]
+    assert [frame["step"] for frame in job.frames] == [row["step"] for row in told]
+    compared = 0
+    for frame, row in zip(job.frames, told, strict=True):
+        sampled = row["step"] >= 2 and row["step"] % every == 0
+        for name in row.keys() - {"step"}:
+            if sampled:
+                assert frame[name] == pytest.approx(row[name], rel=rel), (name, row["step"])
+                compared += 1
+            else:
+                assert name not in frame, (name, row["step"])
+    assert compared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_entropies_are_right_however_attention_is_spelt(probed, bare, kind):
+    text = script(kind, 70 if kind == "sdpa" else 16)
+    job = probed.run(text, sampling=SAMPLING)
+    compare(job)
+    assert [frame.get("attn_logit_heads_over_100") for frame in job.frames][6] > 0
+    if kind in ("sdpa", "functional"):
+        assert job.told[-1] == bare.run(text).told[-1]  # the weights, to the last bit
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "functional"])
+def test_values_on_a_device_come_a_step_late_in_the_right_frame(probed, kind):
+    compare(probed.run(script(kind, 16), sampling=SAMPLING, late=True))

@@ -1,0 +1,133 @@
+"""What a batch looks like, against a count made by the script itself from the same tokens."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from supervise_probe.collectors import batch_sanity
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share")
+
+SCRIPT = """
+import sys
+from collections import Counter
+
+PROBED = "_supervise_probe" in sys.modules
+if PROBED:  # each step, however short it is
+    sys.modules["_supervise_probe.collectors.batch_sanity"].FLOOR_NS = {floor}
+    if {floor}:
+        sys.modules["_supervise_probe"]._probe.collectors["batch_sanity"].every = 1
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x.abs() % 50))
+
+
+def counted(batches):
+    tokens = [t for x in batches for t in x.reshape(-1).tolist()[:16384]]
+    counts = [n / len(tokens) for n in Counter(tokens).values()]
+    return {{"batch_token_entropy": -math.fsum(p * math.log(p) for p in counts),
+            "batch_unique_ratio": len(counts) / len(tokens), "batch_top1_share": max(counts)}}
+
+
+model = Words()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({steps}):
+    batches = []
+    for micro in range({micro}):
+        x = {tokens}
+        batches.append(x.clone())
+        model(x).pow(2).mean().backward()
+        {after}
+    optimizer.step()
+    optimizer.zero_grad()
+    tell(**counted(batches))
+finish(model)
+"""
+TOKENS = {
+    "text": "(torch.rand(8, 64) ** 3 * 40).long()",
+    "short-ids": "torch.randint(0, 9, (4, 16)).int()",
+    "padded-below-zero": "torch.randint(-100, 20, (32, 64))",
+    "hashes": "torch.randint(0, 2**62, (32, 64)) // 2**57 * 2**57",
+    "one-token": "torch.full((4, 16), step)",
+    "longer-than-is-looked-at": "torch.arange(20000) // 7",
+    "not-in-a-row": "torch.randint(0, 9, (16, 4)).t()",
+}
+
+
+def script(tokens, micro=1, after="pass", steps=6, floor=10**12):
+    return SCRIPT.format(tokens=tokens, micro=micro, after=after, steps=steps, floor=floor)
+
+
+def compare(job):
+    """Every step from the second: the outermost module is known by then."""
+    *told, _ = job.told
+    assert not any(name in job.frames[0] for name in NAMES) and len(job.frames) >= 6
+    for frame, row in list(zip(job.frames, told, strict=True))[1:]:
+        for name in NAMES:
+            assert frame[name] == pytest.approx(row[name], rel=1e-12, abs=1e-14), name
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+@pytest.mark.parametrize("kind", TOKENS)
+def test_the_numbers_are_those_of_the_batch(probed, kind, late):
+    """Entropy, kinds and the commonest, from counts and from sorted values."""
+    compare(probed.run(script(TOKENS[kind]), late=late))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_micro_batches_are_counted_together(probed, bare, late):
+    """Also where the job uses its buffer again at once; the weights are bit-identical."""
+    source = script(TOKENS["text"], micro=3, after="x.zero_()")
+    job = probed.run(source, late=late)
+    compare(job)
+    assert job.told[-1] == bare.run(source).told[-1]
+    assert job.err == ""
+
+
+def test_a_model_of_numbers_has_no_tokens(probed):
+    """Nothing is claimed of floats."""
+    job = probed.run(script("torch.randn(4, 16)").replace("x.abs() % 50", "x.abs().long() % 50"))
+    assert len(job.frames) == 6
+    assert not any(name in frame for frame in job.frames for name in NAMES)
+
+
+def test_short_steps_are_looked_at_less_often(probed):
+    """Where a look costs more than a thousandth of a step, every 16th is left."""
+    job = probed.run(script(TOKENS["text"], steps=100, floor=0))
+    seen = [frame["step"] for frame in job.frames if NAMES[0] in frame]
+    assert seen == [4, 8, 16, 24, 32, 48, 64, 80, 96]
+    rows = job.told
+    for step in seen:
+        assert job.frames[step][NAMES[0]] == pytest.approx(rows[step][NAMES[0]], rel=1e-12)
+
+
+def test_the_interval_follows_the_cost():
+    """Doubled when too dear twice, halved when half of it would do, never beyond 16."""
+    probe = SimpleNamespace(torch=None, scalars=None)
+    made = batch_sanity.Collector(probe)
+    assert made.every == 4
+    dear, fair, cheap = 1_000_000, 100_000_000, 500_000_000
+    steps = (dear, dear, dear, fair, dear, dear, dear, dear, fair, cheap, cheap, cheap, cheap)
+    every = (4, 8, 8, 4, 4, 8, 8, 16, 8, 4, 2, 1, 1)
+    for step_ns, expected in zip(steps, every, strict=True):
+        made._stretch(250_000, step_ns)
+        assert made.every == expected, step_ns
+
+
+def test_random_tokens_stand_out_in_their_own_step(probed):
+    """A drill feeds all of the vocabulary in place of a few words of it."""
+    drill = {"fault": "bad_batch", "step": 12, "params": {"steps": 2}}
+    job = probed.run(script("torch.randint(0, 5, (8, 64))", steps=20), drills=[drill])
+    entropy = job.column(NAMES[0])
+    assert max(entropy[1:12] + entropy[14:]) <= math.log(5)
+    assert min(entropy[12:14]) > math.log(40)
+    assert min(job.column(NAMES[1])[12:14]) > 4 * max(job.column(NAMES[1])[14:])

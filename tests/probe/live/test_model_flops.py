@@ -1,0 +1,72 @@
+"""How many operations a model needs: against torch's own counter, and by hand where it has none."""
+
+from pathlib import Path
+
+NANO = Path(__file__).parents[3] / "examples" / "nano"
+
+COUNT = """
+import sys
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, {nano!r})
+import train
+from _supervise_probe.model_flops import count
+
+IDS = torch.randint(40, (2, 16))
+
+
+def compare(name, model, *args):
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(*args).sum().backward()
+    found = count(torch, [model])
+    needed = found.per_token * 2 * 16 + found.per_pair * 2 * 16 * 16
+    tell(name=name, counted=counter.get_total_flops(), needed=needed, why_not=found.why_not)
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.top_k, self.num_experts = 2, 8
+        self.gate = nn.Linear(16, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+        self.shared_expert = nn.Linear(16, 16)
+
+
+def table():
+    return nn.Embedding(40, 16)
+
+
+nano = train.GPT(train.Shape(vocabulary=40, context=16, layers=2, width=32))
+compare("tied", nano, IDS, IDS)
+layers = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+compare("library", nn.Sequential(table(), nn.TransformerEncoder(layers, 2)), IDS)
+frozen = nn.Sequential(table(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 40))
+frozen[2].requires_grad_(False)
+compare("frozen", frozen, IDS)
+
+mixture = nn.Sequential(table(), Mixture(), nn.Linear(16, 40))
+tell(name="experts", found=count(torch, [mixture]))
+for model in (nn.Conv2d(3, 3, 3), table()):
+    tell(name="none", found=count(torch, [model]))
+"""
+
+
+def test_a_models_operations_are_those_that_torch_counts(probed):
+    """A tied head, positions that are looked up, packed projections, weights without a gradient."""
+    rows = probed.run(COUNT.format(nano=str(NANO))).told
+    compared = [row for row in rows if "counted" in row]
+
+    assert [row["name"] for row in compared] == ["tied", "library", "frozen"]
+    for row in compared:
+        assert row["needed"] == row["counted"] > 0, row["name"]
+
+
+def test_of_experts_counts_what_a_token_goes_to(probed):
+    """Two of eight, the router, and the one that all share; what has no count says why."""
+    rows = probed.run(COUNT.format(nano=str(NANO))).told
+    weights = 16 * 8 + 2 * 16 * 16 + 16 * 16 + 16 * 40
+
+    assert rows[3]["found"] == [6.0 * weights, 0.0, 0, ""]
+    assert rows[4]["found"][3] == "convolutions use a weight many times"
+    assert rows[5]["found"][3] == "no weight matrix is to be seen"

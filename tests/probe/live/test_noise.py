@@ -1,0 +1,204 @@
+"""The gradient noise scale, where the truth is known, and what several ranks tell."""
+
+import json
+import math
+
+import pytest
+
+from supervise.inputs.ranks import together
+from supervise.inputs.segment import Segment
+
+from .conftest import Job
+
+pytestmark = pytest.mark.slow
+
+ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
+
+# The gradient of one sample is the sample itself: mean of squared length SIGNAL, trace of the
+# covariance NOISE, so the scale is NOISE / SIGNAL = 100 samples.
+KNOWN = """
+import supervise_probe
+
+SIZE, SIGNAL, MICRO, PARTS = 1000, 10.0, 8, 4
+model = nn.Linear(SIZE, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+mean = torch.randn(SIZE)
+mean *= SIGNAL**0.5 / mean.norm()
+noise = signal = weight = 0.0
+for step in range(400):
+    optimizer.zero_grad()
+    for micro in range(PARTS):
+        (model(torch.randn(MICRO, SIZE) + mean).mean() / {divisor}).backward()
+        if micro == 0:
+            small = norm([model.weight.grad]) ** 2 * PARTS**2
+    supervise_probe.report(tokens_per_update=MICRO * PARTS)
+    large = norm([model.weight.grad]) ** 2
+    {clip}
+    optimizer.step()
+    if step >= 2:
+        few, many = MICRO, MICRO * PARTS
+        s = (small - large) / (1 / few - 1 / many)
+        g = (many * large - few * small) / (many - few)
+        noise, signal = 0.99 * noise + 0.01 * s, 0.99 * signal + 0.01 * g
+        weight += 1
+        tell(step=step, noise=s, signal=g, ratio=noise / signal)
+"""
+
+
+@pytest.mark.parametrize(
+    ("divisor", "clip", "late"),
+    [("PARTS", "pass", False), ("1", "nn.utils.clip_grad_norm_(model.parameters(), 0.5)", True)],
+    ids=["mean", "sum-clipped-as-on-a-device"],
+)
+def test_the_estimate_finds_the_noise_that_was_put_in(probed, divisor, clip, late):
+    """Each value equals the script's own; over 400 steps both parts are right in their error."""
+    script = KNOWN.format(divisor=divisor, clip=clip)
+    job = probed.run(script, late=late, sampling=ALWAYS, slots=512)
+    told = job.told
+    for row in told:
+        frame = job.frames[row["step"]]
+        if row["ratio"] > 0:
+            assert frame["grad_noise_scale"] == pytest.approx(row["ratio"], rel=1e-4)
+            assert frame["gsnr"] * frame["grad_noise_scale"] == pytest.approx(1.0)
+    # One sample: S +- 67 of 1000, G^2 +- 3.1 of 10; 398 independent ones: 0.34 % and 1.6 %.
+    scale = 1.0 if divisor == "PARTS" else 16.0
+    noise = sum(row["noise"] for row in told) / len(told) / scale
+    signal = sum(row["signal"] for row in told) / len(told) / scale
+    assert noise == pytest.approx(1000.0, rel=4 * 0.0034)
+    assert signal == pytest.approx(10.0, rel=4 * 0.016)
+    last = job.frames[-1]["grad_noise_scale"]  # of about 200 samples: 2.3 %
+    assert last == pytest.approx(100.0, rel=4 * 0.023)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    ["loss.backward()", "loss.backward(retain_graph=True); (loss * 0.1).backward()"],
+    ids=["one-backward", "two-losses-of-one-forward"],
+)
+def test_without_two_batch_sizes_there_is_no_estimate(probed, passes):
+    script = f"""
+model = nn.Linear(6, 5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(torch.randn(8, 6)), torch.randint(0, 5, (8,)))
+    {passes}
+    optimizer.step()
+"""
+    job = probed.run(script, sampling=ALWAYS)
+    assert not any("grad_noise_scale" in frame for frame in job.frames)
+    assert not any(name.startswith("_") for frame in job.frames for name in frame)
+
+
+RANKS = """
+import atexit, sys
+import torch.distributed as dist
+
+os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+child = os.fork()
+rank = 0 if child else 1
+os.environ["RANK"] = str(rank)
+torch.manual_seed(0)
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank,
+                        world_size=2)
+inner = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 8))
+model = nn.parallel.DistributedDataParallel(inner)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+torch.manual_seed(rank + 1)
+watched = [p for p in inner.parameters() if p.numel() >= 16]
+
+
+def signs(count):
+    found = []
+    for word in range(1, count + 1):
+        for factor in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D):
+            word = word * factor % 2**32
+            word ^= word >> 15
+        found.append(1 if word % 2 else -1)
+    return found
+
+
+SIGNS = torch.tensor(signs(8 * 8192), dtype=torch.float64).view(8, 8192)
+rows, noise, signal = [], 0.0, 0.0
+for step in range(STEPS):
+    optimizer.zero_grad()
+    micros = [(torch.randn(8, 40), torch.randint(0, 8, (8,))) for _ in range(PARTS)]
+    x, y = micros[0]
+    loss = -inner(x).log_softmax(1)[torch.arange(8), y].mean()  # not counted as tokens
+    own = torch.autograd.grad(loss / PARTS, watched)
+    for part, (x, y) in enumerate(micros):
+        with NO_SYNC(part):
+            (F.cross_entropy(model(x), y) / PARTS).backward()
+    small = norm(own) ** 2 * PARTS**2
+    large = norm(p.grad for p in watched) ** 2
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    if step >= 2:
+        few, many = 8, 8 * PARTS * 2
+        noise = 0.99 * noise + (small - large) / (1 / few - 1 / many)
+        signal = 0.99 * signal + (many * large - few * small) / (many - few)
+        sketch = torch.zeros(16, dtype=torch.float64)
+        for index, g in enumerate(own):
+            run = g.double().view(-1)[: g.numel() // 16 * 16]
+            sketch += (run * SIGNS[index, : run.numel()]).view(-1, 16).sum(0)
+        rows.append(dict(rank=rank, step=step, sketch=sketch.tolist(), ratio=noise / signal,
+                         own=torch.cat([g.view(-1) for g in own]).tolist()))
+dist.destroy_process_group()
+import hashlib
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in inner.parameters()))
+rows.append(dict(rank=rank, sha=digest.hexdigest()))
+with open(f"told.{rank}", "w") as file:
+    file.writelines(json.dumps(row) + chr(10) for row in rows)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    atexit._run_exitfuncs()
+    os._exit(0)
+"""
+RANKS = RANKS.replace("STEPS", "10")
+DDP = RANKS.replace("PARTS", "1").replace("NO_SYNC(part)", "torch.enable_grad()")
+ACCUMULATED = RANKS.replace("PARTS", "3").replace(
+    "NO_SYNC(part)", "model.no_sync() if part < 2 else torch.enable_grad()"
+)
+
+
+def both(job):
+    """The frames of both ranks, and what they told."""
+    frames, told = [], []
+    for rank in (0, 1):
+        other = Job(job.folder)
+        (path,) = (job.folder / "shm").glob(f"rank-{rank}.*seg")
+        other._segment = Segment.open(path, lambda: 0)
+        other.poll()
+        frames.append(other.frames)
+        lines = (job.folder / f"told.{rank}").read_text().splitlines()
+        told.append([json.loads(line) for line in lines])
+    return frames, told
+
+
+def cosine(one, other):
+    dot = sum(a * b for a, b in zip(one, other, strict=True))
+    return dot / math.hypot(*one) / math.hypot(*other)
+
+
+@pytest.mark.parametrize("script", [DDP, ACCUMULATED], ids=["plain", "no-sync-accumulation"])
+def test_two_ranks_tell_their_own_gradients(probed, bare, script):
+    """Sketches and noise from before the reduction, on both ranks; weights bit-identical."""
+    frames, told = both(probed.run(script, sampling=ALWAYS))
+    for rank in (0, 1):
+        for row in told[rank][:-1]:
+            frame = frames[rank][row["step"]]
+            found = [frame[f"grad_sketch.{index}"] for index in range(16)]
+            assert found == pytest.approx(row["sketch"], rel=1e-5, abs=1e-9)
+            if row["ratio"] > 0:
+                assert frame["grad_noise_scale"] == pytest.approx(row["ratio"], rel=1e-3)
+    for one, other in zip(told[0][:-1], told[1][:-1], strict=True):
+        step = one["step"]
+        seen = together([frames[0][step], frames[1][step]])["grad_direction_consistency"]
+        assert seen == pytest.approx(cosine(one["sketch"], other["sketch"]), abs=1e-6)
+        assert abs(seen - cosine(one["own"], other["own"])) < 4 * 0.25
+    assert told[0][-1]["sha"] == told[1][-1]["sha"]
+    job = bare.run(script)
+    for rank in (0, 1):
+        line = (job.folder / f"told.{rank}").read_text().splitlines()[-1]
+        assert told[rank][-1]["sha"] in line

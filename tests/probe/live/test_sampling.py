@@ -1,0 +1,307 @@
+"""Sampled sets: when they are due, denser on request, sparser when too dear; copies of weights."""
+
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.router = None
+
+    def forward(self, x):
+        q, k = self.q_proj(x)[:, None], self.k_proj(x)[:, None]
+        return x + F.scaled_dot_product_attention(q, k, x[:, None], is_causal=True)[:, 0]
+
+
+model = nn.Sequential(*[Attention() for _ in range(2)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def steps(number):
+    for _ in range(number):
+        optimizer.zero_grad()
+        model(torch.randn(4, 16, 16, requires_grad=True)).square().mean().backward()
+        optimizer.step()
+
+
+"""
+
+ALL = {"attention": 1, "activations": 1, "routing": 1, "weights": 0, "share": 100}
+
+
+def sampled(job, name="max_attn_logit"):
+    return [frame["step"] for frame in job.frames if name in frame]
+
+
+def test_intervals_are_those_of_the_step_number(probed):
+    config = {"attention": 4, "activations": 6, "routing": 0, "share": 100}
+    job = probed.run(TRAIN + "steps(14)", sampling=config)
+    assert sampled(job) == [4, 8, 12]
+    assert sampled(job, "residual_rms") == [6, 12]
+    status = job.segment().status()["sampling"]
+    assert status == {
+        "attention": 4, "activations": 6, "routing": 0, "weights": 500, "gradients": 50,
+    }  # fmt: skip
+
+
+def test_never_in_the_first_two_steps_and_never_at_all(probed):
+    assert sampled(probed.run(TRAIN + "steps(5)", sampling=ALL)) == [2, 3, 4]
+    never = dict.fromkeys(ALL, 0)
+    job = probed.run(TRAIN + "steps(5)", sampling=never)
+    assert sampled(job) == sampled(job, "residual_rms") == []
+
+
+def test_the_supervisor_makes_samples_denser_for_a_while(probed):
+    script = (
+        TRAIN
+        + "steps(21)\nbarrier('tight')\nsteps(20)\nbarrier('going')\nsteps(2)\n"
+        + "barrier('over')\nsteps(40)\n"
+    )
+    job = probed.start(script, sampling={"attention": 20, "activations": 0, "share": 100})
+    job.reached("tight")
+    assert sampled(job) == [20]
+    assert "tight" not in job.segment().status()["sampling"]
+    job.segment().tighten(time.monotonic_ns() + 1_500_000_000)
+    time.sleep(0.3)  # the probe looks four times a second
+    job.go("tight")
+    job.reached("going")
+    assert sampled(job) == [20, 24, 28, 32, 36, 40]
+    status = job.segment().status()["sampling"]
+    assert (status["attention"], status["tight"]) == (4, True)
+    time.sleep(1.5)  # nobody asks again: a supervisor that died
+    job.go("going")
+    job.reached("over")
+    job.go("over")
+    probed.wait(job)
+    assert sampled(job) == [20, 24, 28, 32, 36, 40, 60, 80]
+
+
+SLOW_SOFTMAX = """
+import sys
+sampling = sys.modules["_supervise_probe.sampling"]
+sampling.{change}
+steps(70)
+"""
+
+
+def test_a_set_over_its_share_is_taken_less_often(probed):
+    # A sample of a quarter of a millisecond, and 0.3 % of a step of the like every two steps.
+    change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0")
+    job = probed.run(TRAIN + change, sampling={"attention": 2, "activations": 0})
+    taken = sampled(job)
+    assert taken[:3] == [2, 4, 8]  # the first one only loads code; then half as often each time
+    assert taken == [2, 4, 8, 16, 32, 64]
+    assert job.segment().status()["sampling"]["attention"] == 64
+    told = [n.message for n in job.notices if n.kind == "sampling"]
+    assert told[0].startswith("attention is sampled every 4 steps: one sample costs ")
+    assert len(told) == 5
+
+
+def test_a_set_goes_back_to_its_interval_when_it_is_cheap_again(probed):
+    change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0\nsteps(7)\nsampling.FLOOR_NS = 10**9")
+    job = probed.run(TRAIN + change, sampling={"attention": 2, "activations": 0})
+    assert sampled(job)[:6] == [2, 4, 8, 10, 12, 14]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("LONGEST_NS = 1000", "one sample took "),
+        ("SHORT_NS = sampling.LONGEST_STEPS = 0", " steps"),
+    ],
+)
+def test_a_single_sample_that_is_far_too_dear_ends_it(probed, change, why):
+    job = probed.run(TRAIN + SLOW_SOFTMAX.format(change=change), sampling={**ALL, "activations": 0})
+    assert sampled(job) in ([2], [2, 3])
+    state = job.segment().status()["sampling"]["attention"]
+    assert state.startswith("off: one sample took ") and why in state
+    assert "collector-off" in job.kinds()
+    assert [frame["step"] for frame in job.frames] == list(range(70))  # the rest goes on
+
+
+def test_an_error_in_a_look_costs_the_look_alone(probed):
+    script = """
+looks = sys.modules["_supervise_probe.sampled.attention"]
+looks.Attention.sdpa = None
+"""
+    job = probed.run(TRAIN + "import sys\n" + script + "steps(9)", sampling=ALL)
+    assert sampled(job) == []
+    assert sampled(job, "residual_rms") == [2, 3, 4, 5, 6, 7, 8]
+    assert job.segment().status()["collectors"]["attention"].startswith("off: TypeError")
+
+
+GROWTH = """
+import gc
+steps(20)
+def count():
+    gc.collect()
+    return len(gc.get_objects())
+first = count()
+gc.disable()
+steps(30)
+before, cycles = len(gc.get_objects()), gc.collect()
+tell(grown=count() - first, cycles=cycles)
+"""
+
+
+def test_sampling_each_step_leaves_nothing_behind(probed):
+    job = probed.run(TRAIN + GROWTH, sampling={**ALL, "weights": 2})
+    assert len(sampled(job)) == 48
+    assert abs(job.told[0]["grown"]) < 20
+    assert job.told[0]["cycles"] < 5
+
+
+SWITCHES = """
+from torch.utils.checkpoint import (
+    CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts)
+
+
+def policy(context, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Selective(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant={reentrant}, **{more})
+
+
+model = nn.Sequential(*[Selective(Attention()) for _ in range(2)])
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+with torch.autocast("cpu", dtype=torch.bfloat16, enabled={autocast}):
+    steps(6)
+finish(model)
+"""
+SELECTIVE = "dict(context_fn=lambda: create_selective_checkpoint_contexts(policy))"
+
+
+@pytest.mark.parametrize(
+    ("reentrant", "more", "autocast"),
+    [(True, "{}", False), (False, "{}", True), (False, SELECTIVE, False)],
+    ids=["reentrant", "autocast", "selective"],
+)
+def test_checkpointed_models_train_as_they_would(probed, bare, reentrant, more, autocast):
+    text = TRAIN + SWITCHES.format(reentrant=reentrant, more=more, autocast=autocast)
+    job = probed.run(text, sampling={**ALL, "weights": 1})
+    assert job.told == bare.run(text).told
+    assert len(sampled(job, "residual_rms")) == 4
+    assert len(sampled(job)) == (0 if "context_fn" in more else 4)  # a mode would see our looks
+
+
+CLOSURE = """
+def closure():
+    optimizer.zero_grad()
+    x = torch.randn(4, 16, 16)
+    calls.append(x)
+    loss = F.mse_loss(model(x), x)
+    loss.backward()
+    return loss
+
+
+calls = []
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+for step in range(6):
+    calls.clear()
+    weights = [p.detach().clone() for p in model.parameters()]
+    optimizer.step(closure)
+    with torch.no_grad():
+        for p, w in zip(model.parameters(), weights):
+            p.data, w = w, p.data
+            p.kept = w
+        rms = model(calls[0]).double().square().mean().sqrt().item()
+        for p in model.parameters():
+            p.data = p.kept
+    tell(step=step, residual_rms=rms)
+"""
+
+
+def test_a_closure_is_watched_when_it_is_first_evaluated(probed):
+    job = probed.run(TRAIN + CLOSURE, sampling={**ALL, "attention": 0})
+    assert sampled(job, "residual_rms.1") == [2, 3, 4, 5]
+    for frame in job.frames[2:]:
+        told = job.told[frame["step"]]["residual_rms"]
+        assert frame["residual_rms.1"] == pytest.approx(told, rel=1e-5)
+    assert not any("logz_mean" in frame for frame in job.frames)  # there is no vocabulary
+
+
+FOREIGN = """
+class Loud(torch.Tensor):
+    seen = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (F.scaled_dot_product_attention, torch.softmax, torch.Tensor.softmax):
+            cls.seen.append(function.__name__)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.inner(x).as_subclass(Loud)
+        y = F.scaled_dot_product_attention(y, y, y)
+        return (torch.softmax(y, -1) + y.softmax(-1)).as_subclass(torch.Tensor)
+
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+steps(6)
+tell(seen=Loud.seen)
+finish(model)
+"""
+
+
+def test_subclasses_of_tensors_see_the_originals(probed, bare):
+    job = probed.run(TRAIN + FOREIGN, sampling=ALL)
+    assert job.told == bare.run(TRAIN + FOREIGN).told
+    assert len(job.told[0]["seen"]) == 18
+
+
+COPIES = """
+import sys
+import weakref
+model.add_module("moe", nn.Module())
+model.moe.num_experts = 4
+model.moe.gate = nn.Linear(16, 4, bias=False)
+first = nn.Sequential(*[m for m in model][:2])
+model.forward = lambda x: first(x) + model.moe.gate(x).sum()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+snapshots = sys.modules["_supervise_probe"]._probe.snapshots
+weights = {}
+names = ["moe.gate.weight", *(f"{i}.{n}_proj.weight" for i in (0, 1) for n in "qk")]
+for step in range(7):
+    weights[step] = {n: p.detach().clone() for n, p in model.named_parameters()}
+    steps(1)
+    w = weights[step]["moe.gate.weight"].double()
+    cosines = torch.nn.functional.cosine_similarity(w[:, None], w[None], dim=-1)
+    tell(step=step,
+         router_weight_similarity=(cosines.sum() - 4).item() / 12,
+         router_conditioning=((w - w.mean(0)).norm(dim=1).max() / w.mean(0).norm()).item())
+assert sorted(snapshots.names()) == sorted(names), snapshots.names()
+for name in names:
+    pair = snapshots.pair(name)
+    assert (pair.older_step, pair.newer_step) == (4, 6)
+    assert pair.older.equal(weights[4][name]) and pair.newer.equal(weights[6][name])
+assert snapshots.pair("0.q_proj.bias") is None
+"""
+
+
+def test_copies_of_weights_and_what_follows_from_them(probed):
+    job = probed.run(TRAIN + COPIES, sampling={**ALL, "weights": 2})
+    assert sampled(job, "router_conditioning") == [2, 4, 6]
+    for frame, row in zip(job.frames, job.told, strict=True):
+        if frame["step"] not in (2, 4, 6):
+            continue
+        for name in ("router_weight_similarity", "router_conditioning"):
+            assert frame[name] == pytest.approx(row[name], rel=1e-5)

@@ -1,0 +1,337 @@
+"""Every step knows where its data came from, whoever says it and however the loader is read."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.outputs import origins
+from supervise_probe.collectors import shards as collector
+from supervise_probe.provenance import Origin, name_of
+from supervise_probe.shards import NAMES, UNTOLD, Shards
+
+pytestmark = pytest.mark.slow
+
+# Each sample is (number of its shard, place in it), so the script knows what it trained on.
+SETUP = """
+import sys
+import supervise_probe
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+
+
+def named(number):
+    return f"data/{int(number)}.tar"
+
+
+def train(batches):
+    for x in batches:
+        model(x).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    rows = torch.cat(list(batches)).tolist()
+    tell(shards=sorted({named(row[0]) for row in rows}), first=rows[0][1])
+
+
+def sample(index):
+    return torch.tensor([index // 5, index % 5], dtype=torch.float32)
+
+
+class Plain(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return sample(index)
+
+
+def finish_tape():
+    tape = sys.modules["_supervise_probe"]._probe.fingerprints if PROBED else []
+    tell(tape=list(tape))
+    finish(model)
+
+
+PROBED = "_supervise_probe" in sys.modules
+"""
+
+CALLS = """
+for step in range(12):
+    batches = []
+    for micro in range(2):
+        index = 4 * step + 2 * micro
+        supervise_probe.shard(named(index // 5), index % 5)
+        if index // 5 != (index + 1) // 5:
+            supervise_probe.shard(named((index + 1) // 5))
+        batches.append(torch.stack([sample(index), sample(index + 1)]))
+    train(batches)
+    with torch.no_grad():
+        supervise_probe.shard("evaluation.tar", 3)
+finish_tape()
+"""
+KEYS = """
+class Rows(Plain):
+    def __getitem__(self, index):
+        x = sample(index)
+        return {"x": x, "shard": named(x[0]), "offset": int(x[1])}
+
+for batch in DataLoader(Rows(), batch_size=4):
+    train([batch["x"]])
+finish_tape()
+"""
+WEB = """
+class Web(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        for index in range(40):
+            if index // 10 % info.num_workers == info.id:
+                x = sample(index)
+                supervise_probe.shard("not heard of")
+                yield {"x": x, "__url__": named(x[0]), "__key__": f"{index % 5:06d}"}
+
+for batch in DataLoader(Web(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+    train([batch["x"]])
+finish_tape()
+"""
+STANDS = """
+class Stands(IterableDataset):
+    def __iter__(self):
+        for shard in range(6):
+            self.current_shard = named(shard)
+            for self.current_offset in range(0, 5):
+                yield sample(5 * shard + self.current_offset)
+
+    @property
+    def shard_name(self):
+        raise SystemExit("a property of the job was run")
+
+class Wrapped(IterableDataset):
+    def __init__(self):
+        self.dataset = Stands()
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+for x in DataLoader(Wrapped(), batch_size=1):
+    train([x])
+finish_tape()
+"""
+INSIDE = """
+class Says(Plain):
+    def __getitem__(self, index):
+        x = sample(index)
+        supervise_probe.shard(named(x[0]), int(x[1]))
+        return x
+
+loader = DataLoader(Says(), batch_size=4)
+"""
+AHEAD = """
+def ahead(loader):  # as accelerate reads a loader
+    following = iter(loader)
+    batch = next(following)
+    for after in following:
+        yield batch
+        batch = after
+    yield batch
+
+for epoch in range(2):
+    for x in ahead(loader):
+        train([x])
+        for _ in DataLoader(Plain(), batch_size=20):
+            with torch.no_grad():
+                model(_)
+finish_tape()
+"""
+AT_ONCE = """
+def ahead(loader):
+    following = iter(loader)
+    batch = next(following)
+    for after in following:
+        yield batch
+        batch = after
+    yield batch
+
+batches = ahead(loader)
+for step in range(5):  # as transformers.Trainer takes the micro-batches of a step
+    train([next(batches) for _ in range(2)])
+finish_tape()
+"""
+LEFT_OUT = """
+for number, x in enumerate(loader):
+    if number in (3, 4, 7):
+        continue
+    train([x])
+finish_tape()
+"""
+WAYS = {
+    "calls": CALLS,
+    "keys-of-a-batch": KEYS,
+    "webdataset-with-workers": WEB,
+    "attributes-of-a-dataset": STANDS,
+    "calls-in-a-dataset": INSIDE + "for x in loader:\n    train([x])\nfinish_tape()\n",
+    "read-ahead": INSIDE + AHEAD,
+    "all-micro-batches-at-once": INSIDE + AT_ONCE,
+    "batches-left-out": INSIDE + LEFT_OUT,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_step_names_the_shards_that_it_trained_on(probed, way):
+    """Names beside the fingerprint, number and offset in the frame; -1 where there are several."""
+    job = probed.run(SETUP + WAYS[way])
+    *steps, end, _ = job.told
+    tape = end["tape"]
+    assert [batch["step"] for batch in tape] == list(range(len(steps))) and len(steps) >= 5
+    assert [sorted({o["shard"] for o in batch["shards"]}) for batch in tape] == [
+        row["shards"] for row in steps
+    ]
+    names = {}
+    for frame, row in zip(job.frames, steps, strict=True):
+        if len(row["shards"]) > 1:
+            assert frame["batch_shard"] == -1 and "batch_offset" not in frame
+        else:
+            names.setdefault(frame["batch_shard"], set()).update(row["shards"])
+            assert frame["batch_offset"] == row["first"]
+    assert all(len(found) == 1 for found in names.values())
+    assert len(names) >= 3 or way == "all-micro-batches-at-once"
+    told = {k: v for n in job.notices if n.kind == "shard" for k, v in n.data["shards"].items()}
+    status = job.segment().status()["shards"]
+    for number, (name,) in names.items():
+        assert {told.get(f"{number:.0f}", name), status.get(f"{number:.0f}", name)} == {name}
+    assert set(told) | set(status) >= {f"{number:.0f}" for number in names}
+
+
+def test_the_job_is_the_same_with_and_without(probed, bare):
+    """A supervisor that is not there hears nothing; the weights are bit-identical."""
+    assert bare.run(SETUP + CALLS).told[-1] == probed.run(SETUP + CALLS).told[-1]
+
+
+def test_what_does_not_come_out_is_not_claimed(probed):
+    """A loader that was read to its end before the first step: no shard, and no wrong one."""
+    job = probed.run(SETUP + INSIDE + "for x in list(loader):\n    train([x])\nfinish_tape()\n")
+    assert len(job.frames) == 10
+    assert set(job.column("batch_shard")) == {None}
+
+
+REPEATED = """
+import supervise_probe
+model, emb = nn.Linear(8, 50), nn.Embedding(50, 8)
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+    def forward(self, x):
+        return self.head(self.emb(x))
+model = Words()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = 0
+while step < 20:
+    if step == 14:
+        barrier("go")
+    x = torch.randint(0, 5, (4, 16))
+    supervise_probe.shard(f"s3://key:secret@bucket/{step // 4}.tar?X-Signature=secret", step % 4)
+    loss = F.cross_entropy(model(x).reshape(-1, 50), x.reshape(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_evidence_names_the_shard_that_a_bad_batch_came_from(probed, tmp_path, late):
+    """A drill at step 9: the probe's tape says which, and without it frames and status."""
+    drill = {"fault": "bad_batch", "step": 9, "params": {"steps": 1}}
+    job = probed.start(REPEATED, drills=[drill], late=late)
+    job.reached()
+    key = job.send("snapshot", directory=str(tmp_path))
+    job.go()
+    assert job.answer(key).ok
+    probed.wait(job)
+    tape = json.loads((tmp_path / "rank-0-batches.json").read_text())
+    losses = job.column("train_loss_raw")
+    breach = max(range(1, 14), key=lambda step: losses[step] - losses[step - 1])
+    assert breach == 9
+    named = {"s3://bucket/1.tar": "steps 4 to 7", "s3://bucket/2.tar": "steps 8 to 9"}
+    found = origins.trace({0: tape}, {}, (), breach)
+    assert found["shards"] == named
+    assert [row["step"] for row in found["steps"]] == [4, 5, 6, 7, 8, 9]
+    assert found["steps"][-1]["shards"] == [{"shard": "s3://bucket/2.tar", "offset": 1}]
+    assert found["steps"][-1]["fingerprint"] == job.frames[9]["batch_fingerprint"]
+    names = tuple(dict.fromkeys(name for frame in job.frames for name in frame))
+    window = [
+        (names, SimpleNamespace(rank=0, attempt=0, step=frame["step"],
+                                values=tuple(map(frame.get, names))))
+        for frame in job.frames
+    ]  # fmt: skip
+    silent = origins.trace({}, {0: {"status": job.segment().status()}}, window, breach)
+    assert silent["shards"] == named and silent["steps"][-1]["shards"][0]["offset"] == 1
+    assert "secret" not in json.dumps([tape, job.segment().status()])
+
+
+def test_after_a_rollback_the_tape_holds_both_attempts(probed, tmp_path):
+    """With the random states restored, the steps come again with the same batches and shards."""
+    job = probed.start(REPEATED, savepoints={"every": 5, "keep": 4, "max_bytes": 1 << 26})
+    job.reached()
+    key = job.send("rollback", before_step=12, rng="restore", rewarm=None)
+    asked = job.send("snapshot", directory=str(tmp_path))
+    job.go()
+    ack = job.answer(key)
+    assert ack.ok, ack.error
+    assert job.answer(asked).ok
+    probed.wait(job)
+    back = ack.result["step"]
+    first = {f["step"]: f for f in job.frames if f["attempt"] == 0}
+    again = {f["step"]: f for f in job.frames if f["attempt"] == 1}
+    assert min(again) == back + 1 and max(again) == 19
+    for step in range(back + 1, ack.step + 1):
+        for name in ("batch_fingerprint", "batch_shard", "batch_offset"):
+            assert first[step][name] == again[step][name], (step, name)
+        assert again[step]["batch_offset"] == step % 4
+    tape = json.loads((tmp_path / "rank-0-batches.json").read_text())
+    assert {row["attempt"] for row in tape} <= {0, 1}
+    assert tape[-1]["shards"][0]["shard"] == f"s3://bucket/{tape[-1]['step'] // 4}.tar"
+
+
+def test_names_are_kept_within_bounds():
+    """Of 5000 names the newest 1024 keep their number; none is given twice."""
+    shards = Shards(None)
+    numbers = [shards.number(f"{n}.tar") for n in range(5000)]
+    assert numbers == list(range(5000))
+    assert shards.number("4500.tar") == 4500 and shards.number("3.tar") == 5000
+    assert len(shards._numbers) == NAMES and len(shards.untold) == UNTOLD
+    assert list(shards.newest(2, 6)) == ["4500", "5000"]
+
+
+def test_a_job_with_endless_names_does_not_fill_the_record():
+    """A new shard in each of 5000 steps: letters of bounded number and size."""
+    letters = []
+    probe = SimpleNamespace(torch=None, scalars=None, notice=lambda *letter: letters.append(letter))
+    made = collector.Collector(probe)
+    for step in range(5000):
+        made.shards.tell("x" * 500 + f"{step}.tar", step)
+        values = {}
+        made.after_update(None)
+        made.collect(SimpleNamespace(number=step, attempt=0), values)
+        assert values == {"batch_shard": step, "batch_offset": step}
+    assert len(made._waiting) <= collector.DEPTH
+    assert 200 < len(letters) <= 300
+    assert all(len(text) <= 400 and len(data["shards"]) <= 6 for _, text, data in letters)
+
+
+def test_names_are_plain_short_and_free_of_secrets():
+    """The end of a long one is kept; what is no name is none."""
+    assert name_of("a/b.tar") == "a/b.tar" and name_of(7) == "shard 7"
+    assert name_of("https://me:pw@host/x.tar?token=abc") == "https://host/x.tar"
+    assert name_of("y" * 300 + ".tar") == "…" + "y" * 195 + ".tar"
+    assert [name_of(odd) for odd in (None, "", True, 1.5, object())] == [None] * 5
+
+
+def test_many_shards_in_one_step_are_counted_not_collected():
+    """Sixteen origins of a step are kept, however many it has."""
+    shards = Shards(None)
+    for n in range(1000):
+        shards.tell(f"{n}.tar", None)
+    assert list(shards.take(1)) == [Origin(f"{n}.tar") for n in range(16)]
+    assert not shards.take(1)

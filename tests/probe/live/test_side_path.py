@@ -1,0 +1,216 @@
+"""Compiled models: two rows once more through the original, and nothing of the job is different.
+
+All kinds are trained one after the other in one process, since loading the compiler takes seconds.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SAMPLING = {"attention": 3, "activations": 3, "routing": 0, "weights": 0, "share": 100}
+
+TRAIN = """
+import random
+import sys
+import warnings
+from torch._dynamo.utils import counters
+from torch.nn.attention.bias import causal_lower_right
+
+warnings.filterwarnings("ignore", message="The .grad attribute")  # the compiler's own looks
+SIZE = 12
+bias = causal_lower_right(SIZE, SIZE)
+probed = sys.modules.get("_supervise_probe")
+graphs, seen, kinds = [], [], set()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        q = self.q_proj(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        k = self.k_proj(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        keep(q, k)
+        y = F.scaled_dot_product_attention(q, k, k, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(self.norm(y.transpose(1, 2)).transpose(1, 2))
+        keep(x)
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 16)
+        self.layers = nn.ModuleList([Block() for _ in range(2)])
+        self.head = nn.Linear(16, 40)
+        self.calls, self.log, self.counts = 0, [], False
+        self.chance = torch.Generator().manual_seed(1)
+
+    def forward(self, tokens, more=None):
+        if self.counts:
+            self.count()
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+    @torch.compiler.disable
+    def count(self):
+        self.calls += 1
+        self.log.append(self.calls)
+        torch.rand(1, generator=self.chance)
+
+
+class Biased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
+
+    def forward(self, tokens, more=None):
+        x = self.embed(tokens)[:, None]
+        return self.head(F.scaled_dot_product_attention(x, x, x, attn_mask=bias)[:, 0])
+
+
+def keep(*tensors):
+    if not torch.compiler.is_compiling():
+        seen.append([t.detach().double() for t in tensors])
+        kinds.add(str(tensors[0].dtype))
+
+
+def backend(graph, inputs):
+    graphs.append(1)
+    return graph.forward
+
+
+def blocks(model, **options):
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    return model
+
+
+def in_place(model):
+    model.compile(backend=backend, fullgraph=True)
+    return model
+
+
+def counting(model):
+    model.counts = True
+    return torch.compile(model, backend=backend)
+
+
+def hooked(model):
+    model.embed.register_forward_hook(lambda *args: None)
+    return torch.compile(model, backend=backend)
+
+
+def large(model):
+    model.register_buffer("big", torch.zeros(17 << 20), persistent=False)
+    return torch.compile(model, backend=backend)
+
+
+def strange(model):
+    run = torch.compile(model, backend=backend)
+    return lambda tokens: run(tokens, more=object)
+
+
+def train(number, model, run, exact=True, autocast=False):
+    random.seed(0)
+    graphs.clear(), counters.clear()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    looked = 0
+    for step in range(number, number + 20):  # it takes up to 8 to learn which optimizer ends one
+        tokens = torch.randint(0, 40, (4, SIZE))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            for micro in tokens.chunk(2) if step == 3 else [tokens]:
+                logits = run(micro)
+                F.cross_entropy(logits.float().flatten(0, 1), micro.flatten()).backward()
+        seen.clear(), kinds.clear()
+        optimizer.step()
+        if probed and exact and seen:
+            looked += 1
+            look(step, autocast)
+        torch.randn(1), random.random()
+        assert not any(m._forward_hooks for m in model.modules()) or run == hooked
+    if probed:
+        tell(last=step, looked=looked, refused=probed._probe.sampler.refused)
+    breaks = sum(counters["graph_break"].values())
+    tell(graphs=len(graphs), breaks=breaks, frames=dict(counters["frames"]),
+         calls=getattr(model, "calls", 0), log=getattr(model, "log", 0),
+         chance=torch.rand(1).item() + random.random(),
+         own=torch.rand(1, generator=getattr(model, "chance", None)).item())
+    finish(model)
+    return step + 1
+
+
+def look(step, autocast):
+    assert len(seen) == 4, len(seen)
+    assert ("torch.bfloat16" in kinds) == autocast, kinds
+    (q0, k0), (x0,), (q1, k1), (x1,) = seen
+    top = []
+    for q, k in ((q0, k0), (q1, k1)):
+        logits = q @ k.transpose(-2, -1) / math.sqrt(8)
+        top.append(logits.masked_fill(~torch.ones(SIZE, SIZE).tril().bool(), -math.inf).max())
+    tell(step=step, max_attn_logit=max(top).item(), rows=len(x0),
+         residual_rms=max((x ** 2).mean().sqrt().item() for x in (x0, x1)))
+"""
+
+EXACT = """
+number = 0
+model = Model()
+number = train(number, model, torch.compile(model, backend=backend, fullgraph=True))
+for prepare in in_place, blocks, counting, lambda m: torch.compile(m, backend="aot_eager"):
+    model = Model()
+    number = train(number, model, prepare(model))
+model = Model()
+run = torch.compile(model, backend=backend, fullgraph=True)
+number = train(number, model, run, autocast=True)
+"""
+
+REFUSED = """
+for prepare in large, strange:
+    model = Model()
+    number = train(number, model, prepare(model), exact=False)
+model = Biased()
+number = train(number, model, torch.compile(model, backend=backend, fullgraph=True), exact=False)
+model = Model()
+run = hooked(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    run(torch.randint(0, 40, (4, SIZE))).sum().backward()
+    optimizer.step()
+"""
+
+
+def plain(job):
+    """What both tell: whatever is of the job itself."""
+    return [row for row in job.told if "step" not in row and "refused" not in row]
+
+
+def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bare):
+    text = TRAIN + EXACT + REFUSED
+    job, alone = probed.run(text, sampling=SAMPLING), bare.run(text)
+    assert job.err == ""
+    assert plain(job) == plain(alone)
+    assert len(plain(alone)) == 18
+    assert any(row.get("calls") == 20 for row in plain(alone))
+
+    done = [row for row in job.told if "refused" in row]
+    assert all(not row["refused"] and row["looked"] >= 3 for row in done[:6])
+    told = {row["step"]: row for row in job.told if "step" in row}
+    for step, row in told.items():
+        assert step % 3 == 0
+        assert row["rows"] == 2
+        for name in ("max_attn_logit", "residual_rms"):
+            assert job.frames[step][name] == pytest.approx(row[name], rel=1e-5), step
+        assert job.frames[step]["logz_mean"] > 0
+
+    # Large buffers, an input that is no tensor; a bias that is a tensor of a class of its own.
+    assert [row["refused"] for row in done[6:]] == [
+        "the buffers have 68 MB", "the model takes a type", "",
+    ]  # fmt: skip
+    refused = job.segment().status()["sampling"]["side_path"]
+    assert refused == "unavailable: the job has forward hooks of its own"

@@ -1,0 +1,435 @@
+"""Values of the optimization table: each against a float64 computation on the same step."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# A small language model the way people train them: accumulation, a mask, a clip, two groups of
+# parameters and an embedding, a scheduler with a warm-up. `{loop}` is what differs.
+MODEL = """
+from functools import partial
+
+embed, hidden, head = nn.Embedding(32, 16), nn.Linear(16, 24), nn.Linear(24, 32)
+model = nn.Sequential(embed, hidden, nn.Tanh(), head)
+groups = [
+    {{"params": [embed.weight, hidden.weight, head.weight], "weight_decay": 0.1}},
+    {{"params": [hidden.bias, head.bias], "weight_decay": 0.0}},
+]
+members = {{"embedding": [embed.weight], "0": [hidden.weight, head.weight],
+           "1": [hidden.bias, head.bias]}}
+optimizer = torch.optim.{optimizer}
+
+
+def warm(step, *, num_warmup_steps, num_training_steps):
+    if step < num_warmup_steps:
+        return (step + 1) / num_warmup_steps
+    return (num_training_steps - step) / (num_training_steps - num_warmup_steps)
+
+
+lengths = dict(num_warmup_steps=10, num_training_steps=40)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(warm, **lengths))
+ema, decay, norms, losses, bits, applied = 0.0, 0.97, [], [], [], 0
+
+
+def batch(size=8):
+    x = torch.randint(0, 32, (size, 6))
+    y = (x * 7 + 3) % 32
+    y[torch.rand(size, 6) < 0.2] = -100
+    return x, y
+
+
+def cross_entropy(logits, y):
+    return F.cross_entropy(logits.view(-1, 32), y.view(-1), ignore_index=-100)
+
+
+def average(values, b):
+    total = sum((1 - b) * b ** (len(values) - 1 - i) * v for i, v in enumerate(values))
+    return total / (1 - b ** len(values))
+
+
+def adam_ratio():
+    found = []
+    for p in (hidden.weight, head.weight):
+        state = optimizer.state[p]
+        v = state["exp_avg_sq"].double() / (1 - 0.999 ** float(state["step"]))
+        found.append(math.sqrt(float((p.grad.double() ** 2 / v.clamp(min=1e-16)).mean())))
+    return max(found)
+
+
+def by_member(measure):
+    return {{name: measure(params) for name, params in members.items()}}
+"""
+
+PLAIN = (
+    MODEL.format(optimizer="AdamW(groups, lr=1e-2)")
+    + """
+stds = []
+for step in range(40):
+    optimizer.zero_grad()
+    loss, tokens = 0.0, 0
+    for micro in range(2):
+        x, y = batch()
+        part = cross_entropy(model(x), y) / 2
+        part.backward()
+        loss += part.item()
+        tokens += int((y != -100).sum())
+    gradients = by_member(lambda params: norm(p.grad for p in params))
+    total = nn.utils.clip_grad_norm_(model.parameters(), 0.9).item()
+    ratio = adam_ratio() if step else None
+    used = optimizer.param_groups[0]["lr"]
+    old = {id(p): p.detach().clone() for p in model.parameters()}
+    optimizer.step()
+    scheduler.step()
+    score = total / average(norms, 0.97) if norms else None
+    losses.append(loss)
+    norms.append(total)
+    applied += tokens
+    mean = average(losses, 0.99)
+    row = dict(train_loss_ema=mean, train_ppl=math.exp(mean), tokens_applied=applied,
+               grad_clip_rate=100 * sum(n > 0.9 for n in norms) / len(norms),
+               clip_threshold=0.9, skip_reason=0)
+    if score:
+        row["grad_spike_score"] = score
+        row["lr_phase"] = step / 10 if step < 10 else 2 + (step - 11) / 29
+    if step == 10:
+        row["lr_phase"] = 0.999
+    if step >= 2 and step % 4 == 0:
+        row["opt_state_finite"] = 1
+        row["adam_rms_ratio"] = ratio
+        row.update({f"grad_global_norm.{k}": v for k, v in gradients.items()})
+        weight = by_member(lambda ps: norm(old[id(p)] for p in ps))
+        moved = by_member(lambda ps: norm(p - old[id(p)] for p in ps))
+        moved = {k: v / weight[k] for k, v in moved.items()}
+        row.update({f"update_to_weight.{k}": v for k, v in moved.items()})
+    if step >= 2 and step % 8 == 0:
+        now = [float(p.detach().double().std()) for p in (embed.weight, hidden.weight, head.weight)]
+        row.update({f"layer_weight_std.{i}": s for i, s in enumerate(now)})
+        if stds:
+            row["layer_weight_std"] = max(abs(a / b - 1) for a, b in zip(now, stds))
+        stds = now
+    tell(**row)
+finish(model)
+"""
+)
+
+SAMPLED = {
+    "adam_rms_ratio", "opt_state_finite", "grad_global_norm.0", "grad_global_norm.1",
+    "grad_global_norm.embedding", "update_to_weight.0", "update_to_weight.1",
+    "update_to_weight.embedding", "layer_weight_std", "layer_weight_std.0", "layer_weight_std.1",
+    "layer_weight_std.2",
+}  # fmt: skip
+OFTEN = {"gradients": 4, "weights": 8, "share": 1e6}
+
+
+def rows(job):
+    return [row for row in job.told if "sha" not in row]
+
+
+def compare(job, rel=1e-5):
+    """Every value that was told is in the frame of its step, and sampled ones nowhere else."""
+    told = rows(job)
+    assert len(told) == len(job.frames)
+    for frame, row in zip(job.frames, told, strict=True):
+        for name, value in row.items():
+            assert name in frame, (name, frame["step"])
+            expected = pytest.approx(value, rel=rel, abs=1e-9, nan_ok=True)
+            assert frame[name] == expected, (name, frame["step"])
+        assert not (SAMPLED & frame.keys()) - row.keys(), frame["step"]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_values_under_accumulation_mask_and_clip(probed, bare, late):
+    """All values of the table, sampled ones in their steps only; final weights bit-identical."""
+    job = probed.run(PLAIN, late=late, sampling=OFTEN)
+    compare(job)
+    assert job.told[-1] == bare.run(PLAIN).told[-1]
+    assert job.err == "" and job.kinds() == []
+
+
+AMP = """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+skips, seen = 0, []
+for step in range(24):
+    optimizer.zero_grad()
+    tokens, overflow = 0, step in (8, 13)
+    for micro in range(2):
+        x, y = batch()
+        part = cross_entropy(model(x), y) / 2
+        worse = hidden.weight.register_hook(lambda g: g * (math.inf if overflow else 1))
+        scaler.scale(part).backward()
+        worse.remove()
+        tokens += int((y != -100).sum())
+    scale = scaler.get_scale()
+    gradients = by_member(lambda params: norm(p.grad for p in params) / scale)
+    left = 1.0
+    CLIP
+    for p in model.parameters():
+        p.grad.div_(left)  # a power of two: exact
+    ratio = adam_ratio() if step else None
+    for p in model.parameters():
+        p.grad.mul_(left)
+    scaler.step(optimizer)
+    scaler.update()
+    skips += overflow
+    applied += 0 if overflow else tokens
+    total = norm([torch.tensor(v, dtype=torch.float64) for v in gradients.values()])
+    row = dict(tokens_applied=applied, overflow_rate=100 * skips / (step + 1),
+               skip_reason=float(overflow))
+    if norms and not overflow:
+        row["grad_spike_score"] = total / average(norms, 0.97)
+    if not overflow:
+        norms.append(total)
+    if step >= 2 and step % 4 == 0 and not overflow:
+        row["adam_rms_ratio"] = ratio
+        row.update({f"grad_global_norm.{k}": v for k, v in gradients.items()})
+    if step == 8:
+        row.update({f"update_to_weight.{k}": 0.0 for k in members}, opt_state_finite=1)
+    if seen:
+        clipped = sum(limit < n < math.inf for n, limit in seen)
+        row.update(clip_threshold=limit, grad_clip_rate=100 * clipped / len(seen))
+    tell(**row)
+finish(model)
+"""
+CLIP = (
+    "limit = {limit}; total = nn.utils.clip_grad_norm_(model.parameters(), limit); "
+    "seen.append((total.item(), limit))"
+)
+UNSCALED = "scaler.unscale_(optimizer); " + CLIP.format(limit=0.8)
+SCALED = "left = scale; " + CLIP.format(limit=900.0)
+NO_CLIP = "left = scale"
+FUSED = "AdamW(groups, lr=1e-2, fused=True)"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "late", "clip"),
+    [
+        ("AdamW(groups, lr=1e-2)", False, UNSCALED),
+        ("AdamW(groups, lr=1e-2)", True, SCALED),
+        (FUSED, False, NO_CLIP),
+        (FUSED, True, NO_CLIP),
+    ],
+    ids=["unscaled", "clipped-while-scaled-as-on-a-device", "fused", "fused-as-on-a-device"],
+)
+def test_a_scaler_changes_no_value(probed, bare, optimizer, late, clip):
+    """Everything comes unscaled; an overflow is a skipped step and enters no average."""
+    script = MODEL.format(optimizer=optimizer) + AMP.replace("CLIP", clip)
+    job = probed.run(script, late=late, sampling={**OFTEN, "weights": 0})
+    for frame, row in zip(job.frames, rows(job), strict=True):
+        for name, value in row.items():
+            expected = pytest.approx(value, rel=1e-5, nan_ok=True)
+            assert frame.get(name) == expected, (name, frame["step"])
+    assert job.told[-1] == bare.run(script).told[-1]
+    assert job.kinds() == []
+
+
+def test_a_rollback_takes_everything_back_exactly(probed):
+    """The steps that are run again have the same numbers, to the last bit."""
+    script = """
+model = nn.Linear(6, 5)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+step, late = 0, True
+while step < 40:
+    if step == 31 and late:
+        late = barrier("go")
+    loss = 0.0
+    optimizer.zero_grad()
+    for micro in range(2):
+        x, y = torch.randn(8, 6), torch.randint(0, 5, (8,))
+        (F.cross_entropy(model(x), y) / 2).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.45)
+    optimizer.step()
+    scheduler.step()
+    step += 1
+"""
+    job = probed.start(
+        script,
+        savepoints={"every": 10, "keep": 2, "max_bytes": 1 << 26},
+        sampling={"gradients": 3, "weights": 0, "share": 1e6},
+    )
+    job.reached()
+    key = job.send("rollback", before_step=25, rng="restore", rewarm=None)
+    job.go()
+    ack = job.answer(key)
+    probed.wait(job)
+    assert ack.ok and ack.result["step"] == 20, ack.error
+    first = {f["step"]: f for f in job.frames if f["attempt"] == 0}
+    again = {f["step"]: f for f in job.frames if f["attempt"] == 1}
+    names = [
+        "train_loss_ema", "train_ppl", "grad_spike_score", "tokens_applied", "grad_clip_rate",
+        "lr_phase", "skip_reason", "grad_noise_scale", "gsnr", "adam_rms_ratio",
+    ]  # fmt: skip
+    for step in range(21, 31):
+        for name in names:
+            assert first[step].get(name) == again[step].get(name), (name, step)
+    assert 0 < again[30]["grad_clip_rate"] < 100
+    assert any("grad_noise_scale" in frame for frame in again.values())
+    assert len({frame["lr_phase"] for frame in again.values()}) == len(again)
+
+
+def test_a_broken_moment_is_found_in_one_round_and_stays_found(probed):
+    """Wherever it is; once it is healed the value is 1 again."""
+    script = """
+import sys
+state = sys.modules["_supervise_probe.collectors.optimizer_state"]
+state.BUDGET, state.PIECE = 40, 16
+model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+bad = {10: (0, "exp_avg", math.nan), 40: (2, "exp_avg_sq", -1e-12), 70: (1, "exp_avg", math.inf)}
+for step in range(100):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).pow(2).mean().backward()
+    if step in bad:
+        index, key, value = bad[step]
+        moment = list(optimizer.state.values())[index][key]
+        kept = moment.clone()
+        moment.view(-1)[-1] = value
+    if step - 20 in bad:
+        moment.copy_(kept)
+    weights = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    with torch.no_grad():
+        for p, w in zip(model.parameters(), weights):
+            p.copy_(w)
+        if step - 20 < max((s for s in bad if s <= step), default=-99):
+            moment.view(-1)[-1] = bad[max(s for s in bad if s <= step)][2]
+"""
+    job = probed.run(script, sampling={"gradients": 1, "weights": 0, "share": 1e6})
+    found = job.column("opt_state_finite")
+    for begin in (10, 40, 70):
+        assert found[begin - 8 : begin] == [1.0] * 8
+        late = found[begin : begin + 20].index(0.0)
+        assert late <= 8  # 248 values in both moments, 40 a sample
+        assert found[begin + late : begin + 20] == [0.0] * (20 - late)
+        assert found[begin + 21 : begin + 29] == [1.0] * 8
+
+
+def test_the_lengths_of_a_schedule_are_where_its_rates_say(bare):
+    """Warm-up ends at the highest rate, the stable part where that ends, the rest at the lowest."""
+    script = """
+from functools import partial
+from torch.optim import lr_scheduler as s
+from supervise_probe import schedules
+
+
+def wsd(step, *, num_warmup_steps, num_stable_steps, num_decay_steps):
+    if step < num_warmup_steps:
+        return step / num_warmup_steps
+    left = num_warmup_steps + num_stable_steps + num_decay_steps - step
+    return max(0.0, min(1.0, left / num_decay_steps))
+
+
+lengths = dict(num_warmup_steps=5, num_stable_steps=9, num_decay_steps=11)
+make = dict(
+    wsd=lambda o: s.LambdaLR(o, partial(wsd, **lengths)),
+    cosine=lambda o: s.CosineAnnealingLR(o, 30),
+    polynomial=lambda o: s.PolynomialLR(o, 25, power=2.0),
+    linear=lambda o: s.LinearLR(o, 1.0, 0.1, 20),
+    one_cycle=lambda o: s.OneCycleLR(o, 1.0, total_steps=30, pct_start=0.2),
+    sequence=lambda o: s.SequentialLR(
+        o, [s.LinearLR(o, 0.1, 1.0, 6), s.CosineAnnealingLR(o, 20)], [6]),
+    three=lambda o: s.SequentialLR(
+        o, [s.LinearLR(o, 0.1, 1.0, 6), s.ConstantLR(o, 1.0, 8), s.PolynomialLR(o, 12)], [6, 14]),
+    nothing=lambda o: s.StepLR(o, 10),
+    unknown=lambda o: s.LambdaLR(o, lambda step: 1.0),
+)
+for name, schedule in make.items():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    made = [schedule(optimizer)]
+    if hasattr(made[0], "_schedulers"):
+        made = [*made[0]._schedulers, *made]
+    found = schedules.find(made, optimizer)
+    assert schedules.find(made, other) is None
+    if name in ("nothing", "unknown"):
+        assert found is None
+        continue
+    assert found is made[-1]
+    rates = []
+    for step in range(29):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        found.step()
+        assert found.last_epoch == step + 1
+    top = max(rates)
+    tell(name=name, ends=schedules.ends(found), first=rates.index(top),
+         last=max(i for i, r in enumerate(rates) if r > top - 1e-9),
+         end=next(i for i, r in enumerate(rates) if r < min(rates[rates.index(top):]) + 1e-12
+                  and i > rates.index(top)))
+"""
+    told = bare.run(script).told
+    assert len(told) == 7
+    for row in told:
+        warm, stable, total = row["ends"]
+        if row["name"] == "cosine":  # longer than the script
+            assert (warm, stable, total) == (None, None, 30)
+            continue
+        assert (0 if warm is None else warm) == row["first"], row
+        assert stable in (None, row["last"]), row
+        assert total == (29 if row["name"] == "one_cycle" else row["end"]), row
+
+
+def test_groups_are_counted_over_optimizers_and_large_ones_are_sampled(probed, bare):
+    """Group 1 is the second optimizer's; a sample tells the update within a tenth."""
+    script = """
+import sys
+if "_supervise_probe" in sys.modules:
+    sys.modules["_supervise_probe.collectors.groups"].EXACT = 20_000
+first, second = nn.Linear(256, 256), nn.Linear(256, 64)
+one = torch.optim.AdamW(first.parameters(), lr=1e-3)
+two = torch.optim.SGD(second.parameters(), lr=1e-2, momentum=0.9)
+for step in range(13):
+    one.zero_grad()
+    two.zero_grad()
+    second(first(torch.randn(16, 256)).tanh()).pow(2).mean().backward()
+    grads = [norm(p.grad for p in m.parameters()) for m in (first, second)]
+    old = [[p.detach().clone() for p in m.parameters()] for m in (first, second)]
+    one.step()
+    two.step()
+    pairs = zip((first, second), old)
+    moved = [norm(p - q for p, q in zip(m.parameters(), o)) / norm(o) for m, o in pairs]
+    tell(step=step, grads=grads, moved=moved)
+finish(first, second)
+"""
+    job = probed.run(script, sampling=OFTEN)
+    for row in rows(job):
+        frame = job.frames[row["step"]]
+        found = [frame.get(f"grad_global_norm.{index}") for index in (0, 1)]
+        if row["step"] in (4, 8, 12):
+            assert found == pytest.approx(row["grads"], rel=1e-5)
+            moved = [frame[f"update_to_weight.{index}"] for index in (0, 1)]
+            assert moved == pytest.approx(row["moved"], rel=0.1)
+            assert moved != pytest.approx(row["moved"], rel=1e-9)
+            assert frame["opt_state_finite"] == 1
+        else:
+            assert found == [None, None]
+    assert job.told[-1] == bare.run(script).told[-1]
+
+
+def test_no_value_on_a_device_is_waited_for(probed):
+    """No collector looks into a tensor, however a look may be spelt, in sampled steps or others."""
+    watch = """
+import sys
+
+waits = []
+
+
+def watched(name, original):
+    def look(self, *args, **kwargs):
+        place = sys._getframe(1).f_code.co_filename
+        if "supervise_probe" in place:
+            waits.append((name, place.rpartition("/")[2], sys._getframe(1).f_lineno))
+        return original(self, *args, **kwargs)
+
+    return look
+
+
+for name in ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__",
+             "__index__", "__contains__"):
+    setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name)))
+"""
+    script = PLAIN.replace("finish(model)", "tell(waits=sorted(set(waits)))")
+    script = script.replace("stds = []\n", watch + "stds = []\n")
+    job = probed.run(script, late=True, sampling=OFTEN)
+    assert {place for _, place, _ in job.told[-1]["waits"]} == {"scalars.py"}  # what has arrived
+    assert {name for name, _, _ in job.told[-1]["waits"]} == {"tolist"}

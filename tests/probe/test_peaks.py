@@ -1,0 +1,35 @@
+"""What a device can do, by its name."""
+
+import pytest
+
+from supervise_probe.peaks import peak_of
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835.5e12),
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA GH200 480GB", 989.4e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("Tesla V100-PCIE-16GB", 112e12),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("AMD Instinct MI300X", 1307.4e12),
+        ("AMD Instinct MI250X / MI250", 191.5e12),
+        ("NVIDIA GB200", 2500e12),
+        ("cpu", None),
+    ],
+)
+def test_a_device_is_known_by_its_name(name, peak):
+    """A slice or a slower edition has another peak, which nobody told us."""
+    assert peak_of(name) == peak
