@@ -18,7 +18,7 @@ help:
 	@echo 'make test-fast   the tests that start no training (1 min)'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       what the probe costs, beside what others cost'
-	@echo 'make soak        3 undisturbed runs of 1000 steps: nothing may happen (10 min)'
+	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'
 
 demo: .venv/installed-demo
@@ -40,6 +40,7 @@ bench: .venv/installed-bench
 
 soak: .venv/installed-demo
 	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python benchmarks/soak.py --toy
 
 clean:
 	rm -rf .venv build dist benchmarks/.soak .mypy_cache .pytest_cache .ruff_cache .hypothesis

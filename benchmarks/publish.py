@@ -4,6 +4,9 @@
 `overhead.py` calls it. Between two frames the caches are filled with other things for some
 milliseconds, as a training step does: a logger in a tight loop looks ten times cheaper than it is.
 Every logger gets the same dict of floats and must have let go of it when the call returns.
+
+`python benchmarks/publish.py --stream RATE SECONDS`, as a job under `supervise`, publishes RATE
+frames a second and nothing else.
 """
 
 from __future__ import annotations
@@ -101,6 +104,18 @@ def wandb_offline(folder: Path) -> Iterator[Log]:
     run.finish()
 
 
+@contextmanager
+def mlflow_file(folder: Path) -> Iterator[Log]:
+    """One `log_metrics` call of MLflow, with its store in a local file."""
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # a database needs more than mlflow-skinny
+    import mlflow
+
+    mlflow.set_tracking_uri(folder.as_uri())
+    mlflow.set_experiment("bench")
+    with mlflow.start_run():
+        yield lambda step, values: mlflow.log_metrics(values, step=step)
+
+
 LOGGERS = {
     "nothing (the harness)": nothing,
     "supervise probe": supervise,
@@ -108,6 +123,7 @@ LOGGERS = {
     "prometheus gauges": prometheus,
     "TensorBoard": tensorboard,
     "wandb offline": wandb_offline,
+    "MLflow": mlflow_file,
 }
 
 
@@ -154,8 +170,31 @@ def measure(name: str) -> dict[str, float]:
     }
 
 
+def stream(rate: int, seconds: int) -> None:
+    """Publish into the segment of the run that this process belongs to."""
+    from supervise_probe.config import load
+    from supervise_probe.writer import Writer
+
+    config = load(os.environ["SUPERVISE_PROBE"])
+    writer = Writer.create(config.shm, config.run, 0, 1, config.slots, config.capacity)
+    writer.announce(METRICS)
+    values = [0.0] * len(METRICS)
+    began = time.monotonic_ns()
+    for step in range(rate * seconds):
+        time.sleep(max(0.0, (began + step * 1_000_000_000 // rate - time.monotonic_ns()) / 1e9))
+        now = time.monotonic_ns()
+        values[0] = float(step)
+        writer.publish(step, 0, values, now)
+        writer.beat(now, 1)
+    writer.last_words(0, "")
+    writer.close()
+
+
 def main() -> None:
     """Measure the logger named on the command line; exit code 3 when it is not installed."""
+    if sys.argv[1] == "--stream":
+        stream(*map(int, sys.argv[2:4]))
+        return
     os.environ["WANDB_SILENT"] = "true"
     try:
         print(json.dumps(measure(sys.argv[1])))

@@ -1,10 +1,12 @@
 """Undisturbed runs of the example under the nano policy: nothing may happen.
 
     python benchmarks/soak.py [--seeds 3] [--steps 1000]
+    python benchmarks/soak.py --toy [--steps 100000]
 
 Zero actions, zero reflexes, zero incidents of SEV0 or SEV1; a SEV2 (a notice) is printed and
 allowed. Each finished seed is kept in `benchmarks/.soak/`, so that a broken-off soak goes on where
 it was; a change of the code or the policies starts anew. Exit code 1 when something happened.
+`--toy` is another proof: that nothing grows, see toy_soak.py.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import toy_soak
 
 from supervise.report import receipt
 from supervise.store import audit, history
@@ -108,9 +112,14 @@ def main() -> None:
     """Soak all seeds, the missing ones only."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--policy", default="nano", help="for --toy")
     args = parser.parse_args()
     KEPT.mkdir(exist_ok=True)
+    if args.toy:
+        sys.exit(not toy_soak.soak(args.steps or 100_000, args.policy, KEPT / "toy"))
+    args.steps = args.steps or 1000
     key = {"steps": args.steps, "code": fingerprint()}
     print("".join(f"{column:>10}" for column in COLUMNS), flush=True)
     silent = True

@@ -1,0 +1,132 @@
+"""A hundred thousand steps of a toy job under the real supervisor: nothing may grow.
+
+Both processes are looked at from outside, by /proc, four times a second. What is filled once (the
+ring of frames, windows of detectors, savepoints) is filled after the warm-up, a fifth of the steps;
+from there on resident memory has to stay within 2 MB, and the number of files that are open most of
+the time has to be the same in both halves. No frame may be missing; no action, no SEV0 or SEV1 may
+come of it. A SEV2 is a notice, mostly that the machine became slower, and is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median_low
+
+from supervise.report import receipt
+from supervise.store import audit, history
+from supervise.store.rundir import RunDir
+
+JOB = Path(__file__).with_name("toy_job.py")
+WARMUP = 0.2  # of all steps
+EVERY_S = 0.25
+LAST = 8  # looks at the end that do not count: the probe gives its memory back as the job ends
+ALLOWED_MB = 2.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+HEAD = ("process", "looks", "start MB", "end MB", "range MB", "MB / 1e5 steps", "files", "verdict")
+
+
+@dataclass
+class Watched:
+    """One process, as /proc shows it: (share of the run that is over, bytes, open files)."""
+
+    name: str
+    pid: int
+    seen: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def look(self, at: float) -> None:
+        """Note resident memory and open files."""
+        proc = Path("/proc", str(self.pid))
+        try:
+            resident = int((proc / "statm").read_text().split()[1]) * PAGE
+            files = len(list((proc / "fd").iterdir()))
+            if resident:
+                self.seen.append((at, resident, files))
+        except (OSError, IndexError):  # it has just ended
+            pass
+
+    def row(self, steps: int) -> tuple[bool, list[str]]:
+        """Return whether it is flat behind the warm-up, and the line of the table."""
+        flat = [one for one in self.seen[:-LAST] if one[0] >= WARMUP]
+        sizes = [size / 1e6 for _, size, _ in flat]
+        files = [count for _, _, count in flat]
+        half = len(files) // 2
+        kept = median_low(files[:half]), median_low(files[half:])
+        spread = max(sizes) - min(sizes)
+        slope = _slope([(at * steps / 1e5, size / 1e6) for at, size, _ in flat])
+        fine = spread <= ALLOWED_MB and kept[0] == kept[1]
+        cells = [self.name, str(len(flat)), f"{sizes[0]:.2f}", f"{sizes[-1]:.2f}", f"{spread:.2f}"]
+        cells += [f"{slope:+.3f}", f"{kept[0]}, {kept[1]}", "flat" if fine else "GROWS"]
+        return fine, cells
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+
+
+def soak(steps: int, policy: str, path: Path) -> bool:
+    """Run it, print the table, and return whether all is as it should be."""
+    shutil.rmtree(path, ignore_errors=True)
+    command = [sys.executable, "-m", "supervise", "-q", "--policy", policy, "--run-dir", str(path)]
+    job = ["--", sys.executable, str(JOB), str(steps)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    with subprocess.Popen([*command, *job], env=environ) as supervisor:
+        watched = [Watched("supervisor", supervisor.pid)]
+        while supervisor.poll() is None:
+            time.sleep(EVERY_S)
+            step, pid = _newest(path)
+            if pid and len(watched) == 1:
+                watched.append(Watched("job", pid))
+            for one in watched:
+                one.look(step / steps)
+    minutes = (time.monotonic() - began) / 60
+    for one in watched:
+        (path / f"{one.name}.json").write_text(json.dumps(one.seen))
+    return _report(watched, path, steps, supervisor.returncode, minutes)
+
+
+def _newest(path: Path) -> tuple[int, int]:
+    """Return the newest step and the pid of rank 0, as the supervisor tells; 0 before it does."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+        return max(0, state["step"]), state["ranks"]["0"]["pid"]
+    except (OSError, ValueError, KeyError):
+        return 0, 0
+
+
+def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: float) -> bool:
+    run = RunDir.open(path)
+    rows = [one.row(steps) for one in watched]
+    table = [HEAD, *(cells for _, cells in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
+    for row in table:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    numbers = [step for _, _, step, _, _ in history.frames(run)]
+    lost = steps - len(numbers) if numbers == list(range(len(numbers))) else steps
+    records = list(audit.read(run.audit_path))
+    told = Counter(
+        one["severity"]
+        for one in records
+        if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
+    )
+    grave = told["SEV0"] + told["SEV1"] + receipt.outcome(records)["actions"]
+    fine = len(rows) == 2 and all(flat for flat, _ in rows)
+    fine = fine and lost == 0 and grave == 0 and code == 0
+    severities = ", ".join(f"{told[name]} {name}" for name in ("SEV0", "SEV1", "SEV2"))
+    print(
+        f"{len(numbers)} steps in {minutes:.1f} min, {lost} frames missing, {severities}, "
+        f"exit code {code}"
+    )
+    print(f"{'PASS' if fine else 'FAIL'}  nothing grows: at most {ALLOWED_MB:.0f} MB, no new files")
+    return fine
