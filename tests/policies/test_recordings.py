@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from supervise.catalog import shipped
@@ -215,41 +214,3 @@ def test_what_does_damage_is_paged_within_ten_steps(name: str) -> None:
 
     assert pages
     assert pages[0] - INJECTED_AT <= 10
-
-
-# ── margins ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _scaled(detector: dict[str, Any], factor: float) -> dict[str, Any]:
-    """Return a detector's bounds times `factor`; of a ratio, what it is above 1."""
-    from_one = detector["kind"] == "ratio"
-    bounds = {key: detector[key] for key in ("gt", "clear") if key in detector}
-    return {k: 1.0 + (v - 1.0) * factor if from_one else v * factor for k, v in bounds.items()}
-
-
-def _with_bounds(folder: Path, factor: float) -> Path:
-    """Write `nano` with the bounds of everything that looks for spikes moved by `factor`."""
-    pack = yaml.safe_load((shipped.folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"))
-    policy = yaml.safe_load(NANO.read_text("utf-8"))
-    for name, detector in pack["detectors"].items():
-        if detector["kind"] in ("ratio", "robust_z"):
-            policy["override"][f"loss_spike.{name}"] = _scaled(detector, factor)
-    path = folder / "moved.yaml"
-    path.write_text(yaml.safe_dump(policy), "utf-8")
-    return path
-
-
-@pytest.mark.slow
-def test_bounds_a_quarter_lower_would_page_nobody_for_nothing(tmp_path: Path) -> None:
-    """The nearest healthy row is not just below a bound."""
-    moved = _with_bounds(tmp_path, 0.75)
-
-    ours = _backtest(moved, FAULTS)
-    assert _false_pages(_backtest(moved, LOGS)) == []
-    assert _false_pages({name: ours[name] for name in HEALTHY}) == []
-
-
-@pytest.mark.slow
-def test_bounds_a_tenth_higher_would_miss_nothing(tmp_path: Path) -> None:
-    """Nor is the mildest trouble just above one."""
-    assert _missed(_backtest(_with_bounds(tmp_path, 1.1), LOGS)) == []

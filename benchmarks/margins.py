@@ -1,0 +1,73 @@
+"""How far the bounds of `nano` could be moved before a healthy run is paged, or trouble missed.
+
+    python benchmarks/margins.py [--data FOLDER] [--jobs N] [FACTOR...]
+
+Everything of the pack `loss_spike` that looks for spikes is made sharper or duller by a factor, and
+`nano` with that is run over the recordings. 1.0 is what is shipped. Two factors are promised: 0.75
+(no page for nothing) and 1.1 (nothing missed); exit code 1 when one does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from supervise.proof import pool, score
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
+NANO = ROOT / "policies" / "nano.yaml"
+SPIKES = ROOT / "policies" / "packs" / "loss_spike.yaml"
+SHARP, DULL = 0.75, 1.1
+FACTORS = (0.6, SHARP, 0.9, 1.0, DULL, 1.3)
+
+
+def moved(detector: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Return a detector's bounds times `factor`; of a ratio, what it is above 1."""
+    from_one = detector["kind"] == "ratio"
+    bounds = {key: detector[key] for key in ("gt", "clear") if key in detector}
+    return {k: 1.0 + (v - 1.0) * factor if from_one else v * factor for k, v in bounds.items()}
+
+
+def write(folder: Path, factor: float) -> Path:
+    """Write `nano` with its bounds moved; return the file."""
+    policy = yaml.safe_load(NANO.read_text("utf-8"))
+    for name, detector in yaml.safe_load(SPIKES.read_text("utf-8"))["detectors"].items():
+        if detector["kind"] in ("ratio", "robust_z"):
+            policy["override"][f"loss_spike.{name}"] = moved(detector, factor)
+    path = folder / f"bounds-x{factor:g}.yaml"
+    path.write_text(yaml.safe_dump(policy), "utf-8")
+    return path
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("factors", nargs="*", type=float, default=FACTORS)
+    given = parser.parse_args()
+    labels = score.read_labels(given.data / "logs" / "incidents.csv")
+    paths = [given.data / "logs", *sorted((given.data / "faults").glob("healthy*.csv.gz"))]
+    print("bounds    SEV0/SEV1 on healthy rows    found    missed")
+    wrong = False
+    with tempfile.TemporaryDirectory() as folder:
+        policies = [str(write(Path(folder), factor)) for factor in given.factors]
+        outcomes = pool.run(paths, policies, {}, given.jobs, [])
+    for place, factor in enumerate(given.factors):
+        total = score.score(f"x{factor:g}", [each[place] for each in outcomes], labels)
+        missed = ", ".join(f"{one['kind']} at {one['step']}" for one in total.missed) or "nothing"
+        print(f"x{factor:<8g}{total.false_pages:25d}{len(total.found):9d}    {missed}")
+        wrong |= factor == SHARP and total.false_pages > 0
+        wrong |= factor == DULL and bool(total.missed)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
