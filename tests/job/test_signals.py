@@ -24,6 +24,14 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(autouse=True)
+def without_nohup():
+    """Who runs the tests under nohup ignores SIGHUP, and so would every child."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def listener(wrapped):
     popen = wrapped(PYTHON, "-c", LISTENER)
