@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
-    """One row per rank and step; a rollback is refused with its reason and the run is held."""
+    """One row per rank and step; a rollback is refused with its reason, and people are told."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     job = [*torchrun, *nano_job("--steps", 100, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@80", job=job)
@@ -31,7 +31,8 @@ def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
     refused = run.kinds("abort", "refused")
     assert refused
     assert "ranks" in refused[0]["reason"]
-    assert run.kinds("incident", "held")
+    told = [record["data"]["message"] for record in run.kinds("notify_intent")]
+    assert any("nothing can be done about it here" in message["title"] for message in told)
     assert supervise("replay", str(run.directory)).returncode == 0
 
 

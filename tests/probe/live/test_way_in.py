@@ -259,6 +259,9 @@ def test_a_job_may_report_values_of_its_own(probed, late):
 
 def test_without_a_supervisor_a_report_does_nothing():
     """The installed package is a no-op that needs no torch."""
-    code = "import supervise_probe; supervise_probe.report(x=1); print(supervise_probe.__all__)"
+    code = (
+        "import supervise_probe; supervise_probe.report(x=1); supervise_probe.shard('a', 3)\n"
+        "print(supervise_probe.__all__)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.replace("'", '"')) == ["report"]
+    assert json.loads(done.stdout.replace("'", '"')) == ["report", "shard"]
