@@ -25,7 +25,7 @@ demo: .venv/installed-demo
 	$(BIN)/supervise demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-fast: .venv/installed-dev
 	$(BIN)/python -m pytest -m 'not slow'

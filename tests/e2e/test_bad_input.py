@@ -179,7 +179,7 @@ def test_a_run_directory_that_fills_up(supervise, tiny_job, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)],
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)],
         capture_output=True, check=False,
     )  # fmt: skip
     if mounted.returncode != 0:

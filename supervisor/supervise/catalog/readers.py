@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from . import load, shipped
@@ -24,7 +24,9 @@ def readers(metric: str) -> dict[str, str]:
     return found
 
 
-def _detectors() -> Iterator[tuple[str, dict[str, Any]]]:
+@cache
+def _detectors() -> list[tuple[str, dict[str, Any]]]:
+    found = []
     for pack in shipped.names(PACKS):
         path = shipped.folder(PACKS) / f"{pack}.yaml"
         root = load.read(path, shipped.label(path), problems := Problems())
@@ -32,4 +34,5 @@ def _detectors() -> Iterator[tuple[str, dict[str, Any]]]:
         section = root.get("detectors") if root is not None else None
         if isinstance(section, Mapping):
             for name, detector in plain(section).items():
-                yield f"{pack}.{name}", detector
+                found.append((f"{pack}.{name}", detector))
+    return found
