@@ -28,7 +28,7 @@ test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest --numprocesses 2 -m 'not slow'
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -189,6 +189,7 @@ def read_tests(document: object, folder: Path) -> None:
     subject.of_tests(root, folder / "tests" / "p.yaml", problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SUBJECTS)
 def test_schema_and_loader_refuse_the_same_forms(
     kind: str, load: Callable[..., object], tmp_path: Path

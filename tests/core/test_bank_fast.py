@@ -29,6 +29,8 @@ from supervise.detectors.sequence import Sequence
 from supervise.detectors.threshold import Threshold
 from supervise.detectors.trend import Trend
 
+pytestmark = pytest.mark.slow
+
 Z = {"window": 16, "min_": 4, "freeze": 6}
 DETECTORS: dict[str, Detector] = {
     "above": Threshold("a", gt=3.0, clear=2.0, for_=2),

@@ -18,6 +18,8 @@ import pytest
 import supervise
 import supervise_probe
 
+pytestmark = pytest.mark.slow
+
 STORY = Path(__file__).with_name("story_digest.py")
 SOURCES = [str(Path(package.__file__).parents[1]) for package in (supervise, supervise_probe)]
 

@@ -32,6 +32,8 @@ from supervise.detectors.sequence import Sequence
 from supervise.detectors.threshold import Threshold
 from supervise.detectors.trend import Trend
 
+pytestmark = pytest.mark.slow
+
 Z = {"gt": 3.0, "clear": 1.0, "window": 12, "min_": 4, "freeze": 5}
 SUM = {"k": 0.2, "h": 2.0, "clear": 0.5, "window": 12, "min_": 4, "freeze": 5}
 FLAT = ((0.0, 1.0, 0.1), (30.0, 1.1, 0.2), (900.0, 1.0, 0.1))

@@ -21,6 +21,8 @@ from supervise_probe import wire
 from supervise_probe.mailbox import Mailbox
 from supervise_probe.writer import Writer
 
+pytestmark = pytest.mark.slow
+
 # Publishes frames whose every value is the step, as fast as it can or once a millisecond; between
 # them it does everything else that a probe writes.
 TRAINER = """

@@ -43,9 +43,13 @@ HARMLESS = ("adam_reset", "bf16", "bias05", "bias20", "bitflip", "spike_rep", "w
 # Lasting damage, or a batch that was garbage: a page within 10 steps.
 HARMFUL = ("adam_v0", "bad_random", "bad_repeat", "label_shuffle", "lr10", "lr30", "weightflip_s0")
 
-pytestmark = pytest.mark.skipif(
-    not LOGS.is_dir() or not FAULTS.is_dir(), reason=f"no recordings at {DATA}: set SUPERVISE_DATA"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not LOGS.is_dir() or not FAULTS.is_dir(),
+        reason=f"no recordings at {DATA}: set SUPERVISE_DATA",
+    ),
+]
 
 Run = dict[str, Any]
 
@@ -131,7 +135,6 @@ def _twin(fault: str) -> str:
 # ── public logs ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
 def test_no_healthy_row_of_a_public_log_is_paged() -> None:
     """Hard batches, restarts, heavy tails and schedules included."""
     runs = _backtest(NANO, LOGS)
@@ -153,7 +156,6 @@ def test_labelled_trouble_is_raised(label: tuple[str, int, int, str]) -> None:
     ), f"only {said}"
 
 
-@pytest.mark.slow
 def test_notices_on_healthy_logs_are_rare() -> None:
     """One per 2500 rows of averaged losses; one per 250 of a single rank's micro-batch."""
     counts: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}

@@ -1,8 +1,11 @@
 """Host copies are made without allocating, once the job repeats itself."""
 
 SCRIPT = """
+import pytest
 import gc, json, weakref, torch
 from supervise_probe.copies import Copies, Pool
+
+pytestmark = pytest.mark.slow
 
 state = [torch.randn(300), torch.randn(20, 30), torch.tensor(1.0), torch.randn(4, 6).t()]
 frozen = torch.randn(1 << 19)

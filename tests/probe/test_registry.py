@@ -1,8 +1,11 @@
 """The registry sees every training object, however it was made, and keeps none alive."""
 
 SCRIPT = """
+import pytest
 import copy, gc, json, pickle, weakref, torch
 from torch import nn
+
+pytestmark = pytest.mark.slow
 
 early = nn.Linear(2, 2)
 from supervise_probe.registry import Registry

@@ -12,6 +12,8 @@ from supervise.errors import InputError
 from supervise.recordings import csv, parquet, tensorboard, wandb
 from supervise.recordings.find import readers
 
+pytestmark = pytest.mark.slow
+
 NAN = float("nan")
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TWO_RANKS = """
 import torch.distributed as dist
 
