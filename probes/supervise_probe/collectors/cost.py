@@ -6,7 +6,7 @@ and does not count.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Optional
+from typing import TYPE_CHECKING, Dict
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -27,11 +27,12 @@ METRICS = (
         "probe_overhead_frac",
         "1",
         "Moving average of probe_self_time / step_time.",
-        "exponential, weight 0.05 for the newest step that was weighed",
+        "mean of the steps that were weighed, from step 16 on; after 20 of them exponential",
     ),
 )
 
-WEIGHT = 0.05
+BEGIN = 16  # a first step makes what later ones use: it says nothing about them
+SPAN = 20  # weighed steps whose mean it is before it becomes exponential, weight 1 / SPAN
 
 
 class Collector(Base):
@@ -40,14 +41,15 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._boundary = probe.boundary
-        self._share: Optional[float] = None
+        self._share = 0.0
+        self._weighed = 0
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         spent, self._boundary.spent_ns = self._boundary.spent_ns, None
         if spent is not None and step.elapsed_ns:
             values["probe_self_time"] = spent / 1e9
-            new = spent / step.elapsed_ns
-            old = self._share
-            self._share = new if old is None else old + WEIGHT * (new - old)
-        if self._share is not None:
+            if step.number >= BEGIN:
+                self._weighed = min(self._weighed + 1, SPAN)
+                self._share += (spent / step.elapsed_ns - self._share) / self._weighed
+        if self._weighed:
             values["probe_overhead_frac"] = self._share
