@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Any
 
 LONG = 512  # samples; sorting more of them now and then costs more than to keep them sorted
 EMPTY = -1  # a place in the ring that holds no step
@@ -151,6 +152,20 @@ class Baseline:
         self._begin()
         for step, value in newest:
             self.accept(step, value)
+
+    def refitted(self, metric: str, level: float, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the note of a `refit`. `level`: of the new window; `before`: the old numbers."""
+        count = len(self.ordered)
+        return {
+            "kind": "rebaseline",
+            "reason": f"{metric}: {count} samples were flagged; "
+            f"the level of the newest {count}, {level:.6g}, is the baseline now",
+            "metric": metric,
+            "median": level,
+            "samples": count,
+            "steps": list(self.steps() or ()),
+            "before": before,
+        }
 
     def steps(self) -> tuple[int, int] | None:
         """Return the first and last step in the window, None when it is empty."""

@@ -225,17 +225,7 @@ class CusumWatch(Debounced):
         self._fit()
         self._zero()
         level = math.exp(self.level) if self.log else self.level
-        count = len(base.ordered)
-        self.note_ = {
-            "kind": "rebaseline",
-            "reason": f"{self.spec.metric}: {count} samples were flagged; "
-            f"the level of the newest {count}, {level:.6g}, is the baseline now",
-            "metric": self.spec.metric,
-            "median": level,
-            "samples": count,
-            "steps": list(base.steps() or ()),
-            "before": self.was,
-        }
+        self.note_ = base.refitted(self.spec.metric, level, self.was)
 
     def note(self) -> dict[str, Any]:
         note, self.note_ = self.note_, {}

@@ -220,17 +220,7 @@ class RobustZWatch(Debounced, Calm):
         base.refit()
         middle = median(base.ordered)
         level = math.exp(middle) if self.log else middle
-        count = len(base.ordered)
-        self.note_ = {
-            "kind": "rebaseline",
-            "reason": f"{self.spec.metric}: {count} samples were flagged; "
-            f"the level of the newest {count}, {level:.6g}, is the baseline now",
-            "metric": self.spec.metric,
-            "median": level,
-            "samples": count,
-            "steps": list(base.steps() or ()),
-            "before": self.was,
-        }
+        self.note_ = base.refitted(self.spec.metric, level, self.was)
 
     def note(self) -> dict[str, Any]:
         note, self.note_ = self.note_, {}

@@ -70,15 +70,15 @@ def test_the_supervisor_makes_samples_denser_for_a_while(probed):
     time.sleep(0.3)  # the probe looks four times a second
     job.go("tight")
     job.reached("going")
-    assert sampled(job) == [20, 24, 28, 32, 36, 40]
+    assert sampled(job) == [20, 30, 40]
     status = job.segment().status()["sampling"]
-    assert (status["attention"], status["tight"]) == (4, True)
+    assert (status["attention"], status["tight"]) == (10, True)
     time.sleep(1.5)  # nobody asks again: a supervisor that died
     job.go("going")
     job.reached("over")
     job.go("over")
     probed.wait(job)
-    assert sampled(job) == [20, 24, 28, 32, 36, 40, 60, 80]
+    assert sampled(job) == [20, 30, 40, 60, 80]
 
 
 SLOW_SOFTMAX = """
