@@ -16,8 +16,10 @@ from time import thread_time_ns
 from types import CodeType
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-WINDOW = 64  # steps over which a cost is judged by its median
-WEIGH_EVERY = 4  # steps between two that are timed: a look at a cold clock costs 5 us
+WINDOW = 61  # steps over which a cost is judged by its median; odd, see WEIGH_EVERY
+# Steps between two that are timed: a look at a cold clock costs 5 us. Each window begins at another
+# remainder: weighed on even steps only, what is sampled every 10 or 50 would count twice.
+WEIGH_EVERY = 4
 PIECES_EVERY = 16  # steps between two in which each piece is timed: thirty looks
 PIECES_AT = 9
 STRIKES = 2
