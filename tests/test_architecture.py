@@ -26,7 +26,7 @@ LAYERS = {
     "errors": (),
     "core": (),
     "detectors": ("supervise.core",),
-    "actions": ("supervise.core.shapes", "supervise.core.values"),
+    "actions": ("supervise.core.action", "supervise.core.shapes", "supervise.core.values"),
     "notifiers": ("supervise.core.shapes", "supervise.core.values"),
     "catalog": (
         "supervise.core",

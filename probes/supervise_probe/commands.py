@@ -9,9 +9,10 @@ ranks, verbs that change training are refused: one rank alone would leave the ot
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
 
 from . import evidence
+from .errors import Refused
 from .guard import describe
 from .handmade import WHY
 from .learning_rate import Ramp
@@ -19,13 +20,12 @@ from .learning_rate import Ramp
 if TYPE_CHECKING:
     from .probe import Probe
 
+T = TypeVar("T")
+Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
+
 POLL_S = 0.05
 NEED_OPTIMIZER = ("lr_scale", "rollback", "skip_step", "savepoint")
 ALONE_ONLY = ("lr_scale", "rollback", "skip_step", "savepoint", "pause")
-
-
-class Refused(Exception):  # noqa: N818, it is an answer and not a fault
-    """A command that cannot be carried out; the text is one sentence for people."""
 
 
 class Commands:
@@ -45,6 +45,12 @@ class Commands:
         self._until_ns = 0
         self._stopping = False
         self._arrived: List[Any] = []
+        self._doers: List[Any] = [self]
+
+    def also(self, doer: T) -> T:
+        """Let the methods `do_<verb>` of `doer` carry out their verbs too; return it."""
+        self._doers.append(doer)
+        return doer
 
     @property
     def paused(self) -> bool:
@@ -74,7 +80,7 @@ class Commands:
         arrived, self._arrived = self._arrived, []
         for command in arrived:
             began = time.monotonic_ns()
-            verb = getattr(self, "_do_" + command.verb, None)
+            verb = self._verb(command.verb)
             result: Dict[str, Any] = {}
             error: Optional[str] = None
             try:
@@ -96,6 +102,11 @@ class Commands:
             self._mailbox.ack(command, step, error is None, result, error)
             if not self._paused_ns:
                 self._probe.boundary.hold(time.monotonic_ns() - began)
+
+    def _verb(self, name: str) -> Optional[Verb]:
+        """Whoever has a method `do_<verb>` carries it out: args -> what was observed."""
+        found = (getattr(part, "do_" + name, None) for part in self._doers)
+        return next(filter(None, found), None)
 
     def _while_paused(self) -> None:
         probe = self._probe
@@ -119,7 +130,7 @@ class Commands:
 
     # ── verbs ─────────────────────────────────────────────────────────────────────────────────
 
-    def _do_pause(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_pause(self, args: Dict[str, Any]) -> Dict[str, Any]:
         now = time.monotonic_ns()
         self._until_ns = now + int(float(args.get("lease_s", self._lease_s)) * 1e9)
         self._paused_ns = self._paused_ns or now
@@ -127,10 +138,10 @@ class Commands:
         self._probe.status_changed()
         return {"paused_step": self._probe.boundary.number - 1}
 
-    def _do_resume(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_resume(self, args: Dict[str, Any]) -> Dict[str, Any]:
         return {"resumed": True, "held_s": self._let_go()}
 
-    def _do_lr_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_lr_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
         value, steps = float(args["value"]), int(args.get("rewarm_steps", 0))
         if not 0.0 <= value <= 100.0 or steps < 0:
             raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
@@ -142,26 +153,11 @@ class Commands:
         rate.held = Ramp(value, steps)
         return {"lr_scale": rate.factor(), "learning_rate_before": before}
 
-    def _do_savepoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        taken: Dict[str, Any] = self._probe.rollbacks.take()
-        return taken
-
-    def _do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        probe = self._probe
-        rewarm = args.get("rewarm")
-        from_step = probe.boundary.number - 1
-        result: Dict[str, Any] = probe.rollbacks.back(
-            int(args["before_step"]), str(args.get("rng", "restore"))
-        )
-        if rewarm:
-            probe.rate.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
-        return {**result, "attempt": probe.boundary.attempt, "from_step": from_step}
-
-    def _do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
         self._probe.boundary.skips_left = max(0, int(args.get("count", 1)))
         return {"will_skip": self._probe.boundary.skips_left}
 
-    def _do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
         probe = self._probe
         return {
             "files": evidence.write(
@@ -169,7 +165,7 @@ class Commands:
             )
         }
 
-    def _do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
         how = args.get("how", "interrupt")
         if how != "interrupt":
             raise Refused(f"stop knows only how=interrupt, not {how!r}")

@@ -144,7 +144,7 @@ class Probe:
         try:
             self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
             self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
-            self.rollbacks = Rollbacks(self)
+            self.rollbacks = self.commands.also(Rollbacks(self))
             self.drills = Drills(self, config.drills)
             self.drills.begin(0)
         except Exception as error:  # half a probe would only tell a later, stranger error

@@ -9,7 +9,8 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Dict, List
 
-from .commands import Refused
+from .errors import Refused
+from .learning_rate import Ramp
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -108,6 +109,19 @@ class Rollbacks:
         state = self._unfinished.pop(step, None)
         if state is not None:
             state.update(self._probe.state())
+
+    def do_savepoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """The verb `savepoint`."""
+        return self.take()
+
+    def do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """The verb `rollback`: `{"before_step", "rng", "rewarm": {"start", "steps"} or None}`."""
+        probe, rewarm = self._probe, args.get("rewarm")
+        from_step = probe.boundary.number - 1
+        result = self.back(int(args["before_step"]), str(args.get("rng", "restore")))
+        if rewarm:
+            probe.rate.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
+        return {**result, "attempt": probe.boundary.attempt, "from_step": from_step}
 
     def back(self, before_step: int, rng: str) -> Dict[str, Any]:
         """Go back to the newest savepoint before `before_step`.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervise.core.shapes import Aim
+from supervise.core.action import Aim
 from supervise.errors import ActionError
 
 

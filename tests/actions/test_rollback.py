@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.shapes import Refused
+from supervise.core.action import Refused
 from supervise.errors import ActionError
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from supervise.core import engine
+from supervise.core.action import Action
 from supervise.core.rule import Budget, Inhibit, Ladder, Policy, Rule, Runbook
-from supervise.core.shapes import Action, Detector, Watch
+from supervise.core.shapes import Detector, Watch
 from supervise.core.values import (
     BREACH,
     OK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.catalog import discover
-from supervise.core.shapes import Aim
+from supervise.core.action import Aim
 from supervise.errors import ActionError
 from supervise.proof.job import FakeJob
 

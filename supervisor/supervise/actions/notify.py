@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.shapes import Action
+from ..core.action import Action
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.shapes import Action, Aim, Job, Steps, refuse_several_ranks
+from ..core.action import Action, Aim, Job, refuse_several_ranks
+from ..core.shapes import Steps
 from ..errors import ActionError
 
 

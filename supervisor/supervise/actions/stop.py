@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.shapes import Action, Aim, Job, Seconds
+from ..core.action import Action, Aim, Job
+from ..core.shapes import Seconds
 from ..errors import ActionError
 
 BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing

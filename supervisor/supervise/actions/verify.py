@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.shapes import Action, Steps
+from ..core.action import Action
+from ..core.shapes import Steps
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from .. import actions as actions_package
 from .. import detectors as detectors_package
-from ..core.shapes import Action, Detector
+from ..core.action import Action
+from ..core.shapes import Detector
 from ..notifiers import Settings, kinds
 
 T = TypeVar("T")

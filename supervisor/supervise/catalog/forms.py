@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from ..core.machine import STATES
 from ..core.shapes import Seconds, Steps
 from .compound import ListOf, MapOf, OneOf
+from .job_form import JobForm
 from .kinds import About, Anything, AtLeast, NotYet, Pattern
 from .nodes import Node
 from .parts import DetectorKind, Later, NotifyKind, StepKind
@@ -161,19 +162,6 @@ class PlannedForm:
 
     def check(self) -> list[tuple[str, str]]:
         return [("to", f"comes before from: {self.from_}")] if self.to < self.from_ else []
-
-
-@dataclass(frozen=True)
-class JobForm:
-    """What the policy may rely on in the job."""
-
-    rollback: Annotated[Literal["in_process"], About("savepoints inside the job's own process")] = (
-        "in_process"
-    )
-    peak_flops: Annotated[
-        Annotated[float, AtLeast(1.0)] | None,
-        About("FLOP/s of its device, for mfu; else by its name"),
-    ] = None
 
 
 LaterRunbook = Annotated[Node, Later(OneOf((ListOf(StepKind()), Record(RunbookForm))))]

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .action import Action
 from .band import Band
 from .rule import Runbook
-from .shapes import Action
 from .spike import Happened, Verdict
 from .values import SEVERITIES
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import ladder, machine, questions, runner
+from .action import Refused
 from .bank import Bank
 from .incident import HELD, PROBATION, Incident, first_breach, headline
 from .rule import HOLD, Rule
-from .shapes import Refused
 from .state import Turn
 from .values import MODES, SEVERITIES
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .shapes import Action, Detector
+from .action import Action
+from .shapes import Detector
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import ladder, questions
+from .action import Action, Aim, Refused
 from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief, verb_of
 from .rule import HOLD, Runbook
-from .shapes import Action, Aim, Refused
 from .state import State, Turn
 from .values import Finished
 

@@ -36,7 +36,7 @@ LOOP_S = 2.0  # the main loop comes round every few milliseconds; longer than th
 
 
 class Control:
-    """Implements `core.shapes.Job` over a process and its segments.
+    """Implements `core.action.Job` over a process and its segments.
 
     Args:
         process: the running job.

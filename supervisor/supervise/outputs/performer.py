@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..core.shapes import Action, Job
+from ..core.action import Action, Job
 from ..core.values import Finished
 from ..errors import ActionError
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core import ladder
+from ..core.action import Aim, Refused
 from ..core.incident import HELD, PROBATION
 from ..core.rule import HOLD, Policy, Rule
-from ..core.shapes import Aim, Refused
 from ..core.state import State
 from ..core.values import MODES
 

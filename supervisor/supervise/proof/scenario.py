@@ -14,8 +14,8 @@ from typing import Any
 
 from ..catalog.scenario import InjectForm, ScenarioForm
 from ..core import engine, machine, runner
+from ..core.action import Action
 from ..core.rule import Policy
-from ..core.shapes import Action
 from ..core.state import State
 from ..core.values import (
     Announced,

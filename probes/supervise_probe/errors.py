@@ -1,0 +1,5 @@
+"""What the probe raises on purpose, inside itself; nothing of it ever reaches the job."""
+
+
+class Refused(Exception):  # noqa: N818, it is an answer and not a fault
+    """A command that cannot be carried out; the text is one sentence for people."""

@@ -1,0 +1,77 @@
+"""The form of a policy's `job` section: what the policy may rely on in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ..core.shapes import Seconds
+from .kinds import About, AtLeast
+
+Count = Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class CheckpointsForm:
+    """The job's own checkpoints, and how they are guarded."""
+
+    glob: Annotated[
+        tuple[str, ...],
+        About("where they are, from the job's working directory; without it those it announces"),
+    ] = ()
+    verify: Annotated[
+        tuple[Literal["load", "finite", "optimizer"], ...],
+        About("what must hold of one besides size and hash"),
+    ] = ("load", "finite")
+    keep_good: Annotated[Count, About("newest good ones that are pinned")] = 2
+    pin: Annotated[
+        Literal["copy", "link"],
+        About("a link costs nothing, and is lost when the job writes into the same file again"),
+    ] = "copy"
+    settle: Annotated[Seconds, About("how long one that nobody announced must have been still")] = (
+        5.0
+    )
+    restore_test: Annotated[
+        Seconds | None, About("how often the newest pinned one is verified again")
+    ] = 3600.0
+
+
+@dataclass(frozen=True)
+class RelaunchForm:
+    """How the job is started again from a checkpoint.
+
+    In `args` and `env`, {checkpoint} is the checkpoint's path, {directory} the one it is in, and
+    {step} the count of steps in it.
+    """
+
+    resume: Annotated[
+        Literal["args", "library", "savepoint"],
+        About(
+            "args: by what is given here; library: Trainer or Lightning are told; savepoint: the "
+            "probe restores its own state after the first step"
+        ),
+    ] = "args"
+    args: Annotated[tuple[str, ...], About("added to the command")] = ()
+    env: Annotated[Mapping[str, str], About("added to its environment")] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True)
+class JobForm:
+    """What the policy may rely on in the job."""
+
+    rollback: Annotated[Literal["in_process"], About("savepoints inside the job's own process")] = (
+        "in_process"
+    )
+    peak_flops: Annotated[
+        Annotated[float, AtLeast(1.0)] | None,
+        About("FLOP/s of its device, for mfu; else by its name"),
+    ] = None
+    checkpoints: Annotated[CheckpointsForm, About("the job's own checkpoints")] = field(
+        default_factory=CheckpointsForm
+    )
+    relaunch: Annotated[
+        RelaunchForm | None, About("how it is started again; without it, it never is")
+    ] = None

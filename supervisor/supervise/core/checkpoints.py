@@ -1,0 +1,87 @@
+"""What is known of the job's checkpoints, and which of them may be gone back to.
+
+The guard (`inputs.checkpoints`) finds and verifies; here is only what a decision needs. A
+checkpoint is good when it was verified and saved before the trouble: one that was saved at or after
+the first breach of an incident that is open, or ended without recovery, is suspect for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+KEPT = 64  # newest ones that decisions look at; far more than any guard pins
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint of the job.
+
+    Attributes:
+        id: the guard's name for it, `ckpt-7`; unique in the run.
+        step: 0-based, the last optimizer step that is in it; -1 where nobody knows.
+        ok: verified. False: it was found to be bad, or is gone.
+        suspect: why it must not be gone back to although it verifies, else "".
+    """
+
+    id: str
+    step: int
+    attempt: int
+    path: str
+    ok: bool
+    suspect: str = ""
+
+
+class Checkpoints:
+    """All checkpoints of the run, folded from the guard's notices."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self, known: Mapping[str, Checkpoint] | None = None) -> None:
+        self._known: dict[str, Checkpoint] = dict(known or {})
+
+    def notice(self, data: Mapping[str, Any], suspect: str = "") -> Checkpoint:
+        """Take a notice of kind `checkpoint`: `{"id", "step", "attempt", "path", "ok"}`.
+
+        Args:
+            suspect: why a checkpoint that is new to us is suspect from the start.
+        """
+        before = self._known.get(str(data["id"]))
+        found = Checkpoint(
+            str(data["id"]),
+            int(data["step"]),
+            int(data.get("attempt", 0)),
+            str(data["path"]),
+            bool(data["ok"]),
+            before.suspect if before is not None else suspect,
+        )
+        self._known[found.id] = found
+        while len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return found
+
+    def taint(self, attempt: int, from_step: int, why: str) -> list[str]:
+        """Make every checkpoint of `attempt` that was saved at or after `from_step` suspect."""
+        hit = [
+            found.id
+            for found in self._known.values()
+            if found.attempt == attempt and not 0 <= found.step < from_step and not found.suspect
+        ]
+        for name in hit:
+            self._known[name] = replace(self._known[name], suspect=why)
+        return hit
+
+    def good(self) -> tuple[Checkpoint, ...]:
+        """Return those that may be gone back to, oldest step first."""
+        found = (c for c in self._known.values() if c.ok and not c.suspect and c.step >= 0)
+        return tuple(sorted(found, key=lambda c: (c.step, c.attempt)))
+
+    def copy(self) -> Checkpoints:
+        """Return an independent copy."""
+        return Checkpoints(self._known)
+
+
+def newest_before(good: Iterable[Checkpoint], step: int) -> Checkpoint | None:
+    """Return the newest good checkpoint whose step is below `step`, or None."""
+    return max((c for c in good if c.step < step), key=lambda c: (c.step, c.attempt), default=None)
