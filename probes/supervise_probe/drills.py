@@ -34,7 +34,8 @@ class Drills:
         self._waiting: List[Drill] = []
         self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
         for index, order in enumerate(orders):
-            self._plan(order, index)
+            if order.get("rank") in (None, probe.rank):
+                self._plan(order, index)
 
     def _plan(self, order: Mapping[str, Any], index: int) -> None:
         try:
@@ -46,7 +47,9 @@ class Drills:
         """Step `step` is about to begin."""
         if not self._waiting and not self._active:
             return
+        over = [entry for entry in self._active if step >= entry[2]]
         self._active = [entry for entry in self._active if step < entry[2]]
+        self._end(over)
         for drill in [drill for drill in self._waiting if drill.step <= step]:
             self._waiting.remove(drill)
             if self._first_time(drill):
@@ -58,6 +61,7 @@ class Drills:
                     f"drill {drill.name} begins at step {step} ({params or 'no parameters'})",
                     {"fault": drill.name, "params": drill.params, "steps": fault.steps},
                 )
+        self._probe.publisher.muted = any(fault.silent for fault, _, _ in self._active)
 
     @property
     def active(self) -> bool:
@@ -66,7 +70,12 @@ class Drills:
 
     def end_all(self) -> None:
         """The run was rolled back: what acts now is over, what has not begun still comes."""
-        self._active.clear()
+        over, self._active = self._active, []
+        self._end(over)
+
+    def _end(self, over: Sequence[Tuple[faults.Fault, str, int]]) -> None:
+        for fault, _, _ in over:
+            self._probe.guard.run(self._part, fault.end)
 
     def names(self) -> List[str]:
         """Return what still acts or is to come, for the status."""
@@ -92,8 +101,13 @@ class Drills:
 
     def before_update(self, params: List[Any]) -> None:
         """Gradients are final."""
+        current = self._probe.boundary.current
+        optimizers = self._probe.boundary.optimizers()
+        if current is not None and current.optimizer not in optimizers:
+            optimizers = [*optimizers, current.optimizer]
         for fault, _, _ in self._active:
             self._probe.guard.run(self._part, fault.before_update, params)
+            self._probe.guard.run(self._part, fault.before_step, optimizers)
 
     def after_backward(self) -> None:
         """A backward has run."""
@@ -106,6 +120,11 @@ class Drills:
         """Inside the step, outside the guard."""
         for fault, _, _ in self._active:
             fault.block()
+
+    def saved(self, path: str) -> None:
+        """The job has saved what looks like a checkpoint."""
+        for fault, _, _ in self._active:
+            self._probe.guard.run(self._part, fault.after_save, path)
 
     def _first_time(self, drill: Drill) -> bool:
         mark = f"drilled.{drill.index}.{self._probe.rank}"

@@ -33,6 +33,9 @@ class Draft(NamedTuple):
 class Publisher:
     """The frames of one rank.
 
+    Attributes:
+        muted: frames are dropped: a drill wants silence.
+
     Args:
         writer: the segment's `Writer`.
         scalars: brings values to the host.
@@ -56,6 +59,7 @@ class Publisher:
         self._known: Set[str] = set()
         self._drafts: Deque[Draft] = deque()
         self._overflow = False
+        self.muted = False
 
     @property
     def waiting(self) -> int:
@@ -86,6 +90,8 @@ class Publisher:
 
     def _publish(self, step: int, attempt: int, at_ns: int, values: Dict[str, float]) -> None:
         self._finish(step, attempt, values)
+        if self.muted:
+            return
         if not values.keys() <= self._known:
             self._announce([name for name in values if name not in self._known])
         row: List[Optional[float]] = list(map(values.get, self._names))

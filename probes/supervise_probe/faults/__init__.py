@@ -19,11 +19,13 @@ class Fault:
     Attributes:
         MEANING: one sentence for `--help`.
         PARAMS: name -> (default, meaning).
+        silent: whether no frame is published while it acts.
         steps: for how many steps it acts.
     """
 
     MEANING: ClassVar[str] = ""
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {}
+    silent: ClassVar[bool] = False
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         self.torch = torch
@@ -46,13 +48,22 @@ class Fault:
     def after_backward(self, params: List[Any]) -> None:
         """A backward has run; `params` are those of all optimizers that stepped before."""
 
+    def before_step(self, optimizers: List[Any]) -> None:
+        """An optimizer is about to step; `optimizers` are all that stepped before, and it."""
+
     def block(self) -> None:
         """Called inside the step, where signals of the job can interrupt it."""
+
+    def after_save(self, path: str) -> None:
+        """The job has written this file, and it looks like a checkpoint."""
+
+    def end(self) -> None:
+        """It is over: what it put in place goes."""
 
 
 def catalog() -> Dict[str, Type[Fault]]:
     """Return every fault by its name."""
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    names = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
     return {name: importlib.import_module(f"{__name__}.{name}").FAULT for name in names}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Dict, Mapping, Tuple
 
 from . import Fault, Value
+from ._tokens import change, places
 
 
 class BadBatch(Fault):
@@ -23,17 +24,10 @@ class BadBatch(Fault):
     def forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        for index, value in enumerate(args):
-            if self._is_tokens(value):
-                return (*args[:index], self._noise(root, value), *args[index + 1 :]), kwargs
-        for name, value in kwargs.items():
-            if self._is_tokens(value):
-                return args, {**kwargs, name: self._noise(root, value)}
-        raise ValueError("bad_batch found no whole numbers among the inputs of the model")
-
-    def _is_tokens(self, value: Any) -> bool:
-        torch = self.torch
-        return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)
+        where = places(self.torch, args, kwargs)[:1]
+        if not where:
+            raise ValueError("bad_batch found no whole numbers among the inputs of the model")
+        return change(args, kwargs, where, lambda tokens: self._noise(root, tokens))
 
     def _noise(self, root: Any, like: Any) -> Any:
         sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]

@@ -9,11 +9,12 @@ from supervise_probe import faults
 from ..errors import UsageError
 from .problems import did_you_mean
 
+RANK = "rank"  # a parameter of every fault: the only rank that it strikes
 FORM = "FAULT@STEP or FAULT:name=value,name=value@STEP"
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return `{"fault", "step", "params"}` with every parameter filled in.
+    """Return `{"fault", "step", "params"}` with every parameter filled in, and `rank` if given.
 
     Raises:
         UsageError: no such fault or parameter, or not of this form.
@@ -26,13 +27,18 @@ def parse(text: str) -> dict[str, Any]:
     if name not in known:
         raise UsageError(f"--drill {text!r}: no fault {name!r}", hint=did_you_mean(name, known))
     params: dict[str, str] = {}
+    rank = None
     for pair in filter(None, given.split(",")):
         key, equals, value = pair.partition("=")
+        if key == RANK and value.isdecimal():
+            rank = int(value)
+            continue
         if key not in known[name].PARAMS or not equals:
             hint = did_you_mean(key, known[name].PARAMS) or f"{name} has no parameters"
             raise UsageError(f"--drill {text!r}: {name} has no parameter {key!r}", hint=hint)
         params[key] = value
     try:
-        return {"fault": name, "step": int(step), "params": faults.complete(name, params)}
+        order = {"fault": name, "step": int(step), "params": faults.complete(name, params)}
+        return order if rank is None else {**order, RANK: rank}
     except ValueError as error:
         raise UsageError(f"--drill {text!r}: {error}") from None

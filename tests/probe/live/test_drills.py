@@ -55,7 +55,7 @@ def drill(fault, step=8, **params):
 def test_every_fault_is_described_as_data():
     """The command line lists name, meaning, parameters and defaults without torch."""
     found = faults.catalog()
-    assert set(found) == {"bad_batch", "bit_flip", "hang", "lr_spike", "nan_grad"}
+    assert {"bad_batch", "bit_flip", "hang", "lr_spike", "nan_grad"} < set(found)
     assert faults.complete("lr_spike", {"factor": "10"}) == {"factor": 10.0, "steps": 20}
     for name, params in (
         ("lr_spikes", {}),

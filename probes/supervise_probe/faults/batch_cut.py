@@ -1,0 +1,37 @@
+"""A smaller batch than planned, as from a wrong configuration after a restart."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Dict, Mapping, Tuple
+
+from . import Fault, Value
+from ._tokens import places
+
+
+class BatchCut(Fault):
+    """Keeps the first rows only, of every input that has as many rows as the tokens."""
+
+    MEANING = "keep a part of each batch only"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "factor": (0.125, "which part of its rows, one at least"),
+        "steps": (100000, "for so many steps"),
+    }
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        where = places(self.torch, args, kwargs)[:1]
+        if not where:
+            raise ValueError("batch_cut found no whole numbers among the inputs of the model")
+        first = args[where[0]] if isinstance(where[0], int) else kwargs[where[0]]
+        rows = first.shape[0]
+        kept = max(1, int(rows * float(self.params["factor"])))
+
+        def cut(value: Any) -> Any:
+            whole = isinstance(value, self.torch.Tensor) and value.dim() > 0
+            return value[:kept] if whole and value.shape[0] == rows else value
+
+        return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
+
+
+FAULT = BatchCut

@@ -1,0 +1,24 @@
+"""Host memory that grows with every step, as from a list that keeps every loss."""
+
+from __future__ import annotations
+
+from typing import ClassVar, List, Mapping, Tuple
+
+from . import Fault, Value
+
+
+class MemoryCreep(Fault):
+    """Keeps a little more in each step, until it is over."""
+
+    MEANING = "hold on to more memory in each step"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "megabytes": (1.0, "more in each step"),
+        "steps": (300, "for so many steps"),
+    }
+
+    def block(self) -> None:
+        kept: List[bytes] = self.__dict__.setdefault("kept", [])
+        kept.append(b"\1" * int(float(self.params["megabytes"]) * (1 << 20)))
+
+
+FAULT = MemoryCreep

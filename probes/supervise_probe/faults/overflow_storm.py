@@ -1,0 +1,37 @@
+"""Gradients that overflow again and again, as under FP16 with a scale that never settles."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, List, Mapping, Tuple
+
+from . import Fault, Value
+
+
+class OverflowStorm(Fault):
+    """Makes one gradient element infinite in a share of the steps."""
+
+    MEANING = "make gradients infinite in a share of the steps"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "share": (0.3, "of the steps"),
+        "steps": (300, "for so many steps"),
+    }
+
+    _count = 0.0
+    _struck = False
+
+    def before_step(self, optimizers: List[Any]) -> None:
+        self._struck = False  # of the next step
+
+    def after_backward(self, params: List[Any]) -> None:
+        if self._struck:
+            return
+        self._struck = True
+        before = int(self._count)
+        self._count += float(self.params["share"])
+        victim = next((p for p in params if p.grad is not None and p.grad.numel()), None)
+        if int(self._count) > before and victim is not None:
+            with self.torch.no_grad():
+                victim.grad[(0,) * victim.grad.dim()] = float("inf")
+
+
+FAULT = OverflowStorm

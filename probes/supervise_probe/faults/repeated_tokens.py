@@ -1,0 +1,30 @@
+"""The same token over and over, as from a file of padding; targets repeat it too."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Dict, Mapping, Tuple
+
+from . import Fault, Value
+from ._tokens import change, places
+
+
+class RepeatedTokens(Fault):
+    """Makes every whole-number input of the outermost module constant."""
+
+    MEANING = "feed one token over and over, inputs and targets"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "steps": (10, "for so many steps"),
+        "token": (0, "which token"),
+    }
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        where = places(self.torch, args, kwargs)
+        if not where:
+            raise ValueError("repeated_tokens found no whole numbers among the model's inputs")
+        token = int(self.params["token"])
+        return change(args, kwargs, where, lambda t: self.torch.full_like(t, token))
+
+
+FAULT = RepeatedTokens

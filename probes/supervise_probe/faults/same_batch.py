@@ -1,0 +1,32 @@
+"""Every rank is fed the same data, as when all of them got the same shard."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Dict, Mapping, Tuple
+
+from . import Fault, Value
+from ._tokens import change, places
+
+
+class SameBatch(Fault):
+    """All ranks get rank 0's tokens."""
+
+    MEANING = "feed rank 0's batch to all ranks"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {"steps": (100000, "for so many steps")}
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        group = self.torch.distributed
+        if not (group.is_available() and group.is_initialized()):
+            raise ValueError("same_batch needs several ranks")
+
+        def shared(tokens: Any) -> Any:
+            copy = tokens.clone()
+            group.broadcast(copy, 0)
+            return copy
+
+        return change(args, kwargs, places(self.torch, args, kwargs), shared)
+
+
+FAULT = SameBatch

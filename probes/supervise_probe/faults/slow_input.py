@@ -1,0 +1,27 @@
+"""Every batch comes late, as from slow storage; on one rank it makes a straggler."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar, Dict, Mapping, Tuple
+
+from . import Fault, Value
+
+
+class SlowInput(Fault):
+    """Sleeps in front of each forward."""
+
+    MEANING = "wait in front of each forward for some steps"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "seconds": (0.1, "in front of each"),
+        "steps": (100, "for so many steps"),
+    }
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        time.sleep(float(self.params["seconds"]))
+        return args, kwargs
+
+
+FAULT = SlowInput

@@ -1,0 +1,37 @@
+"""Noise on weights that stay plausible, as from a damaged file that loads, or on one rank only."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, List, Mapping, Tuple
+
+from . import Fault, Value
+
+
+class WeightNoise(Fault):
+    """Strikes once, in the last parameter of its kind."""
+
+    MEANING = "add noise to one weight matrix or vector, once"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "target": ("matrix", "matrix or vector"),
+        "std": (0.5, "in standard deviations of the parameter; of a constant one, in its size"),
+        "seed": (0, "of the fault's own generator"),
+    }
+
+    _done = False
+
+    def before_update(self, params: List[Any]) -> None:
+        wanted = 1 if self.params["target"] == "vector" else 2
+        victims = [p for p in params if p.dim() == wanted and p.is_floating_point()]
+        if self._done or not victims:
+            return
+        victim, generator = victims[-1], self.torch.Generator()
+        generator.manual_seed(int(self.params["seed"]))
+        with self.torch.no_grad():
+            size = float(victim.std()) if victim.numel() > 1 else 0.0
+            size = size or float(victim.abs().mean())
+            noise = self.torch.randn(tuple(victim.shape), generator=generator)
+            victim.add_(noise.to(victim) * (size * float(self.params["std"])))
+        self._done = True
+
+
+FAULT = WeightNoise
