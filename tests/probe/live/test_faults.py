@@ -143,7 +143,8 @@ for step in range(6):
     optimizer.zero_grad()
     out = model(torch.zeros(1))
     (out * weight).sum().backward()
-    tell(step=step, out=float((out * weight).sum().detach()), q=float(q.grad.norm()), k=float(k.grad.norm()),
+    total = (out * weight).sum().detach()
+    tell(step=step, out=float(total), q=float(q.grad.norm()), k=float(k.grad.norm()),
          v=float(v.grad.norm()))
     optimizer.step()
 """
