@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Two threads on two busy cores can be thirty times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast lint bench soak clean
+.PHONY: help demo test test-fast lint chaos bench soak clean
 .NOTPARALLEL:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make test        lint, types and the whole suite (12 min)'
 	@echo 'make test-fast   the tests that start no training (1 min)'
 	@echo 'make lint        ruff and mypy'
+	@echo 'make chaos       kill the supervisor after each of its records, and let another take over (10 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'
@@ -34,6 +35,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+chaos: .venv/installed-dev
+	$(BIN)/python -m pytest -m chaos
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/overhead.py

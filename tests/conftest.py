@@ -98,6 +98,7 @@ def keep_run(tmp_path: Path, small: Path) -> Callable[..., Any]:
             Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print
         )
         started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
+        started |= {"channels": ["console"]}
         recorder.note("run_start", -1, "the job was started", started)
         reloader = Reloader(run, chosen, load_policy, str(policy), mode)
         state = engine.start(chosen)
@@ -122,7 +123,8 @@ def keep_run(tmp_path: Path, small: Path) -> Callable[..., Any]:
                         error = None if ok else str(result["error"])
                         follow.append(Finished(event.at_ns + 5, action["id"], ok, seen, error))
                 elif decision.kind == "notify_intent":
-                    told = {"ok": True, "keys": [f"{run.id}:{seq}"], "tries": 1}
+                    keys = [f"{run.id}:{seq}"]
+                    told = {"channel": "console", "ok": True, "keys": keys, "tries": 1}
                     recorder.note("notify_result", state.step, "console: printed", told)
             if isinstance(event, Told) and event.word == "reload":
                 chosen, loaded = reloader.reload(event, chosen, state)

@@ -26,7 +26,9 @@ LAYERS = {
     "errors": (),
     "core": (),
     "detectors": ("supervise.core",),
-    "actions": ("supervise.core.action", "supervise.core.shapes", "supervise.core.values"),
+    "actions": (
+        *(f"supervise.core.{name}" for name in ("action", "checkpoints", "shapes", "values")),
+    ),
     "notifiers": ("supervise.core.shapes", "supervise.core.values"),
     "catalog": (
         "supervise.core",
@@ -54,8 +56,10 @@ LAYERS = {
 # Single modules that may import a little more than their layer.
 ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
+    "supervise.inputs.checkpoints": ("supervise.store.checkpoints", "supervise.store.files"),
     "supervise.store.history": ("supervise_probe.wire",),
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
+    "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
 }
 # In these packages, files are parts of a catalog: they may share helpers, never import each other.
 CATALOGS = ("detectors", "actions", "notifiers")
@@ -174,6 +178,20 @@ def polite(module: Module) -> Iterator[str]:
         yield f"{module.path}:{error.lineno} is not Python 3.9: {error.msg}"
 
 
+def beside(module: Module) -> Iterator[str]:
+    """What runs beside the job, in its interpreter, needs the standard library only."""
+    if not within(module.name, ("supervise_offline",)):
+        return
+    for line, target, _ in module.imports():
+        top = target.split(".")[0]
+        if top != "supervise_offline" and top not in sys.stdlib_module_names:
+            yield f"{module.path}:{line} imports {target}; what torch can do comes as an argument"
+    try:
+        ast.parse(module.text, feature_version=(3, 9))
+    except SyntaxError as error:
+        yield f"{module.path}:{error.lineno} is not Python 3.9: {error.msg}"
+
+
 def span(node: ast.AST) -> int:
     """Return how many lines the outermost functions in `node` take, or `node` if it is one."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -211,6 +229,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     placed,
     pure,
     polite,
+    beside,
     small,
     introduced,
 )
@@ -280,6 +299,8 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise_probe.x", "def f():\n import torch.nn", "x.py:2 imports torch; find it in"),
         ("supervise_probe.x", "import supervise_probe", "imports supervise_probe by name"),
         ("supervise_probe.x", "match 1:\n  case _: pass", "is not Python 3.9"),
+        ("supervise_offline.x", "import torch", "imports torch; what torch can do comes as an"),
+        ("supervise_offline.x", "match 1:\n  case _: pass", "is not Python 3.9"),
         ("supervise.app", "def f():\n" + " x\n" * 60, "app.py:1 f() has 61 lines of its own"),
         ("supervise.app", "#\n" * 301, "app.py has 301 lines, more than 300"),
         ("supervise.app", "x = 1", "app.py has no docstring"),

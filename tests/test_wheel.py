@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 SHIPPED = {
     "supervisor/supervise": "supervise",
     "probes/supervise_probe": "supervise_probe",
+    "probes/supervise_offline": "supervise_offline",
     "policies": "supervise/_shipped/policies",
     "runbooks": "supervise/_shipped/runbooks",
     "examples": "supervise/_shipped/examples",

@@ -7,13 +7,15 @@ A job that is not supervised can import this package and call it; nothing happen
 
     supervise_probe.report(val_loss=val_loss)  # joins the next step's frame
     supervise_probe.shard("web-00017.tar", 4096)  # where the next batch comes from
+    if supervise_probe.is_quarantined("web-00017.tar"):  # the run must not train on it again
+        continue
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["report", "shard"]
+__all__ = ["is_quarantined", "report", "shard"]
 
 _probe: Any = None
 
@@ -51,6 +53,23 @@ def shard(name: Any, offset: Any = None) -> None:
         from .reporting import shard
 
         _probe.guard.run(_probe.reporting, shard, _probe, name, offset)
+
+
+def is_quarantined(name: Any) -> bool:
+    """Return whether a shard is in quarantine, so that a dataset leaves it out; else False.
+
+    To be asked before a shard is opened, in any thread, and in a worker of a DataLoader too. A
+    dataset that leaves out what it is told must have something left: whether all is in quarantine,
+    only it can see.
+
+    Args:
+        name: of the shard, written as `shard`, the batch or the dataset tells it.
+    """
+    if _probe is None:
+        return False
+    from .reporting import is_quarantined
+
+    return bool(_probe.guard.run(_probe.reporting, is_quarantined, _probe, name))
 
 
 def arm(torch: Any, path: str) -> None:

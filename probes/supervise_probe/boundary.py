@@ -28,12 +28,11 @@ class Boundary:
     """Counts steps, and tells collectors and the publisher about them.
 
     Attributes:
-        number: of the step under way. attempt: how often the run was rolled back.
+        number: of the step under way. attempt: counts launches and rollbacks of the run.
         spent_ns: what the probe cost in the last step, where that was weighed, else None.
         reported: values that the job reported for its next frame.
         on_time: whether the last step just closed behind its last optimizer.
         entries: how often `before_step` was called.
-        skips_left: steps that a command wants skipped.
         current: the update under way.
         handmade: finds the steps of a job that has no optimizer.
     """
@@ -41,12 +40,11 @@ class Boundary:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self.handmade = Handmade(probe)
-        self.number = 0
-        self.attempt = 0
+        self.number = probe.config.first_step
+        self.attempt = probe.config.attempt
         self.spent_ns: Optional[int] = None
         self.on_time = False
         self.entries = 0
-        self.skips_left = 0
         self.reported: Dict[str, Number] = {}
         self.current: Optional[Update] = None
         self._members: List[int] = []  # ids of the optimizers of the round
@@ -87,7 +85,7 @@ class Boundary:
                 self._joins_late(key)
                 probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
                 return None
-            self._skip = self._ordered_skip() if self.skips_left > 0 else ""
+            self._skip = probe.tools.skip.take()
         self._members.append(key)
         self.on_time = False
         self.current = update
@@ -103,6 +101,7 @@ class Boundary:
         if not closure:
             self.measure(update)
         probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
+        probe.tools.before_update(update)
         probe.guard.run_all(probe.calls["before_update"], update)
         return update
 
@@ -118,25 +117,22 @@ class Boundary:
         if found_inf is not None:
             update.found_inf = probe.scalars.value(found_inf)
         probe.guard.run_all(probe.calls["measure"], update)
-        if update.skip or update.scaler is not None or probe.order is None:
-            return
-        loss, norm = probe.loss_so_far(), update.gradient_norm
-        why = probe.order.why_skip((loss, norm))
-        if why:
-            update.skip = self._skip = "standing order"
-            probe.notice(
-                "standing-order",
-                f"skip_nonfinite kept step {self.number} from the weights: {why}",
-                {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
-            )
+        if not update.skip and len(self._members) == 1 and probe.rollbacks.skips.due():
+            update.skip = self._skip = "command"
+        if not update.skip:
+            probe.tools.gradients(update)
+            self._skip = update.skip
 
     def after_step(self, update: Update) -> None:
         """The optimizer is done; the round may be over."""
         probe = self._probe
         self._ended_ns = monotonic_ns()
         self.current = None
+        probe.tools.after_update(update)
         probe.guard.run_all(probe.calls["after_update"], update)
-        if self._members and self._members[-1] == self._last_of_round:
+        ends = bool(self._members) and self._members[-1] == self._last_of_round
+        if ends or probe.rollbacks.handover.ends(self._members):
+            self._last_of_round = self._members[-1]
             self.close(on_time=True)
 
     def overflowed(self, optimizer: Any) -> None:
@@ -162,6 +158,11 @@ class Boundary:
     def accumulates(self) -> bool:
         """Whether a backward has run since the last step."""
         return self._backward
+
+    @property
+    def round(self) -> int:
+        """How many optimizers made the last step."""
+        return len(self._last_round)
 
     def abandon(self, update: Update) -> None:
         """The optimizer's step raised: the job may catch that and try again."""
@@ -204,8 +205,7 @@ class Boundary:
         probe.beat("step")
         probe.scaling.step_ended()
         probe.rate.advance()
-        if probe.order is not None:
-            probe.order.step_ended()
+        probe.tools.step_ended()
         if elapsed is not None:
             probe.guard.judge(elapsed)
         self.number += 1
@@ -255,10 +255,6 @@ class Boundary:
             return not self._backward
         return not any(bool((g != 0).any()) for g in grads)
 
-    def _ordered_skip(self) -> str:
-        self.skips_left -= 1
-        return "command"
-
     # ── for the commands ──────────────────────────────────────────────────────────────────────
 
     def _appeared(self, key: int, known: Known, optimizer: Any) -> None:
@@ -293,8 +289,7 @@ class Boundary:
         """The job was held for `elapsed_ns` at this boundary; that is no step time."""
         self._held_ns += elapsed_ns
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, attempt: int) -> None:
         """The run stands again right behind `step`, in a new attempt."""
-        self.number = step + 1
-        self.attempt += 1
+        self.number, self.attempt = step + 1, attempt
         self._backward = False

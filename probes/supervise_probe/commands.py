@@ -24,8 +24,11 @@ T = TypeVar("T")
 Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 POLL_S = 0.05
-NEED_OPTIMIZER = ("lr_scale", "rollback", "skip_step", "savepoint")
-ALONE_ONLY = ("lr_scale", "rollback", "skip_step", "savepoint", "pause")
+CHANGE_TRAINING = (
+    "lr_scale", "rollback", "skip_step", "savepoint", "clip", "update_clip", "loss_scale"
+)  # fmt: skip
+NEED_OPTIMIZER = CHANGE_TRAINING
+ALONE_ONLY = (*CHANGE_TRAINING, "pause")
 
 
 class Commands:
@@ -96,8 +99,10 @@ class Commands:
                 if self._probe.boundary.handmade.active and command.verb in NEED_OPTIMIZER:
                     raise Refused(f"{command.verb} needs an optimizer: {WHY}")
                 result = verb(command.args)
+            except Refused as problem:  # nothing was touched
+                error, result = str(problem), {"refused": True}
             except Exception as problem:
-                error = str(problem) if isinstance(problem, Refused) else describe(problem)
+                error = describe(problem)
             step = self._probe.boundary.number - 1
             self._mailbox.ack(command, step, error is None, result, error)
             if not self._paused_ns:
@@ -152,10 +157,6 @@ class Commands:
             before *= rate.factor()
         rate.held = Ramp(value, steps)
         return {"lr_scale": rate.factor(), "learning_rate_before": before}
-
-    def do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        self._probe.boundary.skips_left = max(0, int(args.get("count", 1)))
-        return {"will_skip": self._probe.boundary.skips_left}
 
     def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
         probe = self._probe

@@ -17,11 +17,22 @@ class Config(NamedTuple):
     Attributes:
         marks: directory of the small files that explain a silent probe.
         savepoints: `{"every", "keep", "max_bytes"}` in steps, pieces, bytes; None: keep none.
-        standing_orders: `{"skip_nonfinite": {"max", "per"}}` or empty.
+            `spill`: directory for those beyond `max_bytes`, None: they are given up; without it
+            beside the marks. `portable`: `{"every", "directory", "keep"}` of those that are written
+            for another process.
+        standing_orders: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
+            "update_clip": {"window", "sigma", "max_gb"}}`, or some of them.
         drills: `[{"fault", "step", "params"}]`.
         lease_s: how long a pause lasts unless the supervisor renews it.
         sampling: steps between two samples by set, 0 for never, and `share`; see sampling.py.
         peak_flops: FLOP/s that the device can do at most; None: as the table in peaks.py has it.
+        attempt: of this launch; frames count on from it at every rollback.
+        first_step: what the first step is called: one more than the last in the checkpoint.
+        resume: `{"how": "library" or "savepoint", "path"}` of what this launch begins with, unless
+            the job was told by its own arguments.
+        rewarm: `{"start", "steps"}` of the learning rate's first steps, or None.
+        skip: `[first, last]` of steps whose update is dropped.
+        quarantine: path of the manifest of what must not be trained on; need not be there.
         late: read values of the CPU as late as those of an accelerator; for tests.
     """
 
@@ -37,6 +48,12 @@ class Config(NamedTuple):
     late: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
     peak_flops: Optional[float] = None
+    attempt: int = 0
+    first_step: int = 0
+    resume: Optional[Dict[str, Any]] = None
+    rewarm: Optional[Dict[str, Any]] = None
+    skip: Sequence[Sequence[int]] = ()
+    quarantine: Optional[str] = None
 
 
 def load(path: str) -> Config:

@@ -11,7 +11,7 @@ kernel, and an event tells when the host may read them. This file knows tensors 
 
 import weakref
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 _LARGE_BYTES = 1 << 18  # from here on a copy is shared between savepoints while nothing changed
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
@@ -23,31 +23,26 @@ class Pool:
     def __init__(self) -> None:
         self._free: Dict[Tuple[Any, ...], List[Any]] = {}
 
-    def give(self, copies: "Copies") -> None:
-        """Take over the buffers of a savepoint that is no longer wanted."""
-        copies.wait()
-        for slot in copies.slots:
-            if not slot.shared:
-                self._free.setdefault(slot.key, []).append(slot.buffer)
+    def give(self, key: Tuple[Any, ...], buffer: Any) -> None:
+        """Take over a buffer that is no longer wanted."""
+        self._free.setdefault(key, []).append(buffer)
 
-    def get(self, torch: ModuleType, tensor: Any, key: Tuple[Any, ...]) -> Any:
-        """An uninitialised host tensor for a copy of `tensor`."""
+    def get(self, key: Tuple[Any, ...]) -> Any:
+        """A buffer for a copy of such a tensor, or None."""
         free = self._free.get(key)
-        if free:
-            return free.pop()
-        return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=key[-1])
+        return free.pop() if free else None
 
 
 class _Slot:
     """One tensor of the job and its copy."""
 
     __slots__ = (
-        "array", "buffer", "bulk", "device", "fresh", "key", "owner", "requires_grad", "sample",
-        "shared", "version",
+        "array", "buffer", "bulk", "device", "fresh", "key", "layout", "owner", "requires_grad",
+        "sample", "shared", "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
-        self.owner = weakref.ref(owner)
+        self.owner: Callable[[], Any] = weakref.ref(owner)
         shape, stride = tensor.shape, tensor.stride()
         # A view that repeats its memory, or one of inference mode, takes no write in bulk.
         repeats = 0 in stride and any(s == 0 and n > 1 for s, n in zip(stride, shape))
@@ -57,19 +52,25 @@ class _Slot:
         self.requires_grad: bool = tensor.requires_grad
         self.key = (tensor.dtype, shape, stride, tensor.is_cuda)
         self.buffer: Any = None
+        self.layout: Tuple[int, ...] = ()  # strides of the buffer, while it is on disk
         self.shared = False  # with another savepoint
         self.version = -1
         self.sample: Any = None  # only of a large tensor that may be shared
 
 
 class Copies:
-    """The tensors of one savepoint, each under the number that `add` returned for it."""
+    """The tensors of one savepoint, each under the number that `add` returned for it.
+
+    Attributes:
+        nbytes: of all planned or made copies. in_memory: false while they are on disk only.
+    """
 
     def __init__(self, torch: ModuleType, before: Optional["Copies"] = None) -> None:
         """`before`: the copies of the previous savepoint, to share what has not changed."""
         self._torch = torch
         self.slots: List[_Slot] = []
-        self.nbytes = 0  # of all planned or made copies
+        self.nbytes = 0
+        self.in_memory = True
         self._numbers: Dict[int, int] = {}
         self._sources: List[Any] = []
         self._owners: List[Any] = []  # keeps the ids in _numbers valid until `copy`
@@ -102,14 +103,32 @@ class Copies:
         self._owners.append(owner)
         return number
 
+    def adopt(self, buffer: Any, device: Any, array: bool, requires_grad: bool) -> int:
+        """Take a tensor of the host as the copy of one that is gone; returns its number."""
+        slot = _Slot(buffer, buffer, array, bulk=False, fresh=False)
+        slot.owner, slot.buffer = _gone, buffer
+        slot.device, slot.requires_grad = device, requires_grad
+        self.slots.append(slot)
+        return len(self.slots) - 1
+
+    def share(self) -> None:
+        """Take what has not changed from the previous savepoint, before it may be given up."""
+        for slot, tensor in zip(self.slots, self._sources):
+            self._share(slot, tensor)
+        self._shareable = {}
+
     def copy(self, pool: Pool) -> None:
         """Make all copies. Afterwards no tensor of the job is held any more."""
         torch = self._torch
         targets, sources, devices = [], [], set()
         for slot, tensor in zip(self.slots, self._sources):
-            if self._share(slot, tensor):
+            if slot.buffer is not None:
                 continue
-            slot.buffer = pool.get(torch, tensor, slot.key)
+            slot.buffer = pool.get(slot.key)
+            if slot.buffer is None:
+                slot.buffer = torch.empty_like(
+                    tensor, device="cpu", requires_grad=False, pin_memory=slot.key[-1]
+                )
             targets.append(slot.buffer)
             sources.append(tensor)
             if slot.key[-1]:
@@ -121,19 +140,40 @@ class Copies:
             event.record(torch.cuda.current_stream(device))
             self._events.append(event)
         self._sources, self._owners, self._numbers = [], [], {}
-        self._shareable = {}
 
-    def _share(self, slot: _Slot, tensor: Any) -> bool:
+    def release(self, pool: Pool) -> None:
+        """Give the memory away; the content is on disk, or not wanted any more."""
+        self.wait()
+        for slot in self.slots:
+            slot.layout = slot.buffer.stride()
+            if not slot.shared:
+                pool.give(slot.key, slot.buffer)
+            slot.buffer = slot.sample = None
+        self.in_memory = False
+
+    def allocate(self, torch: ModuleType, pool: Pool) -> None:
+        """Have memory again, for content that is about to be read."""
+        for slot in self.slots:
+            slot.shared = False
+            slot.buffer = pool.get(slot.key)
+            if slot.buffer is None or slot.buffer.stride() != slot.layout:
+                dtype, shape = slot.key[:2]
+                slot.buffer = torch.empty_strided(
+                    shape, slot.layout, dtype=dtype, pin_memory=slot.key[-1]
+                )
+        self.in_memory = True
+
+    def _share(self, slot: _Slot, tensor: Any) -> None:
         """Use the previous savepoint's copy of a large tensor that nobody wrote to since.
 
         Writes through torch are seen by the version, most others (`.data`) by a sample.
         """
         if slot.requires_grad or tensor.numel() * tensor.element_size() < _LARGE_BYTES:
-            return False
+            return
         if slot.key[-1] or slot.array or not writes_are_counted(tensor):
-            return False
+            return
         if not tensor.is_contiguous():
-            return False
+            return
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLES)]
         slot.version = tensor._version
@@ -146,9 +186,8 @@ class Copies:
         ):
             slot.buffer, slot.sample = old.buffer, old.sample
             slot.shared = old.shared = True
-            return True
-        slot.sample = sample.clone()
-        return False
+        else:
+            slot.sample = sample.clone()
 
     def wait(self) -> None:
         """Return when the copies have arrived; long done except right after `copy`."""
@@ -214,6 +253,10 @@ class Copies:
         except (RuntimeError, TypeError):  # inference tensors, overlapping memory, read-only arrays
             return False
         return True
+
+
+def _gone() -> None:
+    """Stands for the weak reference to a tensor that was another process's."""
 
 
 def _copy_all(

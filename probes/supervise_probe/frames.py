@@ -155,7 +155,10 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
                 f"cannot be rewound"
             )
         if library and (place.in_loop or (known and i == start)):
-            return f"{_where(frame)} belongs to a library, whose loop cannot be moved back"
+            return (
+                f"{_where(frame)} belongs to a library, whose loop cannot be moved back; "
+                "relaunch goes back to a checkpoint of its own"
+            )
         if known and start == i < len(frames) - 1 and not place.in_loop:
             return f"{_where(frame)} is repeated by a built-in such as map(), which goes on"
         if library:

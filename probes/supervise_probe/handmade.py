@@ -123,8 +123,7 @@ class Handmade:
             self._unmeasure()
             probe = self._probe
             probe.boundary.infer(0)
-            if probe.order is not None:
-                probe.order.state = "armed"
+            probe.tools.cannot("")
             probe.status_changed()
         self.on = self.active = self.pending = False
         self._hands = self._known = None
@@ -229,10 +228,9 @@ class Handmade:
         probe.collectors["counters"].rewind({"steps_seen": float(number)})
         self._search_at = self._backwards + AGAIN
         probe.training_thread()
-        boundary.infer(id(self._hands), number)
+        boundary.infer(id(self._hands), probe.config.first_step + number)
         probe.rollbacks.never(WHY)
-        if probe.order is not None:
-            probe.order.state = f"cannot act: {WHY}"
+        probe.tools.cannot(WHY)
         probe.notice(
             "note",
             f"{WHY}: steps are inferred from backward, the first {number} have no frame; "

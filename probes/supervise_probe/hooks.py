@@ -15,7 +15,7 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from . import communication, forward
+from . import communication, forward, loading, saves
 from .hidden import Hidden
 from .hidden import hidden as hide
 from .step_hook import patch_optimizer
@@ -38,9 +38,9 @@ def install(torch: Any, probe: Probe) -> None:
     _patch_backward(torch, probe, hidden)
     _patch_scaler(torch, probe)
     _patch_clips(torch, probe)
-    _patch_loader(torch, probe, hidden)
+    loading.patch_loader(torch, probe, hidden)
     _patch_losses(torch, probe)
-    _patch_save(torch, probe)
+    saves.install(torch, probe)
     forward.patch_replicas(torch)
     communication.install(torch, probe, hidden)
 
@@ -185,45 +185,6 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
     wrap("clip_grads_with_norm_", tells_norm=False)
 
 
-def _patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
-    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    original = iterator.__next__
-
-    @hidden
-    def sign() -> None:
-        probe.boundary.handmade.sign()
-
-    @hidden
-    def saw(iterator: Any, batch: Any, told: int) -> None:
-        # The outermost module tells its input better, once it is known and if it is called.
-        if not probe.batches.called:
-            probe.guard.run(probe.guard.part("batch"), _saw_batch, probe, batch)
-        shards = probe.collectors["shards"].shards
-        probe.guard.run(probe.guard.part("shards"), shards.loaded, iterator, batch, told)
-
-    def following(self: Any) -> Any:
-        if probe.off_duty():
-            return original(self)
-        if probe.boundary.handmade.pending:
-            sign()
-        told = len(probe.collectors["shards"].shards.told)
-        began = monotonic_ns()
-        batch = original(self)
-        probe.times.input += monotonic_ns() - began
-        probe.beat("step" if torch.is_grad_enabled() else "eval")
-        if torch.is_grad_enabled():
-            saw(self, batch, told)
-        return batch
-
-    iterator.__next__ = functools.wraps(original)(hidden(following, recursive=False))
-
-
-def _saw_batch(probe: Probe, batch: Any) -> None:
-    values = batch.values() if isinstance(batch, dict) else batch
-    several = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
-    probe.collectors["batch"].saw_loaded(several)
-
-
 def _patch_losses(torch: Any, probe: Probe) -> None:
     functional = torch.nn.functional
 
@@ -256,22 +217,6 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
 
     for name in LOSSES:
         wrap(name)
-
-
-def _patch_save(torch: Any, probe: Probe) -> None:
-    original = torch.save
-
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        if probe.collectors["library"].saving or probe.off_duty():
-            return original(*args, **kwargs)
-        probe.beat("checkpoint")
-        try:
-            return original(*args, **kwargs)
-        finally:
-            probe.beat("step")
-
-    torch.save = save
 
 
 def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[str, Any]]]:

@@ -6,7 +6,7 @@ own schedule never sees the scale. Knows no policy and no drill.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 
 class Ramp:
@@ -41,13 +41,14 @@ class LearningRate:
 
     Attributes:
         held: what `lr_scale` asked for.
-        warming: the re-warm ramp after a rollback; both factors are multiplied.
+        warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, rewarm: Optional[Mapping[str, Any]] = None) -> None:
+        """Begin; with `rewarm` (`{"start", "steps"}`) as after a rollback."""
         self._torch = torch
         self.held = Ramp()
-        self.warming = Ramp()
+        self.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"])) if rewarm else Ramp()
         self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
 
     def factor(self) -> float:

@@ -13,11 +13,11 @@ import sys
 from collections import deque
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Deque, Dict, Mapping, Optional
+from typing import Any, Deque, Dict, Optional
 
 from . import collectors as catalog
 from . import config as settings
-from . import evidence, forward, hooks, reporting, sampled, status, tape
+from . import evidence, exits, forward, hooks, reporting, sampled, status, verbs
 from .batches import Batches
 from .boundary import Boundary
 from .collectors.timing import Times
@@ -27,10 +27,9 @@ from .guard import Guard, Part, describe
 from .learning_rate import LearningRate
 from .publisher import Publisher
 from .registry import Registry
-from .rollbacks import Rollbacks
 from .scalars import Number, Scalars
 from .scaling import Scaling
-from .standing_orders import SkipNonfinite
+from .tools import Tools
 
 BATCHES = 64  # fingerprints kept for a snapshot
 STATUS_EVERY = 64  # steps between two statuses when nothing happened
@@ -74,14 +73,11 @@ class Probe:
         """Become a process that has not trained yet."""
         self.scalars = Scalars(self.torch, late=self.config.late)
         self.scaling = Scaling(self.scalars)
-        self.rate = LearningRate(self.torch)
+        self.rate = LearningRate(self.torch, self.config.rewarm)
         self.times = Times()
         self.boundary = Boundary(self)
         self.drills = Drills(self, [])
-        self.order: Optional[SkipNonfinite] = None
-        order = self.config.standing_orders.get("skip_nonfinite")
-        if order is not None:
-            self.order = SkipNonfinite(order)
+        self.tools = Tools(self)
         self.collectors: Dict[str, Any]
         self.collectors, self.calls = catalog.start(self, self._modules)
         self.batches = Batches(self.guard, self.collectors)
@@ -91,6 +87,7 @@ class Probe:
         self.commands: Any = None
         self._mailbox: Any = None
         self.rollbacks: Any = None
+        self.on_demand: Any = None
         self.finite = True
         self.phase = ""
         self._phases: Dict[str, int] = {}
@@ -103,6 +100,7 @@ class Probe:
         """Patch torch, and be told of forks and of the exit. To be called once."""
         self.registry.install(self.torch)
         hooks.install(self.torch, self)
+        exits.install()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)
 
@@ -144,9 +142,9 @@ class Probe:
         try:
             self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
             self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
-            self.rollbacks = self.commands.also(Rollbacks(self))
+            verbs.start(self)
             self.drills = Drills(self, config.drills)
-            self.drills.begin(0)
+            self.drills.begin(self.boundary.number)
         except Exception as error:  # half a probe would only tell a later, stranger error
             self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False
@@ -180,10 +178,11 @@ class Probe:
             self.phase = phase
             self.writer.beat(monotonic_ns(), self._phases[phase])
 
-    def notice(self, kind: str, message: str, data: Optional[Mapping[str, Any]] = None) -> None:
-        """Say something about the watching itself."""
+    def notice(self, kind: str, message: str, data: Any = None, step: int = -1) -> None:
+        """Say something about the watching itself, at the step under way or at `step`."""
         if self._mailbox is not None:
-            self._mailbox.notice(kind, message, self.boundary.number, data or {})
+            at = self.boundary.number if step < 0 else step
+            self._mailbox.notice(kind, message, at, data or {})
             self.status_changed()
 
     def status_changed(self) -> None:
@@ -264,9 +263,8 @@ class Probe:
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
         self.guard.run_all(self.calls["finish"], values)
-        tape.remember(self, step, attempt, values)
         self.finite = not values.get("nan_inf_events")
-        self.rollbacks.finished(step)
+        self.rollbacks.finished(step, attempt, values)
 
     # ── the ends of a process ─────────────────────────────────────────────────────────────────
 
@@ -285,15 +283,17 @@ class Probe:
             return
         try:
             self.boundary.end()
+            self.tools.end()
             self.publisher.flush()
             reporting.tell_rest(self)
             error = getattr(sys, "last_value", None)
-            code, text = None, ""
+            code, text = exits.code(), ""
             if error is not None:
                 code = -2 if isinstance(error, KeyboardInterrupt) else 1
                 text = describe(error)
             self.beat("exiting")
             self.writer.last_words(code, text)
+            self.rollbacks.close()
             self.writer.close()
         except Exception:  # at exit nobody is left to tell
             pass

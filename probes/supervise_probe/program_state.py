@@ -52,24 +52,31 @@ class OwnModules:
 
 
 class ProgramState:
-    """Where the job stood, and its variables."""
+    """Where the job stood, and its variables.
+
+    Attributes:
+        functions: of each frame on the way, None of those without variables of their own.
+        globals: of each module, by id of its namespace, which outlives us. names: of these modules.
+    """
 
     def __init__(self, frames: List[FrameType], modules: OwnModules, walk: Walk) -> None:
         self.itinerary = itinerary(frames)
-        self._functions: List[Optional[Fields]] = [None] * len(frames)
-        self._globals: Dict[int, Fields] = {}  # by id of the namespace, which outlives us
+        self.functions: List[Optional[Fields]] = [None] * len(frames)
+        self.globals: Dict[int, Fields] = {}
+        self.names: Dict[int, str] = {}
         for i, frame in enumerate(frames):
             if is_library(frame.f_code.co_filename):
                 continue
             self._add_globals(frame.f_globals, walk)
             if not is_module_level(frame) and is_readable(frame):
-                self._functions[i] = walk.fields(_named(read_variables(frame)))
+                self.functions[i] = walk.fields(_named(read_variables(frame)))
         for _, namespace in modules.namespaces():
             self._add_globals(namespace, walk)
 
     def _add_globals(self, namespace: Dict[str, Any], walk: Walk) -> None:
-        if id(namespace) not in self._globals:
-            self._globals[id(namespace)] = walk.fields(_named(namespace))
+        if id(namespace) not in self.globals:
+            self.names[id(namespace)] = str(namespace.get("__name__"))
+            self.globals[id(namespace)] = walk.fields(_named(namespace))
 
     def verify(self, frames: List[FrameType]) -> None:
         """Raise CannotRestore unless the job stands where it stood."""
@@ -81,10 +88,10 @@ class ProgramState:
             back.miss(f"globals of {modules.left_out} modules")
         spaces = {id(namespace): namespace for _, namespace in modules.namespaces()}
         spaces.update((id(frame.f_globals), frame.f_globals) for frame in frames)
-        for number, fields in self._globals.items():
+        for number, fields in self.globals.items():
             if number in spaces:
                 fields.restore(spaces[number], back)
-        for frame, variables in zip(frames, self._functions):
+        for frame, variables in zip(frames, self.functions):
             if variables is not None:
                 live = read_variables(frame)
                 content = variables.content(live, back, str)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from zlib import crc32
 
 Offset = Union[int, str, None]
 
@@ -17,6 +18,7 @@ DATASET_SHARDS = ("current_shard", "shard_name")  # of a dataset that is read in
 DATASET_OFFSETS = ("current_offset", "shard_offset")
 WRAPPERS = 4  # datasets within datasets that are looked into
 LONGEST_NAME = 200
+SHORT = 90  # characters of a name in letters and in the manifest of the quarantine
 SEVERAL = 16  # origins kept of one batch
 VALUES = 4096  # samples of a batch whose shard is read
 
@@ -48,6 +50,13 @@ def name_of(value: Any) -> Optional[str]:
         value = f"{head}://{host.rpartition('@')[2]}{slash}{path}"
     text: str = " ".join(value.split())
     return text if len(text) <= LONGEST_NAME else "…" + text[1 - LONGEST_NAME :]
+
+
+def short(name: str) -> str:
+    """Return a name that fits into a letter: the end of a long one, behind a hash of all of it."""
+    if len(name) <= SHORT:
+        return name
+    return f"…{crc32(name.encode('utf-8', 'replace')):08x}…{name[10 - SHORT :]}"
 
 
 def offset_of(value: Any) -> Offset:

@@ -35,6 +35,12 @@ def shard(probe: Probe, name: Any, offset: Any) -> None:
         probe.collectors["shards"].shards.tell(name, offset)
 
 
+def is_quarantined(probe: Probe, name: Any) -> bool:
+    """Whether a shard of this name is in quarantine."""
+    held: bool = probe.collectors["quarantine"].asks(name)
+    return held
+
+
 def tell_rest(probe: Probe) -> None:
     """The process ends: what was reported for a frame that never came is told in words."""
     rest = {k: v for k, v in probe.boundary.reported.items() if isinstance(v, float)}

@@ -5,30 +5,37 @@ Rule: only what the job has imported or initialised is read; nothing is imported
 
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-State = Tuple[Callable[[Any], Any], Any]  # how to set it back, and to what
+
+class State(NamedTuple):
+    """One global generator: its name, how to set it back, and to what."""
+
+    name: str
+    set_back: Callable[[Any], Any]
+    content: Any
 
 
 def global_states(torch: ModuleType) -> List[State]:
     """The state of torch's CPU generator, of CUDA's if initialised, of numpy and `random`."""
-    generators = [torch.default_generator]
+    generators = {"torch": torch.default_generator}
     if torch.cuda.is_initialized():
-        generators += list(torch.cuda.default_generators)
-    states: List[State] = [(generator.set_state, generator.get_state()) for generator in generators]
+        for number, generator in enumerate(torch.cuda.default_generators):
+            generators[f"cuda:{number}"] = generator
+    states = [State(name, g.set_state, g.get_state()) for name, g in generators.items()]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        states.append((numpy.set_state, numpy.get_state()))
+        states.append(State("numpy", numpy.set_state, numpy.get_state()))
     chance = sys.modules.get("random")
     if chance is not None:
-        states.append((chance.setstate, chance.getstate()))
+        states.append(State("random", chance.setstate, chance.getstate()))
     return states
 
 
 def restore(states: List[State]) -> None:
     """Set every global generator back."""
-    for set_state, state in states:
-        set_state(state)
+    for state in states:
+        state.set_back(state.content)
 
 
 def generator_types(torch: ModuleType) -> Tuple[type, ...]:

@@ -1,25 +1,39 @@
 """When a savepoint is taken, and how the probe itself goes back with the job.
 
 The probe's own counters (tokens, applied steps) travel inside the savepoint. `Savepoints` does the
-work; here is only what belongs to the probe.
+work; here is only what belongs to the probe, with what else going back needs: the tape, the steps
+to skip, and the savepoints for another process.
 """
 
 from __future__ import annotations
 
+import os
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
+from . import moments, skips
+from .background import Background
+from .batch_tape import BatchTape
 from .errors import Refused
+from .handover import Handover
 from .learning_rate import Ramp
+from .tape import Tape
 
 if TYPE_CHECKING:
     from .probe import Probe
+
+
+EXIT_S = 60.0  # how long the end of the process waits for a savepoint that is being written
 
 
 class Rollbacks:
     """The savepoints of one rank.
 
     Attributes:
+        background: for what is written to disk beside the training.
+        tape: the newest steps. skips: those whose update is dropped.
+        batches: what loaders gave since the oldest savepoint, None where none can go back.
+        handover: savepoints for another process, and the one that this process begins with.
         result: what the optimizer's step is about to return to the job.
         why_not: why no rollback is possible in this job, "" while it is.
     """
@@ -27,10 +41,15 @@ class Rollbacks:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._savepoints: Any = None
-        self._next = 0
+        self._next, self._every = 0, 1
         self._unfinished: Dict[int, Dict[str, float]] = {}
         self.result: Any = None
         self.why_not = ""
+        self.background = Background()
+        self.tape = Tape(probe, self.background)
+        self.skips = skips.Skips(probe, self.tape)
+        self.handover = Handover(probe, self)
+        self.batches: Optional[BatchTape] = None
         wanted = probe.config.savepoints
         if not wanted:
             self.why_not = "no savepoints are kept"
@@ -41,14 +60,21 @@ class Rollbacks:
         from .savepoints import Savepoints
 
         self._every = max(1, int(wanted["every"]))
+        max_bytes = int(wanted["max_bytes"])
+        self.batches = BatchTape(probe, max_bytes)
         self._savepoints = Savepoints(
-            probe.torch, probe.registry, int(wanted["keep"]), int(wanted["max_bytes"])
+            probe.torch,
+            probe.registry,
+            int(wanted["keep"]),
+            max_bytes,
+            wanted.get("spill", os.path.dirname(probe.config.marks)),
+            self.batches,
         )
 
     def never(self, why: str) -> None:
         """No rollback can work in this job, as is known from elsewhere."""
         if self._savepoints is not None:
-            self._savepoints = None
+            self._savepoints, self.batches = None, None
             self._probe.notice("rollback-unavailable", f"no rollback is possible: {why}")
         self.why_not = why
 
@@ -58,19 +84,31 @@ class Rollbacks:
         return [] if self._savepoints is None else list(self._savepoints.steps)
 
     def due(self) -> bool:
-        """Whether it is time for a savepoint. A step that was not finite is nothing to keep."""
-        late_enough = self._probe.boundary.number > self._next
-        return late_enough and self._savepoints is not None and self._probe.finite
+        """Whether it is time for a savepoint. A step that was not finite is nothing to keep.
+
+        While an older one is on its way to the disk, the next has to wait.
+        """
+        if self.handover.wants_a_word:
+            return True
+        if self._probe.boundary.number <= self._next or self._savepoints is None:
+            return False
+        return self._probe.finite and not self._savepoints.busy
 
     def regular(self) -> None:
-        """Take the savepoint that is due."""
+        """Take the savepoint that is due, or go on from that of another process."""
         probe = self._probe
+        if self.handover.wants_a_word:
+            self.handover.speak()
+            return
         step = probe.boundary.number - 1
         began = monotonic_ns()
         try:
             self.take()
         except Refused as problem:
             probe.notice("rollback-unavailable", f"no rollback is possible: {problem}")
+        else:
+            for trouble in self._savepoints.troubles():
+                probe.notice("note", f"{trouble}; it is given up when its memory is needed")
         self._next = self._multiple_behind(step)
         probe.boundary.hold(monotonic_ns() - began)
 
@@ -78,11 +116,12 @@ class Rollbacks:
         """Keep the state behind the last step.
 
         Raises:
-            Refused: a rollback can never work in this job; none is tried again.
+            Refused: a rollback can never work in this job, and none is tried again; or the disk
+                is busy with an older savepoint.
         """
         if self._savepoints is None:
             raise Refused(self.why_not)
-        from .savepoints import CannotRestore
+        from .savepoints import Busy, CannotRestore
 
         probe = self._probe
         step = probe.boundary.number - 1
@@ -94,9 +133,12 @@ class Rollbacks:
             taken: Dict[str, Any] = self._savepoints.take(
                 step, probe.boundary.attempt, (state, result)
             )
-        except CannotRestore as problem:
-            self._savepoints, self.why_not = None, str(problem)
+        except Busy as problem:
             raise Refused(str(problem)) from problem
+        except CannotRestore as problem:
+            self._savepoints, self.batches, self.why_not = None, None, str(problem)
+            raise Refused(str(problem)) from problem
+        self.handover.took(self._savepoints)
         if probe.publisher.waiting:  # this step's own counts are still on a device
             kept = set(self.steps)
             self._unfinished = {k: v for k, v in self._unfinished.items() if k in kept}
@@ -104,8 +146,9 @@ class Rollbacks:
         probe.status_changed()
         return taken
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """The frame of `step` is complete: so are the counts that its savepoint holds."""
+        self.tape.remember(step, attempt, values)
         state = self._unfinished.pop(step, None)
         if state is not None:
             state.update(self._probe.state())
@@ -115,10 +158,26 @@ class Rollbacks:
         return self.take()
 
     def do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        """The verb `rollback`: `{"before_step", "rng", "rewarm": {"start", "steps"} or None}`."""
-        probe, rewarm = self._probe, args.get("rewarm")
+        """The verb `rollback`.
+
+        Args:
+            args: `before_step`; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
+                `skip`: the first and the last step whose update is dropped when it comes again;
+                `moments`: "restore" or "zero".
+        """
+        probe, rewarm, skip = self._probe, args.get("rewarm"), args.get("skip")
+        rng, zero = str(args.get("rng", "restore")), args.get("moments") == "zero"
         from_step = probe.boundary.number - 1
-        result = self.back(int(args["before_step"]), str(args.get("rng", "restore")))
+        steps = skips.parse(skip) if skip is not None else None
+        if steps is not None and rng != "restore":
+            raise Refused("skip needs rng=restore, which brings the same batches again")
+        if zero:
+            moments.check(probe.boundary.optimizers())
+        result = self.back(int(args["before_step"]), rng)
+        if zero:
+            moments.zero(probe.torch, probe.boundary.optimizers())
+        if steps is not None:
+            self.skips.order(*steps)
         if rewarm:
             probe.rate.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
         return {**result, "attempt": probe.boundary.attempt, "from_step": from_step}
@@ -141,13 +200,30 @@ class Rollbacks:
         probe.publisher.flush()
         for collector in probe.collectors.values():
             collector.rewind(state)
-        step = int(restored["step"])
-        probe.boundary.rewind(step)
+        self.went_to(int(restored["step"]), probe.boundary.attempt + 1, self.result)
+        if rng == "restore":
+            self.tape.expect(int(restored["step"]) + 1, exact=True)
+        else:
+            self.tape.expect_nothing()
+        return dict(restored)
+
+    def went_to(self, step: int, attempt: int, result: Any) -> None:
+        """The job stands behind `step` again, which returned `result`: so does the probe."""
+        probe = self._probe
+        self.result = result
+        probe.boundary.rewind(step, attempt)
         probe.sampling.begin(probe.boundary.number, monotonic_ns())
         probe.drills.end_all()
         self._next = self._multiple_behind(step)
         probe.status_changed()
-        return dict(restored)
+
+    def close(self) -> None:
+        """The process ends."""
+        self.tape.close()
+        if self._savepoints is not None:
+            self._savepoints.close()
+        self.background.close(EXIT_S)
+        self.handover.report()
 
     def _multiple_behind(self, step: int) -> int:
         return (step // self._every + 1) * self._every

@@ -2,18 +2,21 @@
 
 A set is due when the step number is a multiple of its interval, so that all ranks sample the same
 steps; never in the first two steps, which compile and allocate. The supervisor may ask for denser
-samples for a while, by a word in the segment that expires by itself. A set whose samples cost more
-than its share of the time between two of them is taken half as often; one whose single sample is
-far too dear is switched off. The guard cannot judge that: what happens in one step of fifty is
-never in a median.
+samples for a while, by a word in the segment that expires by itself, or for much denser ones, for
+a number of steps, by the verb `raise_sampling`. A set whose samples cost more than its share of the
+time between two of them is taken half as often; one whose single sample is far too dear is switched
+off. The guard cannot judge that: what happens in one step of fifty is never in a median.
 """
 
 from __future__ import annotations
 
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, Optional
+
+from .errors import Refused
 
 if TYPE_CHECKING:
+    from .guard import Part
     from .probe import Probe
 
 # Steps between two samples where nobody says otherwise: the cost of one is then below SHARE.
@@ -35,15 +38,16 @@ class Interval:
 
     Attributes:
         asked: steps between two samples as configured; 0 is never. every: as stretched.
+        raised: steps between two while a command asks for more samples; 0: none does.
         cost_ns: of the newest sample, thread CPU time. spent_ns: of the one under way.
         samples: taken so far. off: why it is switched off, "" while it is on.
     """
 
-    __slots__ = ("asked", "cost_ns", "every", "off", "samples", "spent_ns")
+    __slots__ = ("asked", "cost_ns", "every", "off", "raised", "samples", "spent_ns")
 
     def __init__(self, asked: int) -> None:
         self.asked = self.every = asked
-        self.cost_ns = self.spent_ns = self.samples = 0
+        self.cost_ns = self.spent_ns = self.samples = self.raised = 0
         self.off = ""
 
 
@@ -66,6 +70,7 @@ class Sampling:
         self._step = self._next = 0
         self._look_ns = 0
         self._mark: Optional[tuple[int, int]] = None  # step and time of the newest sample
+        self._raised_left = 0  # steps
 
     def due(self, name: str) -> bool:
         """Whether the step under way is one in which `name` is sampled."""
@@ -77,6 +82,10 @@ class Sampling:
             self._judge(step, now_ns)
             self._due, self.waiting = NONE, False
             self._probe.sampler.wants_logits = False
+        if self._raised_left:
+            self._raised_left -= 1
+            if not self._raised_left:
+                self._lower()
         if now_ns >= self._look_ns:
             self._look(now_ns)
         if step >= self._next or step < self._step:
@@ -105,13 +114,61 @@ class Sampling:
             found["side_path"] = f"unavailable: {refused}"
         return found
 
+    # ── the command ───────────────────────────────────────────────────────────────────────────
+
+    def do_raise_sampling(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Sample `sets` (None: all) every `every` steps at least, for `steps`; or `lift` that.
+
+        A set that was configured to be never sampled, or is switched off, stays so.
+        """
+        if args.get("lift"):
+            self._lower()
+            return {"sampling": self.describe()}
+        every, steps = int(args["every"]), int(args["steps"])
+        if every < 1 or steps < 1:
+            raise Refused(f"samples every {every} steps for {steps} steps: both are 1 at least")
+        names = [str(name) for name in args.get("sets") or self.sets]
+        unknown = [name for name in names if name not in self.sets]
+        if unknown:
+            raise Refused(f"there is no set {unknown[0]!r}; there are {', '.join(self.sets)}")
+        on = [name for name in names if self.sets[name].every and not self.sets[name].off]
+        if not on:
+            raise Refused("none of these sets is on")
+        self._lower()
+        for name in on:
+            self.sets[name].raised = every
+            for part in self._parts(name):
+                part.excused = True
+        self._raised_left, self._next = steps, 0
+        return {"sampling": self.describe(), "raised": on, "steps": steps}
+
+    def _lower(self) -> None:
+        """Every set goes back to its own interval."""
+        self._raised_left = self._next = 0
+        for name, each in self._all():
+            if each.raised:
+                each.raised = 0
+                for part in self._parts(name):
+                    part.excused = False
+                    part.costs.clear()
+        self._probe.status_changed()
+
+    def _parts(self, name: str) -> Iterator[Part]:
+        """Yield the pieces that a sample of the set is made of."""
+        guard = self._probe.guard
+        yield guard.part(name)
+        for each, collector in self._probe.collectors.items():
+            if name == collector.SAMPLED:
+                yield guard.part(each)
+
     # ── the plan ──────────────────────────────────────────────────────────────────────────────
 
     def _all(self) -> Any:
         return self.sets.items()
 
     def _every(self, each: Interval) -> int:
-        return max(1, each.every // DENSER) if self.tight and each.every else each.every
+        every = max(1, each.every // DENSER) if self.tight and each.every else each.every
+        return min(every, each.raised) if each.raised else every
 
     def _plan(self, step: int) -> None:
         parts = self._probe.guard.parts
@@ -146,6 +203,8 @@ class Sampling:
 
     def _judge(self, step: int, now_ns: int) -> None:
         mark, self._mark = self._mark, (step, now_ns)
+        if self._probe.guard.blind:
+            mark = None
         for name in self._due:
             each = self.sets[name]
             if not each.spent_ns:

@@ -11,66 +11,89 @@ This file orders the parts: `training_state.py` (tensors), `program_state.py` (v
 place), `rng.py`. It knows no shared memory and no command.
 """
 
+import contextlib
 import functools
 import weakref
 from types import FrameType, ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
+from . import portable
 from . import rng as chance
 from .copies import Copies, Pool
 from .frames import CannotRestore, Step, driver, itinerary, job_frames, why_stuck
+from .graft import graft
 from .kinds import Kinds
 from .program_state import OwnModules, ProgramState
 from .registry import Registry
+from .shelf import Savepoint, Shelf
 from .training_state import TrainingState
 from .values import Back
 from .walk import Walk
 
-__all__ = ["CannotRestore", "Savepoints"]
+__all__ = ["Busy", "CannotRestore", "Savepoints"]
 
 
-class _Savepoint:
-    """One of them."""
-
-    __slots__ = (
-        "__weakref__", "attempt", "copies", "extra", "program", "rng", "step", "training",
-    )  # fmt: skip
-
-    def __init__(self, step: int, attempt: int, extra: Any, copies: Copies) -> None:
-        self.step, self.attempt, self.extra = step, attempt, extra
-        self.copies = copies
-        self.training: TrainingState
-        self.program: ProgramState
-        self.rng: List[chance.State] = []
+class Busy(Exception):  # noqa: N818 (it can be asked again)
+    """A savepoint cannot be taken just now; the text is one sentence for people."""
 
 
 class Savepoints:
     """The newest savepoints of a job."""
 
-    def __init__(self, torch: ModuleType, registry: Registry, keep: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        torch: ModuleType,
+        registry: Registry,
+        keep: int,
+        max_bytes: int,
+        spill: Optional[str] = None,
+        tape: Any = None,
+    ) -> None:
         """
         Args:
             keep: how many at most, 1 or more.
             max_bytes: of host memory for all of them; the oldest give way, but one always stays.
+            spill: directory for those that give way; None: they are lost.
+            tape: the `BatchTape` that goes back too; None: loaders stay where they are.
         """
         self._torch = torch
         self._registry = registry
-        self._keep = max(1, keep)
-        self._max_bytes = max_bytes
         self._kinds = Kinds(torch)
         self._modules = OwnModules()
-        self._saved: List[_Savepoint] = []  # oldest first
+        self._tape = tape
+        self._shelf = Shelf(torch, keep, max_bytes, spill)
         self._last_seen: List[Step] = []
         self._last_crossed: Optional[str] = None
         self._never: Optional[str] = None
-        self._busy = False
+        self._taking = False
         self._optimizer_died = functools.partial(_forget, weakref.ref(self))
 
     @property
     def steps(self) -> List[int]:
         """The steps that can be gone back to, oldest first."""
         self._drop_dead()
-        return [savepoint.step for savepoint in self._saved]
+        return [savepoint.step for savepoint in self._shelf.saved]
+
+    @property
+    def held(self) -> int:
+        """Bytes of host memory that they take."""
+        return self._shelf.held
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is being written to disk, so that no other can be taken now."""
+        return self._shelf.busy
+
+    def troubles(self) -> List[str]:
+        """Sentences about a disk that failed, each told once."""
+        told, self._shelf.troubles = self._shelf.troubles, []
+        return told
+
+    def close(self) -> None:
+        """Give all of them up; nothing is being written any more, or the disk hangs."""
+        with contextlib.suppress(CannotRestore):
+            self._shelf.settle()
+        self._shelf.clear()
 
     def impossible(self) -> Optional[str]:
         """Why a rollback can never work where the job stands now, or None; about 0.1 ms.
@@ -106,46 +129,63 @@ class Savepoints:
             extra: whatever the caller wants back from `restore`; kept as it is.
 
         Returns:
-            {"step", "bytes"}: bytes of host memory that this savepoint holds.
+            {"step", "bytes", "held"}: bytes of host memory that this savepoint takes, and all.
 
         Raises:
             CannotRestore: it could never be gone back to, or not even one fits the budget; asked
                 again, `impossible` says the same. Older savepoints are given up with it.
+            Busy: an older one is being written to disk; nothing was changed.
         """
+        if self.busy:
+            raise Busy("an older savepoint is still being written to disk; ask again later")
         frames = job_frames(self._torch)
         now = itinerary(frames)
         reason, crossed = self._judge(frames, now)
         if reason is not None:
-            self._saved.clear()
+            self._shelf.clear()
             raise CannotRestore(reason)
         self._drop_dead()
         if crossed is not None:
-            self._saved.clear()
+            self._shelf.clear()
         self._last_seen, self._last_crossed = now, crossed
-        self._saved = [saved for saved in self._saved if saved.step < step]
-        self._busy = True
+        self._shelf.keep_only(lambda saved: saved.step < step)
+        self._taking = True
         try:
             new = self._new(step, attempt, extra, frames)
         except CannotRestore as refusal:
             self._never = str(refusal)
-            self._saved.clear()
+            self._shelf.clear()
             raise
         finally:
-            self._busy = False
-        self._saved.append(new)
-        return {"step": step, "bytes": new.copies.nbytes}
+            self._taking = False
+        self._shelf.add(new)
+        if self._tape is not None:
+            new.mark = self._tape.mark()
+            self._tape.forget_before(self._shelf.saved[0].mark)
+        return {"step": step, "bytes": new.copies.nbytes, "held": self.held}
 
-    def _new(self, step: int, attempt: int, extra: Any, frames: List[FrameType]) -> _Savepoint:
-        copies = Copies(self._torch, self._saved[-1].copies if self._saved else None)
-        new = _Savepoint(step, attempt, extra, copies)
-        walk = Walk(self._torch, self._kinds, copies, self._registry.saw)
+    def _new(self, step: int, attempt: int, extra: Any, frames: List[FrameType]) -> Savepoint:
+        new = self._plan(step, attempt, extra, frames)
+        if self._tape is not None:
+            room = self._shelf.max_bytes - new.copies.nbytes
+            self._shelf.reserved = self._tape.reserve(room)
+        new.copies.share()
+        new.copies.copy(self._shelf.make_room(new.copies.nbytes))
+        return new
+
+    def _plan(self, step: int, attempt: int, extra: Any, frames: List[FrameType]) -> Savepoint:
+        """Look at everything; nothing is copied yet."""
+        before = self._shelf.saved[-1:]
+        copies = Copies(self._torch, before[0].copies if before else None)
+        new = Savepoint(step, attempt, extra, copies)
+        taped = _never if self._tape is None else self._tape.knows
+        walk = Walk(self._torch, self._kinds, copies, self._registry.saw, taped)
         new.training = TrainingState(
             self._torch, self._registry, walk, copies, self._optimizer_died
         )
         new.program = ProgramState(frames, self._modules, walk)
         new.training.add_new(self._registry, walk)
         new.rng = chance.global_states(self._torch)
-        copies.copy(self._make_room(copies.nbytes))
         return new
 
     def restore(self, before_step: int, rng: str) -> Tuple[Dict[str, Any], Any]:
@@ -160,15 +200,25 @@ class Savepoints:
             not_restored: names of variables that keep their present value.
 
         Raises:
-            CannotRestore: nothing was changed.
+            CannotRestore: nothing of the job was changed.
         """
         if rng not in ("restore", "keep"):
             raise CannotRestore(f"rng must be 'restore' or 'keep', not {rng!r}")
         saved = self._newest(before_step)
-        held = list(self._registry.optimizers)  # none may die before all is written
         frames = job_frames(self._torch)
         saved.program.verify(frames)
         saved.training.verify()
+        self._shelf.bring(saved)
+        missed = self._write_back(saved, frames, rng)
+        if self._tape is not None and rng == "restore":
+            missed += self._tape.rewind(saved.mark)
+        result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
+        result["bytes"] = saved.copies.nbytes
+        result["not_restored"] = missed
+        return result, saved.extra
+
+    def _write_back(self, saved: Savepoint, frames: List[FrameType], rng: str) -> List[str]:
+        held = list(self._registry.optimizers)  # none may die before all is written
         back = Back(saved.copies, rng == "keep", self._kinds.is_constant, self._kinds.is_code)
         with self._torch.no_grad():
             saved.training.restore(back)
@@ -177,47 +227,66 @@ class Savepoints:
         if rng == "restore":
             chance.restore(saved.rng)
         del held
-        self._saved = [other for other in self._saved if other.step <= saved.step]
-        result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
-        result["bytes"] = saved.copies.nbytes
-        result["not_restored"] = back.missed
-        return result, saved.extra
+        return back.missed
 
-    def _newest(self, before_step: int) -> _Savepoint:
-        had_any = bool(self._saved)
+    def document(self) -> Tuple[Savepoint, Dict[str, Any]]:
+        """Return the savepoint that was just taken, pinned, and all of it as plain data.
+
+        Its copies stay as they are while it is pinned, and no other savepoint is taken.
+
+        Raises:
+            CannotRestore: another process could not go on from here.
+        """
+        saved = self._shelf.saved[-1]
+        self._require_movable(job_frames(self._torch))
+        document = portable.document(saved, portable.names_of(self._registry))
+        saved.pinned = True
+        return saved, document
+
+    def begin_from(self, document: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
+        """Go on from a savepoint of another process of the same script; see `restore`.
+
+        Raises:
+            CannotRestore: it is of another script, or does not fit; nothing was changed.
+        """
+        frames = job_frames(self._torch)
+        self._require_movable(frames)
+        live = self._plan(0, 0, None, frames)
+        live.copies.copy(Pool())
+        missed = graft(self._torch, document, live)
+        missed += self._write_back(live, frames, "restore")
+        return {"step": live.step, "not_restored": missed}, live.extra
+
+    def _require_movable(self, frames: List[FrameType]) -> None:
+        reason = why_stuck(frames, 0, known=False)
+        if reason is not None:
+            raise CannotRestore(reason)
+
+    def _newest(self, before_step: int) -> Savepoint:
+        had_any = bool(self._shelf.saved)
         self._drop_dead()
-        for saved in reversed(self._saved):
+        for saved in reversed(self._shelf.saved):
             if saved.step < before_step:
                 return saved
-        if self._saved:
+        if self._shelf.saved:
             raise CannotRestore(
                 f"there is no savepoint before step {before_step}; the oldest is of step "
-                f"{self._saved[0].step}"
+                f"{self._shelf.saved[0].step}"
             )
         if had_any:
             raise CannotRestore("the optimizer of the savepoints no longer exists")
         raise CannotRestore(self._never or "no savepoint has been taken yet")
 
-    def _make_room(self, nbytes: int) -> Pool:
-        """Give up old savepoints for a new one of `nbytes`; their buffers are used again."""
-        if nbytes > self._max_bytes:
-            raise CannotRestore(
-                f"one savepoint takes {nbytes:,} bytes, more than the {self._max_bytes:,} that are "
-                f"allowed for all of them"
-            )
-        pool = Pool()
-        held = sum(saved.copies.nbytes for saved in self._saved)
-        while self._saved and (len(self._saved) >= self._keep or held + nbytes > self._max_bytes):
-            oldest = self._saved.pop(0)
-            held -= oldest.copies.nbytes
-            pool.give(oldest.copies)
-        return pool
-
     def _drop_dead(self) -> None:
-        self._saved = [saved for saved in self._saved if saved.training.is_alive()]
+        self._shelf.keep_only(lambda saved: saved.training.is_alive())
+
+
+def _never(iterator: Any) -> bool:
+    """Whether it gives again what it gave, where nothing is taped."""
+    return False
 
 
 def _forget(owner: "weakref.ref[Savepoints]", optimizer: Any) -> None:
     savepoints = owner()
-    if savepoints is not None and not savepoints._busy:  # else the next call does it
+    if savepoints is not None and not savepoints._taking:  # else the next call does it
         savepoints._drop_dead()

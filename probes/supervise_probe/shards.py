@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any, Deque, Dict, List, Optional, Set
 
-from .provenance import SEVERAL, Origin, name_of, of_batch, of_dataset, offset_of
+from .provenance import SEVERAL, Origin, name_of, of_batch, of_dataset, offset_of, short
 
 NAMES = 1024  # whose number is remembered; the one that was used longest ago gives way
 LOADERS = 8
@@ -56,7 +56,8 @@ class Shards:
 
     Attributes:
         told: what the job said since the last step.
-        untold: new names by number, which the supervisor has not heard of.
+        untold: names by number, which the supervisor has not heard of; one that there was no room
+            for comes back when its shard is used again.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -64,6 +65,7 @@ class Shards:
         self.told: List[Origin] = []
         self.untold: OrderedDict[int, str] = OrderedDict()
         self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._told: Set[int] = set()  # of these, the numbers whose names were in a notice
         self._next = 0
         self._loaders: Dict[int, Loader] = {}
 
@@ -80,13 +82,16 @@ class Shards:
             if origin not in self.told:
                 self.told.append(origin)
 
-    def loaded(self, iterator: Any, batch: Any, told_before: int) -> None:
-        """A loader handed out `batch`; what the job told meanwhile is about this batch."""
+    def origins(self, iterator: Any, batch: Any, told_before: int) -> List[Origin]:
+        """Return where `batch` is from; what the job told while it was fetched is about it."""
         origins = self.told[told_before:]
         if origins:
             del self.told[told_before:]
-        else:
-            origins = of_batch(self._torch, batch) or of_dataset(iterator)
+            return origins
+        return of_batch(self._torch, batch) or of_dataset(iterator)
+
+    def loaded(self, iterator: Any, origins: List[Origin]) -> None:
+        """A loader handed out a batch from there, for a step to come."""
         key = id(iterator)
         loader = self._loaders.get(key)
         if loader is None or loader.iterator() is not iterator:
@@ -120,18 +125,37 @@ class Shards:
         found = self._numbers.get(shard)
         if found is not None:
             self._numbers.move_to_end(shard)
+            if found not in self._told:
+                self._keep_for_notice(found, shard)
             return found
         found = self._next
         self._next += 1
         self._numbers[shard] = found
-        self.untold[found] = shard
+        self._keep_for_notice(found, shard)
         if len(self._numbers) > NAMES:
-            self._numbers.popitem(last=False)
-        if len(self.untold) > UNTOLD:
-            self.untold.popitem(last=False)
+            self._told.discard(self._numbers.popitem(last=False)[1])
         return found
 
-    def newest(self, count: int, chars: int) -> Dict[str, str]:
-        """Return the names used last by number, the newest last, each by its last `chars`."""
+    def _keep_for_notice(self, number: int, shard: str) -> None:
+        self.untold[number] = shard
+        if len(self.untold) > UNTOLD:
+            self.untold.popitem(last=False)
+
+    def tell_some(self, count: int, size: int) -> Dict[str, str]:
+        """Return short names that were never told, by number: `count` at most, `size` bytes."""
+        told: Dict[str, str] = {}
+        while self.untold and len(told) < count:
+            number, shard = next(iter(self.untold.items()))
+            name = short(shard)
+            size -= len(name.encode("utf-8", "replace"))
+            if size < 0 and told:
+                break
+            del self.untold[number]
+            self._told.add(number)
+            told[str(number)] = name
+        return told
+
+    def newest(self, count: int) -> Dict[str, str]:
+        """Return the short names used last by number, the newest last."""
         names = list(self._numbers.items())[-count:]
-        return {str(number): shard[-chars:] for shard, number in names}
+        return {str(number): short(shard) for shard, number in names}

@@ -48,6 +48,13 @@ def describe(probe: Probe) -> Dict[str, Any]:
     shards = probe.collectors["shards"].newest()
     if shards:
         status["shards"] = shards
-    if probe.order is not None:
-        status["standing_orders"] = {"skip_nonfinite": probe.order.state}
+    quarantine = probe.collectors["quarantine"].describe()
+    if quarantine:
+        status["quarantine"] = quarantine
+    orders = probe.tools.standing()
+    if orders:
+        status["standing_orders"] = orders
+    in_force = probe.tools.describe()
+    if in_force:
+        status["in_force"] = in_force
     return status

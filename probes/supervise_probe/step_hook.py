@@ -43,6 +43,10 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
         guard.run(core, probe.without_grad, probe.boundary.measure, update)
 
     @hidden
+    def limit(update: Update) -> None:
+        guard.run(core, probe.without_grad, probe.tools.limit, update)
+
+    @hidden
     def restore() -> None:
         guard.run(core, probe.rate.restore)
 
@@ -58,6 +62,8 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
                 if update.skip:
                     update.result = result
                     raise SkipUpdate
+            else:
+                limit(update)
             return result
 
         return evaluate

@@ -1,20 +1,168 @@
-"""What is kept of the newest batches, for the evidence of an incident."""
+"""What is kept of the newest steps: for evidence, and to see that a run that went back goes on.
+
+A step that is made again must see the same batch and come to the same loss, at the same rate of the
+job's own schedule. In the same process all of it bit for bit; after a new start the loss within
+`CLOSE`, since other threads may add up in another order.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping
+import json
+import math
+import os
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional
 
 if TYPE_CHECKING:
+    from .background import Background
     from .probe import Probe
 
+ROWS = 256  # steps
+WRITE_EVERY = 50  # steps between two writes to disk
+CLOSE = 1e-3  # of the loss; project default
 
-def remember(probe: Probe, step: int, attempt: int, values: Mapping[str, float]) -> None:
-    """Keep the fingerprint of a step's batch, and its shards; all values are on the host."""
-    if "batch_fingerprint" not in values and "batch_shard" not in values:
-        return
-    fingerprint = values.get("batch_fingerprint")
-    seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
-    probe.fingerprints.append(seen)
-    if "batch_shard" in values:
-        part = probe.guard.part("shards")
-        probe.guard.run(part, probe.collectors["shards"].join, seen)
+
+_PACKED = struct.Struct("<qqB3d")  # kept as bytes: nothing for the job's garbage collector to visit
+
+
+class Row(NamedTuple):
+    """One step. What was not seen is None; `lr` is the rate before the probe scaled it."""
+
+    step: int
+    attempt: int
+    fingerprint: Optional[float]
+    loss: Optional[float]
+    lr: Optional[float]
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        seen = sum(1 << i for i, value in enumerate(self[2:]) if value is not None)
+        return _PACKED.pack(self.step, self.attempt, seen, *(value or 0.0 for value in self[2:]))
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Row:
+        """Return what was packed."""
+        step, attempt, seen, *values = _PACKED.unpack(raw)
+        return cls(step, attempt, *(v if seen >> i & 1 else None for i, v in enumerate(values)))
+
+
+class Tape:
+    """The newest steps of one rank, and of the launch before."""
+
+    def __init__(self, probe: Probe, background: Background) -> None:
+        self._probe = probe
+        self._background = background
+        self._packed: Deque[bytes] = deque(maxlen=ROWS)
+        self._expected: Optional[Row] = None
+        self._exact = True
+        self._path = os.path.join(probe.config.marks, f"tape.{probe.rank}.json")
+        self._unwritten = 0
+        config = probe.config
+        if config.attempt:
+            self._packed.extend(row.pack() for row in _read(self._path, config.attempt))
+            if config.first_step:
+                self.expect(config.first_step, exact=False)
+
+    def expect(self, step: int, exact: bool) -> None:
+        """The next `step` is made again: compare it with how it was."""
+        self._expected, self._exact = self._newest(step), exact
+
+    def expect_nothing(self) -> None:
+        """Steps to come see other data than those before."""
+        self._expected = None
+
+    def batches(self, first: int, last: int) -> Dict[int, float]:
+        """The fingerprints of the steps `first` to `last`, as far as they are known."""
+        return {
+            row.step: row.fingerprint
+            for row in self._rows()
+            if first <= row.step <= last and row.fingerprint is not None
+        }
+
+    def remember(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
+        """Keep a step whose values are all on the host."""
+        row = Row(
+            step,
+            attempt,
+            values.get("batch_fingerprint"),
+            values.get("train_loss_raw"),
+            values.get("learning_rate_scheduled"),
+        )
+        self._keep_batch(row, "batch_shard" in values)
+        if self._expected is not None and step >= self._expected.step:
+            was, self._expected = self._expected, None
+            if step == was.step and attempt > was.attempt:
+                self._compare(was, row)
+        self._packed.append(row.pack())
+        self._unwritten += 1
+        if self._unwritten >= WRITE_EVERY:
+            self._unwritten = 0
+            self._background.do(_write, self._path, self._rows())
+
+    def close(self) -> None:
+        """Write what a new launch will want to know of this one."""
+        if self._packed:
+            _write(self._path, self._rows())
+
+    def _rows(self) -> List[Row]:
+        return [Row.unpack(raw) for raw in self._packed]
+
+    def _keep_batch(self, row: Row, has_shard: bool) -> None:
+        """Keep a batch, and its shards, for the evidence of an incident."""
+        probe = self._probe
+        if row.fingerprint is None and not has_shard:
+            return
+        seen: Dict[str, Any] = {"step": row.step, "attempt": row.attempt}
+        seen["fingerprint"] = row.fingerprint
+        probe.fingerprints.append(seen)
+        if has_shard:
+            probe.guard.run(probe.guard.part("shards"), probe.collectors["shards"].join, seen)
+
+    def _newest(self, step: int) -> Optional[Row]:
+        return next((row for row in reversed(self._rows()) if row.step == step), None)
+
+    def _compare(self, was: Row, now: Row) -> None:
+        """Tell whether the run goes on as it did."""
+        batch = "unknown"
+        if was.fingerprint is not None and now.fingerprint is not None:
+            batch = "same" if was.fingerprint == now.fingerprint else "other"
+        wrong = [] if batch != "other" else ["another batch"]
+        if not _equal(was.loss, now.loss, 0.0 if self._exact else CLOSE):
+            wrong.append(f"loss {now.loss!r} instead of {was.loss!r}")
+        if not _equal(was.lr, now.lr, 0.0):
+            wrong.append(f"learning rate {now.lr!r} instead of {was.lr!r}")
+        data = {
+            "step": now.step,
+            "fingerprint": batch,
+            "loss": {"was": was.loss, "is": now.loss},
+            "lr": {"was": was.lr, "is": now.lr},
+            "ok": not wrong,
+        }
+        said = "it goes on as it was" if not wrong else "it is not as it was: " + ", ".join(wrong)
+        self._probe.notice("continuity", f"step {now.step} was made again and {said}", data)
+
+
+def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:
+    """Whether two numbers agree, or one of them is unknown. NaN agrees with NaN."""
+    if was is None or now is None or was == now:
+        return True
+    return (was != was and now != now) or (
+        close > 0 and math.isfinite(was) and abs(was - now) <= close * abs(was)
+    )
+
+
+def _write(path: str, rows: List[Row]) -> None:
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(rows, file)
+    os.replace(path + ".new", path)
+
+
+def _read(path: str, attempt: int) -> List[Row]:
+    """Return the rows of earlier attempts; none where there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [Row(*row) for row in json.load(file)]
+    except (OSError, ValueError, TypeError):
+        return []
+    return [row for row in rows if row.attempt < attempt]

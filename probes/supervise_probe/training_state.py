@@ -22,7 +22,7 @@ from .walk import Walk, is_copyable
 _NOT_OURS = frozenset(
     ("_parameters", "_buffers", "_modules", "state", "param_groups", "defaults", "optimizer")
 )
-_LOST = -1  # a gradient that cannot be copied: a sparse one
+LOST = -1  # a gradient that cannot be copied: a sparse one
 
 
 class TrainingState:
@@ -44,10 +44,10 @@ class TrainingState:
         self._torch = torch
         self._died = died
         self._copies = copies
-        self._modules: List[_Module] = []
-        self._parameters: List[_Parameter] = []
-        self._optimizers: List[_Optimizer] = []
-        self._others: List[Tuple[Any, Fields]] = []  # schedulers and scalers
+        self.modules: List[SavedModule] = []
+        self.parameters: List[SavedParameter] = []
+        self.optimizers: List[SavedOptimizer] = []
+        self.others: List[Tuple[Any, str, Fields]] = []  # schedulers and scalers, by class name
         self._known: "set[int]" = set()
         self.add_new(registry, walk)
 
@@ -60,14 +60,15 @@ class TrainingState:
                 for name, parameter in module._parameters.items()
                 if parameter is not None and not parameter.is_meta
             }
-            self._modules.append(_Module(module, numbers, walk))
+            self.modules.append(SavedModule(module, numbers, walk))
         for optimizer in self._unknown(registry.optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
-            self._optimizers.append(_Optimizer(optimizer, walk, self._died))
+            self.optimizers.append(SavedOptimizer(optimizer, walk, self._died))
         for thing in (*self._unknown(registry.schedulers), *self._unknown(registry.scalers)):
-            self._others.append((weakref.ref(thing), walk.fields(_own(thing), depth=1)))
+            name = type(thing).__name__
+            self.others.append((weakref.ref(thing), name, walk.fields(_own(thing), depth=1)))
         walk.bulk = False
 
     def _unknown(self, alive: Any) -> List[Any]:
@@ -84,20 +85,22 @@ class TrainingState:
         number = self._copies.add(parameter, bulk=True)
         if id(parameter) not in self._known:
             self._known.add(id(parameter))
-            self._parameters.append(_Parameter(name, number, parameter, self._torch, self._copies))
+            self.parameters.append(
+                SavedParameter(name, number, parameter, self._torch, self._copies)
+            )
         return number
 
     def is_alive(self) -> bool:
         """Whether all optimizers, and the parameters they train, still exist."""
-        return all(optimizer.reference() is not None for optimizer in self._optimizers)
+        return all(optimizer.reference() is not None for optimizer in self.optimizers)
 
     def verify(self) -> None:
         """Raise CannotRestore unless `restore` can write everything back."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.verify()
-        for module in self._modules:
+        for module in self.modules:
             module.verify(self._copies)
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.verify(self._copies)
         if self._copies.any_misfit():
             raise CannotRestore("optimizer state changed its shape or type since the savepoint")
@@ -105,26 +108,27 @@ class TrainingState:
     def restore(self, back: Back) -> None:
         """Write everything back."""
         self._copies.write_bulk()
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.restore(self._copies, back)
-        for module in self._modules:
+        for module in self.modules:
             module.restore(back)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.restore(back)
-        for reference, fields in self._others:
+        for reference, _, fields in self.others:
             thing = reference()
             if thing is not None:
                 _put_back(fields, thing.__dict__, back, f"{type(thing).__name__}.")
 
 
-class _Parameter:
+class SavedParameter:
     """What belongs to a parameter beside its value."""
 
-    __slots__ = ("gradient", "name", "number", "requires_grad")
+    __slots__ = ("gradient", "id", "name", "number", "requires_grad")
 
     def __init__(
         self, name: str, number: int, parameter: Any, torch: ModuleType, copies: Copies
     ) -> None:
+        self.id = id(parameter)
         self.name = name
         self.number = number
         self.requires_grad = parameter.requires_grad
@@ -132,7 +136,7 @@ class _Parameter:
         gradient = parameter.grad
         if gradient is not None:
             dense = is_copyable(torch, gradient)
-            self.gradient = copies.add(gradient, bulk=True) if dense else _LOST
+            self.gradient = copies.add(gradient, bulk=True) if dense else LOST
 
     def verify(self, copies: Copies) -> None:
         if copies.misfit(self.number):
@@ -144,7 +148,7 @@ class _Parameter:
             return
         if parameter.requires_grad != self.requires_grad:
             parameter.requires_grad_(self.requires_grad)
-        if self.gradient == _LOST:
+        if self.gradient == LOST:
             back.miss("sparse gradients")
         elif self.gradient is None:
             parameter.grad = None
@@ -152,13 +156,14 @@ class _Parameter:
             parameter.grad = copies.bring_back(self.gradient)
 
 
-class _Module:
+class SavedModule:
     """One module: which parameter objects it has, its buffers, its plain attributes."""
 
-    __slots__ = ("attributes", "buffers", "numbers", "reference")
+    __slots__ = ("attributes", "buffers", "id", "name", "numbers", "reference")
 
     def __init__(self, module: Any, numbers: "dict[str, int]", walk: Walk) -> None:
         self.reference = weakref.ref(module)
+        self.id, self.name = id(module), type(module).__name__
         self.numbers = numbers
         self.buffers = walk.fields(module._buffers.items(), depth=1)
         walk.bulk = False  # a plain attribute may be a view of a read-only file
@@ -184,13 +189,14 @@ class _Module:
         _put_back(self.attributes, module.__dict__, back, prefix)
 
 
-class _Optimizer:
+class SavedOptimizer:
     """One optimizer: its state by parameter, the options of its groups, its own attributes."""
 
-    __slots__ = ("attributes", "groups", "members", "reference", "state")
+    __slots__ = ("attributes", "groups", "id", "members", "name", "reference", "state")
 
     def __init__(self, optimizer: Any, walk: Walk, died: Callable[[Any], None]) -> None:
         self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
+        self.id, self.name = id(optimizer), type(optimizer).__name__
         self.members = [_ids(group) for group in optimizer.param_groups]
         self.groups = [walk.fields(_options(group), depth=1) for group in optimizer.param_groups]
         self.state: List[Tuple[Any, Any, Optional[Value]]] = []

@@ -9,7 +9,7 @@ Rule 3: what cannot be brought back is left as it is and named in `Back.missed`.
 belongs there (`GONE` when that cannot be had again).
 """
 
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from . import rng
@@ -46,6 +46,12 @@ class Back:
         """Note that the variable `path` keeps its present value."""
         if path not in self.missed and len(self.missed) < _MISSED_MAX:
             self.missed.append(path)
+
+
+def name_of(value: Any) -> str:
+    """The name of a class or function, or that of a value's class."""
+    named = value if isinstance(value, (type, FunctionType)) else type(value)
+    return str(named.__qualname__)
 
 
 class Value:
@@ -126,11 +132,12 @@ class Tensor(Value):
 class Thing(Value):
     """An object of a class of the job's own: its attributes are set back, the object stays."""
 
-    __slots__ = ("cells", "fields", "id", "reference")
+    __slots__ = ("cells", "fields", "id", "reference", "type")
 
     def __init__(self, value: Any) -> None:
         self.id = id(value)
         self.reference = weak(value)
+        self.type = name_of(value)
         self.fields = Fields()
         self.cells = Fields()  # of a function: the variables of its closure
 
@@ -171,11 +178,12 @@ class Bound(Value):
 class Chance(Value):
     """A random generator of the job's own."""
 
-    __slots__ = ("id", "reference", "state")
+    __slots__ = ("id", "reference", "state", "type")
 
     def __init__(self, value: Any) -> None:
         self.id = id(value)
         self.reference = weak(value)
+        self.type = name_of(value)
         self.state = rng.state_of(value)
 
     def restore(self, live: Any, back: Back, path: str) -> Any:
@@ -194,16 +202,23 @@ class Other(Value):
     Args:
         lost: known not to come back, such as an iterator, which cannot be rewound.
         stamp: a function that tells roughly whether the object changed, such as `len`.
+        stream: it stands at a place of its own, and goes on from there.
     """
 
-    __slots__ = ("id", "lost", "reference", "stamp")
+    __slots__ = ("id", "lost", "reference", "stamp", "stream", "type")
 
     def __init__(
-        self, value: Any, lost: bool = False, stamp: Optional[Callable[[Any], Any]] = None
+        self,
+        value: Any,
+        lost: bool = False,
+        stamp: Optional[Callable[[Any], Any]] = None,
+        stream: bool = False,
     ) -> None:
         self.id = id(value)
         self.reference = weak(value)
+        self.type = name_of(value)
         self.lost = lost
+        self.stream = stream
         self.stamp = None if stamp is None else (stamp, stamp(value))
 
     def restore(self, live: Any, back: Back, path: str) -> Any:

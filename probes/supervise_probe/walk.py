@@ -33,13 +33,23 @@ class Walk:
     """One look through the variables, for one savepoint."""
 
     def __init__(
-        self, torch: ModuleType, kinds: Kinds, copies: Copies, found: Callable[[Any], None]
+        self,
+        torch: ModuleType,
+        kinds: Kinds,
+        copies: Copies,
+        found: Callable[[Any], None],
+        taped: Callable[[Any], bool],
     ) -> None:
-        """`found` is told every module, optimizer, scheduler and scaler that comes by."""
+        """
+        Args:
+            found: told every module, optimizer, scheduler and scaler that comes by.
+            taped: whether an iterator is made to give again what it gave.
+        """
         self._torch = torch
         self._kinds = kinds
         self._copies = copies
         self._found = found
+        self._taped = taped
         self._seen: Dict[int, Value] = {}
         self._held: List[Any] = []  # keeps the ids in _seen valid while the walk lasts
         self.bulk = False  # whether tensors are training state, see Copies.add
@@ -84,7 +94,8 @@ class Walk:
         return Other(value)
 
     def _stream(self, value: Any, depth: int) -> Value:
-        return Other(value, lost=True)
+        stream = hasattr(type(value), "__next__")
+        return Other(value, lost=not (stream and self._taped(value)), stream=stream)
 
     def _training(self, value: Any, depth: int) -> Value:
         self._found(value)

@@ -92,8 +92,17 @@ class ActionError(SuperviseError):
 
     Attributes:
         retryable: True if the same call may succeed later, and left nothing half-done.
+        refused: True if the job would not do it, and nothing was touched.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        refused: bool = False,
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
+        self.refused = refused

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from supervise.core.action import Aim
+from supervise.core.checkpoints import Checkpoint
 from supervise.errors import ActionError
 
 
@@ -35,6 +36,10 @@ class FakeJob:
         self.calls.append(("stop", grace_s, term_s, exit_code))
         return self._answer()
 
+    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        self.calls.append(("relaunch", dict(args), key))
+        return self._answer()
+
     def work(self, within_s: float) -> dict[str, float]:
         self.calls.append(("work", within_s))
         return self.works
@@ -53,7 +58,9 @@ def fake_job() -> type[FakeJob]:
 @pytest.fixture
 def aim():
     """An aim at an incident whose first breach was at step 150, seen at step 153."""
+    steps = {"ckpt-1": 79, "ckpt-2": 119}
     usual = Aim(
-        incident="inc-1", step=153, breach_step=150, attempt=0, world_size=1, severity="SEV1"
-    )
+        incident="inc-1", step=153, breach_step=150, attempt=0, world_size=1, severity="SEV1",
+        good=tuple(Checkpoint(name, at, 0, f"/c/{at}.pt", True) for name, at in steps.items()),
+    )  # fmt: skip
     return lambda **changes: replace(usual, **changes)

@@ -14,7 +14,7 @@ from supervise import actions
 from supervise.core.action import Action, Refused
 from supervise.errors import ActionError
 
-NEEDED = {"lr_scale": {"set": 0.5}}
+NEEDED = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}
 ANSWERS = {
     "pause": {"paused_step": 153},
     "resume": {"resumed": True, "held_s": 1.0},
@@ -22,7 +22,13 @@ ANSWERS = {
     "savepoint": {"step": 153, "bytes": 9},
     "lr_scale": {"lr_scale": 0.5, "learning_rate_before": 1e-3},
     "rollback": {"step": 125, "attempt": 1, "from_step": 153, "bytes": 9, "not_restored": []},
+    "relaunch": {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []},
     "skip_step": {"will_skip": 1},
+    "clip": {"clip_bound": 0.3, "steps": 500},
+    "update_clip": {"update_clip": {"window": 128, "sigma": 2.0}, "bytes": 9},
+    "loss_scale": {"loss_scale": 65536.0, "backoff": 0.5},
+    "raise_sampling": {"sampling": {"attention": 5}, "raised": ["attention"], "steps": 200},
+    "profile": {"path": "incidents/inc-1/profile-154-rank-0.json", "first_step": 154, "steps": 5},
     "stop": {"how": "interrupt", "returncode": 0, "survivors": []},
 }
 
@@ -48,9 +54,12 @@ CATALOG = catalog()
 
 def test_these_are_the_verbs():
     """The file name is the verb."""
-    verbs = "lr_scale notify pause resume rollback savepoint skip_step snapshot stop verify"
+    verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
+    verbs += " stop verify quarantine unquarantine checkpoint undo"
 
-    assert sorted(CATALOG) == verbs.split()
+    verbs += " clip loss_scale profile raise_sampling update_clip"
+
+    assert sorted(CATALOG) == sorted(verbs.split())
 
 
 @pytest.mark.parametrize("verb", CATALOG)
@@ -87,7 +96,19 @@ def test_its_defaults_can_work(verb):
     assert CATALOG[verb](**NEEDED.get(verb, {})).check() == []
 
 
-@pytest.mark.parametrize("verb", ["pause", "lr_scale", "rollback", "skip_step", "savepoint"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "pause",
+        "lr_scale",
+        "rollback",
+        "skip_step",
+        "savepoint",
+        "clip",
+        "update_clip",
+        "loss_scale",
+    ],
+)
 def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, aim):
     """One rank of many must never be changed alone."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
@@ -98,7 +119,9 @@ def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, aim):
     assert action.changes_training
 
 
-@pytest.mark.parametrize("verb", ["resume", "snapshot", "stop"])
+@pytest.mark.parametrize(
+    "verb", ["relaunch", "resume", "snapshot", "stop", "raise_sampling", "profile"]
+)
 def test_what_harms_no_rank_works_with_several(verb, aim):
     """Evidence, ending, and above all letting a held job go on."""
     CATALOG[verb]().aim(aim(world_size=4))
@@ -143,8 +166,10 @@ def test_zero_actions_means_nothing_that_touches_the_job():
     """Evidence, messages and looking do not count."""
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
-    assert free == {"snapshot", "notify", "verify"}
+    assert free == {"snapshot", "notify", "undo", "verify", "raise_sampling", "profile"}
     assert {verb for verb, action in CATALOG.items() if action.destructive} == {
+        "quarantine",
+        "relaunch",
         "rollback",
         "skip_step",
         "stop",

@@ -1,9 +1,10 @@
-"""Stop, skip_step, verify."""
+"""Stop, skip_step, checkpoint, verify."""
 
 from __future__ import annotations
 
 import pytest
 
+from supervise.actions.checkpoint import Checkpoint
 from supervise.actions.skip_step import SkipStep
 from supervise.actions.stop import Stop
 from supervise.actions.verify import Verify
@@ -40,14 +41,29 @@ def test_the_longest_stop_fits_into_its_deadline():
 
 def test_skip_counts_are_bounded(aim, fake_job):
     """Zero is no action, and a million is no skip."""
-    assert [SkipStep(count=count).check() == [] for count in (0, 1, 1000, 1001)] == [
+    assert [SkipStep(count=count).check() == [] for count in (0, 1, 3, 4)] == [
         False,
         True,
         True,
         False,
     ]
+    assert SkipStep(count=300, most=300).check() == []
+    assert [field for field, _ in SkipStep(count=1001, most=1001).check()] == ["most"]
     with pytest.raises(ActionError, match="asked to skip 2 steps"):
         SkipStep(count=2).perform(fake_job({"will_skip": 1}), {"count": 2}, key="k")
+
+
+def test_a_checkpoint_is_ordered_where_the_job_keeps_its_own(aim, fake_job):
+    """On any number of ranks: the state is not changed. An answer without a step is no order."""
+    job = fake_job({"path": "/o/ckpt.supervise-154.pt", "step": 154, "how": "on-demand"})
+    action = Checkpoint()
+    args = action.aim(aim(world_size=8))
+
+    assert action.perform(job, args, key="k")["step"] == 154
+    assert job.calls == [("checkpoint", {"path": None}, "k")]
+    assert not action.destructive and action.touches_job and action.budget is None
+    with pytest.raises(ActionError, match="ordered no checkpoint"):
+        action.perform(fake_job({"path": "x"}), args, key="k")
 
 
 def test_verify_must_be_able_to_come_true():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.rollback import Rollback
+from supervise.actions.rollback import Around, Rollback
 from supervise.core.action import Refused
 from supervise.errors import ActionError
 
@@ -31,6 +31,15 @@ def test_when_nothing_can_be_old_enough_it_is_refused(aim):
     assert Rollback().aim(aim(breach_step=11))["before_step"] == 1
 
 
+def test_the_offending_batches_are_absolute_steps(aim):
+    """Five before the first breach, two behind it, and that one; never before the first step."""
+    action = Rollback(skip=Around(before=5, after=2), moments="zero")
+
+    assert action.aim(aim())["skip"] == [145, 152]
+    assert action.aim(aim())["moments"] == "zero"
+    assert Rollback(at_least=0, skip=Around()).aim(aim(breach_step=3))["skip"] == [0, 3]
+
+
 @pytest.mark.parametrize("step", [140, 153, None])
 def test_a_job_that_is_not_back_far_enough_is_a_failure(step, aim, fake_job):
     """The step it is at now must be before the target."""
@@ -52,3 +61,6 @@ def test_values_that_cannot_work_are_named():
     wrong = Rollback(at_least=-1, start=0.0, rewarm=-5)
 
     assert [field for field, _ in wrong.check()] == ["at_least", "start", "rewarm"]
+
+    unskippable = Rollback(rng="keep", skip=Around(before=-1))
+    assert [field for field, _ in unskippable.check()] == ["skip", "skip"]

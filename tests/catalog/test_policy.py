@@ -117,9 +117,9 @@ def test_a_folder_is_no_policy(tmp_path: Path) -> None:
         load_policy(tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["approve", "enforced", ""])
+@pytest.mark.parametrize("mode", ["approved", "enforced", ""])
 def test_a_mode_that_cannot_be_is_refused(mode: str) -> None:
-    """`approve` is known and not there yet; anything else is misspelt."""
+    """What was probably meant is said."""
     with pytest.raises(UsageError) as raised:
         load_policy("nano", mode=mode)
 
@@ -140,6 +140,19 @@ def test_only_enforce_arms_reflexes_and_keeps_savepoints() -> None:
     assert acting.standing_orders == {"skip_nonfinite": {"max": 3, "per": 128}}
     assert (looking.savepoints, looking.standing_orders) == ({}, {})
     assert acting.digest != looking.digest
+
+
+def test_the_probe_gets_every_number_of_a_standing_order(load: Loader) -> None:
+    """What is left out is the default; what is not named at all is not armed."""
+    armed = load(
+        "version: supervise/v1\nmode: enforce\n"
+        "standing_orders: {zero_nonfinite: {max: 1}, update_clip: {sigma: 3}}\n"
+    )
+
+    assert armed.standing_orders == {
+        "zero_nonfinite": {"max": 1, "per": 128},
+        "update_clip": {"window": 128, "sigma": 3.0, "max_gb": 4.0},
+    }
 
 
 def test_observing_needs_no_budget_but_enforcing_the_same_file_does() -> None:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from supervise.app.launching import probe_config
 from supervise.catalog.policy import load_policy
 from supervise.catalog.problems import PolicyErrors
-from supervise.cli.run import probe_config
 from supervise_probe import sampling
 
 POLICY = """
@@ -34,7 +34,7 @@ def test_intervals_are_given_to_the_probe_in_every_mode(tmp_path):
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(policy.resolved)
     assert load_policy(resolved).digest == policy.digest
-    run = SimpleNamespace(id="r", marks_path=tmp_path)
+    run = SimpleNamespace(id="r", marks_path=tmp_path, quarantine_path=tmp_path / "q")
     assert probe_config(run, tmp_path, policy, ())["sampling"] == policy.sampling
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from supervise.catalog import discover
 from supervise.core import engine
 from supervise.core.action import Action
 from supervise.core.rule import Budget, Inhibit, Ladder, Policy, Rule, Runbook
@@ -23,6 +24,7 @@ from supervise.core.values import (
     Frame,
     Launched,
     Tick,
+    Told,
 )
 
 SECOND = 1_000_000_000
@@ -168,6 +170,11 @@ class Story:
         self.at_ns += int(seconds * SECOND)
         self.send(Tick(self.at_ns))
 
+    def say(self, word: str, by: str = "anna", **args: Any) -> Decision:
+        """Say a word, and return its answer."""
+        made = self.send(Told(self.at_ns, by, word, {"key": "k1", **args}))
+        return next(d for d in made if d.data.get("what") == "operator")
+
     def kinds(self, kind: str, what: str | None = None) -> list[Decision]:
         return [
             d for d in self.log if d.kind == kind and (what is None or d.data.get("what") == what)
@@ -204,6 +211,7 @@ def policy(mode: str = "enforce", **changes: Any) -> Policy:
         "probation_steps": 20,
         "warmup_steps": 10,
         "inhibit": (Inhibit(mute=("spike",), by_rule="gone"),),
+        "verbs": discover.actions(),
     }
     return Policy(**(made | changes))
 

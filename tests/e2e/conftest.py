@@ -86,6 +86,10 @@ class Supervise:
             text=True,
         )
 
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """Return the audit records of a run, which may still go on."""
+        return list(audit.read(self.home / name / "audit.log"))
+
     def run(self, *options: str, job: list[str], name: str = "run") -> Run:
         """Run `supervise OPTIONS --run-dir name -- JOB`."""
         directory = self.home / name

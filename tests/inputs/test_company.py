@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervise.core.values import Announced, Frame, Tick
 from supervise.inputs.company import Company
 
@@ -92,3 +94,21 @@ def test_what_ranks_tell_together_stands_in_the_next_frame_of_the_leader():
 
     values = dict(zip(news.names, frame.values, strict=True))
     assert values["loss_dispersion"] == 2.0**0.5
+
+
+def test_columns_stay_where_a_supervisor_before_this_one_put_them():
+    """Of the same segment only: another process starts from nothing."""
+    before = announced(names=("train_loss_raw", "disk_free", "loss_scale"))
+    company = Company(Machine(cpu_share=0.5))
+    company.recall(before)
+
+    (again,) = company.complete(announced(names=("train_loss_raw", "loss_scale")))
+    news, frame = company.complete(Frame(6, 0, 0, 1, (2.0, 8.0)))
+
+    assert again == before
+    assert news.names == (*before.names, "cpu_share")
+    assert frame.values == (2.0, None, 8.0, 0.5)
+
+    other = Company(Machine())
+    other.recall(before)
+    assert other.complete(replace(announced(), segment=9)) == [replace(announced(), segment=9)]

@@ -99,6 +99,9 @@ def test_memory_that_grows_is_measured(tmp_path):
             looked.look()
             time.sleep(0.004)
         assert looked.newest(0, leads=True)["host_mem_growth"] > 2**30  # an hour of that is a lot
+        looked.begin_anew()  # as when the job is started again: a smaller one is no growth
+        looked.look()
+        assert "host_mem_growth" not in looked.newest(0, leads=True)
     finally:
         child.kill()
         child.wait()

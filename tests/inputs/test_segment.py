@@ -108,7 +108,8 @@ def test_a_frame_arrives_as_it_was_published(writer, segment):
 
     announced, first, second = segment.poll()
 
-    assert announced == Announced(77, 2, 4, os.getpid(), ("loss", "norm", "lr"))
+    names = ("loss", "norm", "lr")
+    assert announced == Announced(77, 2, 4, os.getpid(), names, segment.created_ns)
     assert first == Frame(10, 2, 1, 7, (1.5, None, math.inf))
     assert repr(second.values) == "(nan, -0.0, None)"
     assert segment.poll() == []

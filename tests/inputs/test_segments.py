@@ -157,6 +157,21 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank):
     assert segments.poll() == []
 
 
+def test_what_the_dead_left_is_removed_before_the_job_starts_again(segments, shm, rank):
+    """Its memory is given back, and a file of the same name is read again; the living stay."""
+    dead = rank(0, 0.5)
+    rank(1, 1.5)
+    segments.poll()
+    dead.last_words(0, "")
+
+    segments.forget()
+
+    assert list(segments.ranks) == [1]
+    assert [path.name.split(".")[0] for path in shm.iterdir()] == ["rank-1"]
+    rank(0, 0.25)
+    assert steps(segments.poll()) == [(0, 0.25)]
+
+
 def test_a_program_that_replaced_itself_is_read_on(segments, rank):
     """After an exec the pid is the same: the newer segment is the rank's."""
     old = rank(0, 0.5)

@@ -15,14 +15,19 @@ PYTHON = sys.executable
 LR = {"value": 0.5, "rewarm_steps": 0}
 
 
+def edges():
+    """What collects evidence and what starts the job again: both return what they were given."""
+    return [lambda *args: {"args": args[1:]}] * 2
+
+
 @pytest.fixture
 def controlled(start, fake_segments, looping):
     """A control with a running main loop over the given ranks and command."""
 
     def build(*ranks, argv=("sleep", "60")):
         segments = fake_segments({rank.rank: rank for rank in ranks})
-        control = Control(start(*argv), segments, collect=lambda *args: {"args": args[1:]})
-        looping(control, control._process)
+        control = Control(start(*argv), segments, *edges())
+        looping(control, control.process)
         return control
 
     return build
@@ -153,7 +158,7 @@ def test_a_letter_that_cannot_be_written_is_an_error(controlled, fake_rank):
 def test_a_stuck_main_loop_is_an_error_and_nothing_is_sent_later(start, fake_rank, fake_segments):
     """What was given up before it was sent is never sent."""
     rank = fake_rank()
-    control = Control(start("sleep", "60"), fake_segments({0: rank}), collect=lambda *_: {})
+    control = Control(start("sleep", "60"), fake_segments({0: rank}), *edges())
 
     with pytest.raises(ActionError, match="x was not sent: the main loop is busy"):
         control.command("x", {}, key="k", deadline_s=0.05)
@@ -198,6 +203,13 @@ def test_snapshot_goes_to_the_collector(controlled):
     assert controlled().snapshot("inc-1", key="k", deadline_s=5) == {"args": ("inc-1", "k", 5)}
 
 
+def test_relaunch_goes_to_the_relauncher(controlled):
+    """Control itself starts nothing."""
+    args = {"checkpoint": "ckpt-1"}
+
+    assert controlled().relaunch(args, key="k", deadline_s=5) == {"args": (args, "k", 5)}
+
+
 # ── stop ─────────────────────────────────────────────────────────────────────────────────────────
 
 SAVES_ON_INTERRUPT = """
@@ -213,7 +225,7 @@ except KeyboardInterrupt:
 def interrupting(control):
     def stop(args):
         assert args == {"how": "interrupt"}
-        control()._process.signal(signal.SIGINT)
+        control().process.signal(signal.SIGINT)
         return {"stopping_step": 7}
 
     return stop
@@ -276,9 +288,37 @@ def test_a_job_that_ignores_everything_is_killed(controlled, fake_rank):
 def test_a_job_that_ended_by_itself_keeps_its_own_result(controlled, eventually):
     """A stop that comes too late does not turn a finished run into a stopped one."""
     control = controlled(argv=("true",))
-    eventually(lambda: control._process.returncode is not None)
+    eventually(lambda: control.process.returncode is not None)
 
     seen = control.stop(grace_s=1, term_s=1, exit_code=78)
 
     assert (seen["how"], seen["returncode"]) == ("ended", 0)
     assert control.exit_code is None
+
+
+def test_answers_to_a_supervisor_before_us_stand(controlled, fake_rank):
+    """An order that every rank has answered is not sent again; one that only some did is."""
+    ranks = [fake_rank(n, 2) for n in (0, 1)]
+    for rank in ranks:
+        rank.send("known", "x", {})
+    ranks[0].send("partly", "x", {})
+    control = controlled(*ranks)
+    control.on_loop(lambda: control.resume(900.0, None), 10)
+
+    assert (control.paused, control.exit_code) == (True, None)
+    assert (control.answered("known"), control.answered("partly")) == (True, False)
+    for key in ("known", "partly"):
+        assert control.command("x", {}, key=key, deadline_s=10)["ack_step"] == 7
+    assert [[key for key, *_ in rank.letters] for rank in ranks] == [
+        ["known", "partly", "partly"],
+        ["known", "partly"],
+    ]
+
+
+def test_a_pause_of_a_supervisor_before_us_keeps_its_lease(controlled, fake_rank, eventually):
+    """Else the job would go on by itself in the middle of our runbook."""
+    rank = fake_rank()
+    control = controlled(rank)
+    control.on_loop(lambda: control.resume(900.0, None), 10)
+
+    eventually(lambda: rank.leases)

@@ -19,6 +19,7 @@ from supervise.core.action import Aim
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
 from supervise.job.control import Control
+from supervise.job.halting import silence_ns
 from supervise.job.process import Process
 from supervise.outputs.evidence import Evidence
 
@@ -74,7 +75,7 @@ def live(start, looping, tmp_path, eventually):
     process: Process = start(sys.executable, "-c", JOB, str(shm))
     segments = Segments(shm, marks, time.monotonic_ns)
     evidence = Evidence(tmp_path / "incidents", marks, list, directory=tmp_path)
-    control = Control(process, segments, evidence.collect)
+    control = Control(process, segments, evidence.collect, lambda *_: {})
     pump = control.pump
 
     def poll_and_pump(now_ns: int) -> None:
@@ -134,11 +135,11 @@ def test_a_stop_ends_at_a_step_boundary(live):
 
 def test_a_job_that_hangs_is_ended_from_outside(live, eventually):
     """Silent for longer than the grace: it is not asked, it gets TERM at once."""
-    os.kill(live._process.pid, 19)
-    eventually(lambda: live.on_loop(live._silence_ns, 5.0) > 0.3e9)
+    os.kill(live.process.pid, 19)
+    eventually(lambda: live.on_loop(lambda: silence_ns(live), 5.0) > 0.3e9)
 
     seen = perform(Stop(grace=0.3), live)
 
     assert seen["interrupt"].startswith("skipped: the job was silent")
     assert (seen["how"], seen["returncode"]) == ("term", -15)
-    assert not Path(f"/proc/{live._process.pid}").exists()
+    assert not Path(f"/proc/{live.process.pid}").exists()

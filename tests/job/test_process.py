@@ -6,10 +6,11 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 
-from supervise.job.process import exit_code
+from supervise.job.process import Process, exit_code
 
 PYTHON = sys.executable
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -119,6 +120,17 @@ def test_a_job_that_ignores_term_is_killed(start, eventually):
 
     assert seen == {"how": "kill", "returncode": -signal.SIGKILL, "survivors": []}
     assert exit_code(process.returncode) == 137
+
+
+def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
+    """So that a Ctrl-C that is typed meanwhile reaches us, who know that it ends the run."""
+    process, asked = start("sleep", "60"), []
+    terminal = SimpleNamespace(take_back=asked.append)
+
+    Process(process.pid, process.tree, terminal, process.create_time).step_back()
+    process.step_back()  # without a terminal there is nothing to give
+
+    assert asked == [process.pid]
 
 
 def test_a_stopped_job_can_be_ended(start, eventually):

@@ -63,3 +63,14 @@ def test_scarce_memory_gets_fewer_slots(tmp_path):
     """Never fewer than 256; all that were asked for where there is room."""
     assert shm.slots(tmp_path, 8192) == 8192
     assert shm.slots(tmp_path / "absent", 8192) == 8192
+
+
+def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
+    """Importing may take longer than its supervisor lives."""
+    path = tmp_path / f"supervise-{os.getuid()}-starting"
+    path.mkdir()
+    shm.lend(path, os.getpid())
+
+    assert shm.sweep(tmp_path) == []
+    aged(path)
+    assert shm.sweep(tmp_path) == []

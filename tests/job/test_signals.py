@@ -111,6 +111,25 @@ def test_a_signal_from_before_the_job_is_kept_for_it(start):
         forwarder.restore()
 
 
+def test_what_comes_between_two_processes_is_kept_for_the_second(start):
+    """The job is being started again; whoever asked for its end is also known by name."""
+    forwarder = Forwarder()
+    forwarder.install()
+    try:
+        forwarder.attach(start("true"))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert forwarder.final is None
+        forwarder.detach()
+        os.kill(os.getpid(), signal.SIGTERM)
+        second = start("sleep", "60")
+        forwarder.attach(second)
+
+        assert second.wait(10.0) == -signal.SIGTERM
+        assert forwarder.final == "SIGTERM"
+    finally:
+        forwarder.restore()
+
+
 def test_handlers_are_put_back():
     """After `restore` nothing of ours is left."""
     before = [signal.getsignal(number) for number in FORWARDED]

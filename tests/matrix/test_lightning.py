@@ -116,7 +116,7 @@ def test_the_loop_of_lightning_cannot_go_back(library_pair):
     script = AUTOMATIC.replace("WORKERS", "0")
     job, answer = library_pair.back(script, at=8, to=7)
     assert not answer.ok
-    assert "belongs to a library, whose loop cannot be moved back" in answer.error
+    assert "belongs to a library, whose loop cannot be moved back; relaunch goes" in answer.error
     assert job.told[-1] == library_pair.bare.run(script).told[-1]
 
 

@@ -303,7 +303,8 @@ def test_what_needs_an_optimizer_is_refused_the_rest_works(pair):
     job = pair.probed.start(COMMANDED, savepoints={"every": 8, "keep": 2, "max_bytes": 1 << 24})
     job.reached()
     refused = [job.send("lr_scale", value=0.5), job.send("skip_step"), job.send("savepoint"),
-               job.send("rollback", before_step=45)]  # fmt: skip
+               job.send("rollback", before_step=45), job.send("clip", max_norm=1),
+               job.send("update_clip"), job.send("loss_scale")]  # fmt: skip
     pause, resume = job.send("pause"), job.send("resume")
     job.go()
     for key in refused:

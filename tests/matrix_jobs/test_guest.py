@@ -144,13 +144,33 @@ def test_nothing_waits_for_a_device(pair, loop):
     Counted at every entry of torch that waits, and below, in the operations that these run.
     """
     sampling = dict.fromkeys(SETS, 2)
-    standing = {"skip_nonfinite": {"max": 3}}
+    standing = {
+        "skip_nonfinite": {"max": 3},
+        "zero_nonfinite": {"max": 3},
+        "update_clip": {"window": 4, "sigma": 1e6},
+    }
     job = pair.probed.run(watched(loop), late=True, sampling=sampling, standing_orders=standing)
     assert job.told[0]["waited"] == {} and job.err == ""
     assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
     assert job.told[-1] == pair.bare.run(watched(loop)).told[-1]
     on_the_host = pair.probed.run(watched(loop))
     assert on_the_host.told[0]["waited"], "what counts the calls has seen none where there are many"
+
+
+def test_a_clip_waits_for_no_device_either(pair):
+    """It is put in force by a command, under way; a bound that is never reached changes nothing."""
+    loop = "for n in range(10):\n"
+    script = watched("transformer").replace(loop, f"{loop}        if n == 2: barrier('go')\n")
+    job, bare = pair.probed.start(script, late=True), pair.bare
+    job.reached()
+    key = job.send("clip", max_norm=1e6, steps=0)
+    job.go()
+    assert job.answer(key).ok
+    pair.probed.wait(job)
+    assert job.told[0]["waited"] == {} and job.frames[-1]["clip_bound"] == 1e6
+    untouched = bare.start(script)
+    untouched.go()
+    assert bare.wait(untouched).told[-1] == job.told[-1]
 
 
 LEFT = """

@@ -74,6 +74,27 @@ class Gate:
         assert self.go.wait(30)
 
 
+def test_an_outbox_goes_on_for_the_one_before_it(outbox):
+    """What no channel answered for is sent under its key, to those who heard of the incident."""
+    all_of_it = [
+        (message("opened", "SEV1", "inc-1"), "run:3"),
+        (message("joined", "SEV2", "inc-1"), "run:5"),
+        (message("elsewhere", "SEV2", "inc-2"), "run:7"),
+    ]
+    pager = FakeSender(name="pager", min_sev="SEV1")
+    slow = FakeSender(name="slow")
+    fresh = FakeSender(name="fresh")
+    box = outbox(pager, slow, fresh)
+
+    assert box.channels == ["pager", "slow", "fresh"]
+    assert box.resume(all_of_it, {"pager": {"run:3"}, "slow": {"run:5", "run:7"}}) == 2
+    box.close()
+
+    assert pager.sent == [("run:5", all_of_it[1][0])]
+    assert slow.sent == [("run:3", all_of_it[0][0])]
+    assert fresh.sent == []  # it was no channel of the one before
+
+
 def test_posting_never_waits_and_everything_is_reported(outbox):
     """The loop goes on while a receiver hangs; what came of it is told once per message."""
     gate = Gate()

@@ -39,6 +39,7 @@ SAME = {
 }
 
 NO_TOUCH = {"snapshot", "notify"}
+OFFERED = {"tighten-clip", "closer-look", "restart"}  # for ladders, rules and crashes of one's own
 A_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?(?![\w.])")
 
 
@@ -242,7 +243,7 @@ def test_every_runbook_is_reached() -> None:
         reached |= {rule.see for rule in one.rules} | set(one.runbooks)
         reached |= {book.if_it_fails for book in one.runbooks.values()}
 
-    assert set(RUNBOOKS) - reached == set()
+    assert set(RUNBOOKS) - reached == OFFERED
 
 
 def test_a_metric_leads_to_a_runbook() -> None:
@@ -264,6 +265,7 @@ def test_only_a_runbook_that_is_run_may_touch_the_job() -> None:
     """What people are sent to read must be safe to run as it is: evidence and a message."""
     run = {rule.runbook for name in POLICIES for rule in policy(name).rules}
     run |= {rung for name in POLICIES for rung in policy(name).ladder.rungs}
+    run |= {book.if_refused for name in POLICIES for book in policy(name).runbooks.values()}
 
-    for name in set(RUNBOOKS) - run:
+    for name in set(RUNBOOKS) - run - OFFERED:
         assert data("runbooks", name)["steps"] == ["snapshot", "notify"], name

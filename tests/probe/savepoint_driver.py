@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from supervise_probe.savepoints import CannotRestore, Savepoints
 class Driver:
     """A plan, carried out.
 
-    every: savepoint behind every n-th step, from the first on. keep, max_bytes: of Savepoints.
+    every: savepoint behind every n-th step, from the first on. keep, max_bytes, spill: of
+    Savepoints; a savepoint on its way to the disk is waited for.
     rollbacks: [{"at", "before", "rng"}], each carried out once. last: class name of the optimizer
     that ends a step, where there are several.
     """
@@ -40,7 +42,7 @@ class Driver:
         self.registry = Registry()
         self.registry.install(torch)
         keep, max_bytes = plan.get("keep", 4), plan.get("max_bytes", 1 << 30)
-        self.savepoints = Savepoints(torch, self.registry, keep, max_bytes)
+        self.savepoints = Savepoints(torch, self.registry, keep, max_bytes, plan.get("spill"))
         self.step = 0
 
     def tell(self, **event):
@@ -61,11 +63,22 @@ class Driver:
                 self.tell(restored=result, steps=self.savepoints.steps)
             elif self.every and self.step % self.every == 0:
                 extra = self.step, None if loss is None else loss.detach().clone()
-                self.tell(taken=self.savepoints.take(self.step, 0, extra))
+                taken = self.savepoints.take(self.step, 0, extra)
+                self.tell(taken={**taken, "allocated": allocated(self.savepoints)})
+                while self.savepoints.busy:
+                    time.sleep(0.001)
+                self.tell(troubles=self.savepoints.troubles())
         except CannotRestore as refusal:
             self.tell(refused=str(refusal), step=self.step, steps=self.savepoints.steps)
         self.step += 1
         return loss
+
+
+def allocated(savepoints):
+    """Bytes of all buffers that are in memory, each counted once."""
+    slots = (slot for saved in savepoints._shelf.saved for slot in saved.copies.slots)
+    buffers = {id(slot.buffer): slot.buffer for slot in slots if slot.buffer is not None}
+    return sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
 
 
 def install(plan, events):

@@ -18,8 +18,9 @@ for step in range(12):
     copies = Copies(torch, before)
     numbers = [copies.add(tensor, bulk=True) for tensor in (*state, *state)]
     shared.append(copies.add(frozen))
+    copies.share()
     if len(kept) == 3:
-        pool.give(kept.pop(0))
+        kept.pop(0).release(pool)
     copies.copy(pool)
     kept.append(copies)
     before = copies

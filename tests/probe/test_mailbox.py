@@ -221,8 +221,12 @@ def test_a_notice_becomes_an_event(mailbox, segment):
     mailbox.notice("standing-order", "step 3 skipped: grad norm is inf", 3, {"count": 1})
     mailbox.notice("note", "no data", 4)
 
-    first = Noticed(77, "standing-order", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
-    assert segment.poll() == [first, Noticed(77, "note", "no data", 2, 4, {})]
+    first = ("standing-order", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
+    made = segment.created_ns
+    assert segment.poll() == [
+        Noticed(77, *first, made, 0),
+        Noticed(77, "note", "no data", 2, 4, {}, made, 1),
+    ]
 
 
 def test_notices_beyond_the_ring_are_counted(mailbox, segment):
@@ -291,3 +295,31 @@ def test_the_memory_of_keys_is_bounded(mailbox, segment):
     assert len(answers(segment)) == wire.LETTER_SLOTS
     segment.send("k0", "savepoint", {})
     assert [command.key for command in mailbox.poll()] == ["k0"]
+
+
+@pytest.mark.parametrize("read_by", ["nobody", "the probe", "the probe, which answered"])
+def test_an_order_of_a_dead_supervisor_is_carried_out_once(writer, mailbox, read_by):
+    """The next one sends it again, whatever had become of it; there is one effect, one answer."""
+    done = []
+
+    def carry_out() -> list:
+        found = mailbox.poll()
+        done.extend(command.key for command in found)
+        return found
+
+    dead = Segment.open(writer.path, lambda: 1)
+    dead.send("inc-1/2-rollback", "rollback", {"before_step": 62, "until_ns": 5})
+    dead.close()
+    begun = carry_out() if read_by != "nobody" else []
+    if read_by == "the probe, which answered":
+        mailbox.ack(begun.pop(), 70, True, {"step": 60, "attempt": 1})
+
+    heir = Segment.open(writer.path, lambda: 2)
+    heir.send("inc-1/2-rollback", "rollback", {"before_step": 62, "until_ns": 9})
+    for command in [*begun, *carry_out()]:
+        mailbox.ack(command, 70, True, {"step": 60, "attempt": 1})
+    seen = answers(heir)
+    heir.close()
+
+    assert done == ["inc-1/2-rollback"]
+    assert {(ack.key, ack.step, ack.ok) for ack in seen} == {("inc-1/2-rollback", 70, True)}

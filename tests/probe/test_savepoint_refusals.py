@@ -135,7 +135,8 @@ sys.path.insert(0, str(home))
 import trainerlib
 trainerlib.fit(train_step)
 """,
-        "trainerlib.py:4 belongs to a library, whose loop cannot be moved back",
+        "trainerlib.py:4 belongs to a library, whose loop cannot be moved back; "
+        "relaunch goes back to a checkpoint of its own",
     ),
     (
         """

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.actions.relaunch import Relaunch
 from supervise.catalog import discover
 from supervise.core.action import Aim
+from supervise.core.checkpoints import Checkpoint
 from supervise.errors import ActionError
 from supervise.proof.job import FakeJob
 
-AIM = Aim("inc-1", step=60, breach_step=58, attempt=0, world_size=1, severity="SEV0")
-NEEDS = {"lr_scale": {"set": 0.5}}  # actions with keys that must be given
+GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
+AIM = Aim(
+    "inc-1", step=60, breach_step=58, attempt=0, world_size=1, severity="SEV0",
+    good=(GOOD,), suspects=("a.tar",), shards=100,
+)  # fmt: skip
+NEEDS = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}  # actions with keys that must be given
 
 
 @pytest.fixture
@@ -47,6 +53,18 @@ def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob
         job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
 
 
+def test_a_relaunch_begins_again_behind_the_checkpoint(job: FakeJob) -> None:
+    """Another process: what the old one kept in memory is gone, and so is its pause."""
+    job.command("pause", {}, key="k", deadline_s=1)
+    action = Relaunch(start=0.5, rewarm=10)
+
+    seen = action.perform(job, action.aim(AIM), key="k")
+
+    assert (seen["attempt"], seen["checkpoint"]) == (1, "ckpt-1")
+    assert (job.next_step, job.attempt, job.launches) == (41, 1, 2)
+    assert (list(job.kept), job.paused_until, job.rate()) == ([], None, 0.5)
+
+
 def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
     """As the probe keeps them."""
     job.now_ns = 7
@@ -61,6 +79,16 @@ def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
         left.append(job.skipping)
         job.made()
     assert left == [2, 1, 0]
+
+
+def test_a_clip_ends_by_itself(job: FakeJob) -> None:
+    """A factor is taken of a usual clip of 1."""
+    seen = job.command("clip", {"factor": 0.3, "steps": 2}, key="k", deadline_s=1)
+    bounds = []
+    for _ in range(3):
+        bounds.append(job.clip_bound)
+        job.made()
+    assert (seen["clip_bound"], bounds) == (0.3, [0.3, 0.3, None])
 
 
 def test_a_verb_that_it_does_not_know_is_acknowledged(job: FakeJob) -> None:

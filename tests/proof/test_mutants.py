@@ -135,11 +135,12 @@ def test_what_packs_say_is_theirs_and_what_overrides_say_is_ours(
 ) -> None:
     """A file's scenarios must prove that file."""
     policy = (
-        "version: supervise/v1\nuse: [update_scale]\noverride: {update_scale.lr_jump: {gt: 3}}\n"
+        "version: supervise/v1\nmode: observe\nuse: [update_scale]\n"
+        "override: {update_scale.lr_jump: {gt: 3}}\n"
     )
     found = told(mutants(subject(EMPTY, policy)))
 
-    assert [where for where, _ in found] == ["3:39"] * len(found)
+    assert [where for where, _ in found] == ["4:39"] * len(found)
     assert found[0][1] == "update_scale.lr_jump.gt: 3.0 -> 6.0"
 
 

@@ -51,6 +51,21 @@ def test_actions_are_performed_and_verified(outcome: Play) -> None:
     assert found.played.changes("spike", "cleared") == [33]
 
 
+def test_a_clip_shows_in_its_first_frame(outcome: Play, small: str) -> None:
+    """The shipped runbook as a rung of one's own: 0.3 of the job's clip, seen and verified."""
+    for old, new in (
+        ("run: calm", "run: tighten-clip"),
+        ("[calm, back", "[tighten-clip, back"),
+        ("budgets: {", "budgets: {clip: {max: 1}, "),
+    ):
+        small = small.replace(old, new)
+    found = outcome(SPIKE.replace("series: {", 'series: {clip_bound: "1x93", '), small)
+
+    assert found.played.intents() == [(30, "snapshot"), (30, "clip")]
+    assert kinds(found, "commit")[1][1].data["result"]["clip_bound"] == 0.3
+    assert states(found) == ["warming", "nominal", "acting", "probation"]
+
+
 def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> None:
     """The newest savepoint that is old enough: 30 - 5 = before 25, kept every 5 steps."""
     found = outcome(DEAD)
@@ -140,7 +155,7 @@ def test_a_fold_that_differs_is_a_failure(
     """The point of the fault: an engine that remembers what is not in the events."""
     found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
     form, _ = found.scenarios[0]
-    player = scenario._Player(found.policy, form)
+    player = scenario.Player(found.policy, form)
     player.play()
     player.restart()
     assert player.played.parted == []
@@ -262,3 +277,29 @@ def test_a_scaled_rate_shows_in_the_series(outcome: Play) -> None:
 
     assert "probation" in good.played.states
     assert any("learning rate" in d.reason for _, d in kinds(bad, "verify"))
+
+
+AGAIN = """
+  again: [snapshot, {relaunch: {at_least: 5}}, {verify: {within: 60, clear_for: 5}}]
+"""
+
+
+def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
+    outcome: Play, small: str
+) -> None:
+    """A checkpoint has to be told of; the new process is announced, its steps follow it."""
+    policy = small.replace("run: back}", "run: again}").replace("calm, back, hold", "calm, hold")
+    policy = policy.replace("\n  back:", AGAIN.rstrip() + "\n  back:")
+    policy = policy.replace("rollback: {max: 2}", "rollback: {max: 2}, restart: {max: 1}")
+    policy += "job: {relaunch: {args: [--resume]}}\n"
+    without, told = (
+        outcome(DEAD, policy),
+        outcome(f"{DEAD}inject: [{{at: 15, checkpoint: 12}}]\n", policy),
+    )
+
+    assert [verb for _, verb in without.played.intents()] == ["snapshot"]
+    assert [verb for _, verb in told.played.intents()] == ["snapshot", "relaunch"]
+    ((_, commit),) = (row for row in kinds(told, "commit") if "pid" in row[1].data["result"])
+    assert commit.data["result"]["attempt"] == 1
+    assert told.played.states[-1] == "nominal"
+    assert told.played.parted == []

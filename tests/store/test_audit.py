@@ -174,7 +174,7 @@ def test_a_second_supervisor_is_refused_until_the_first_is_gone(tmp_path, opened
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"open\n"
         assert locked(path)
-        with pytest.raises(StoreError, match="another supervisor"):
+        with pytest.raises(StoreError, match=f"is watched by process {holder.pid}"):
             opened(path)
     finally:
         holder.kill()

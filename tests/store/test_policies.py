@@ -116,9 +116,10 @@ def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
     """Neither by the file's mode nor by the word's; another way round is fine."""
     _, policy, reloader = begun(mode="shadow")
 
-    same, [event] = ask(reloader, policy, mode="enforce")
-    assert same is policy
-    assert "mode enforce needs a restart: the probe was started without the means" in event.refused
+    for mode in ("approve", "enforce"):
+        same, [event] = ask(reloader, policy, mode=mode)
+        assert same is policy
+        assert f"mode {mode} needs a restart: the probe was started without" in event.refused
     new, [event] = ask(reloader, policy)  # the mode of the start stands in for the file's
     assert (event.refused, new.mode) == (None, "shadow")
     new, [event] = ask(reloader, policy, mode="observe")

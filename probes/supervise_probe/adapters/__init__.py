@@ -12,6 +12,7 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
+from .. import saves
 from ..guard import describe
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def listen(probe: Probe, library: Any) -> None:
         "transformers": transformers.listen,
         "lightning": lightning.listen,
         "pytorch_lightning": lightning.listen,
+        "safetensors": saves.listen,
+        "torch": saves.listen,
     }
     try:
         adapters[library.__name__.partition(".")[0]](probe, library)
@@ -68,11 +71,12 @@ def around_save(
     part = probe.guard.part("library")
 
     def saved(began: int, args: Any, kwargs: Any) -> None:
-        probe.collectors["library"].saved((monotonic_ns() - began) / 1e9)
+        seconds = (monotonic_ns() - began) / 1e9
+        probe.collectors["library"].saved(seconds)
         path, step = what(*args, **kwargs)
         if path:
             path = os.path.abspath(path)
-            told = {"path": path, "step": step}
+            told = {"path": path, "step": step, **saves.about(probe, seconds, "its library")}
             probe.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
 
     @functools.wraps(original)

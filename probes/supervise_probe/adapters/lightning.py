@@ -1,19 +1,24 @@
 """Lightning's `Trainer`: heard at the hooks that it calls on its callbacks, and at its saves, and
-timed in its `training_step`.
+timed in its `training_step`; its first `fit` may be given a checkpoint to go on from.
 
 Under both of its names, `lightning.pytorch` and `pytorch_lightning`. No callback is added, and no
-property is read that computes: what was logged is taken as it lies.
+property is read that computes: what was logged is taken as it lies. A checkpoint that was asked for
+is written by `save_checkpoint` where `ModelCheckpoint` would: when the batch is over, and schedules
+and counters stand where its own files have them.
 
-Source: trainer/call.py and Trainer.save_checkpoint in trainer/trainer.py.
+Source: trainer/call.py; `_fit_impl`, which `fit` and each process that it spawns call, and
+`save_checkpoint` in trainer/trainer.py; the end of a batch in loops/training_epoch_loop.py.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Mapping, Tuple
 
 from . import around_save, beside
+from .resume import resuming
 
 if TYPE_CHECKING:
     from ..probe import Probe
@@ -26,7 +31,7 @@ SLICE = "/dataloader_idx_"
 
 
 def listen(probe: Probe, library: Any) -> None:
-    """Stand beside `_call_callback_hooks`, and around `training_step` and `save_checkpoint`.
+    """Stand beside `_call_callback_hooks`, around `_fit_impl`, `training_step`, `save_checkpoint`.
 
     Raises:
         AttributeError: this version has no such thing; nothing was replaced.
@@ -40,7 +45,15 @@ def listen(probe: Probe, library: Any) -> None:
         if hook_name == "on_train_batch_start":
             library.epoch(trainer.current_epoch + _fraction(args[1], trainer.num_training_batches))
         elif hook_name == "on_train_start":
+            library.trained_by("Lightning")
             library.length(*_length(trainer))
+            library.resume.began(trainer.global_step, _inexact(trainer))
+        elif hook_name == "on_train_batch_end":
+            path = library.take_order()
+            if path is not None:
+                trainer.save_checkpoint(path or _path(trainer))
+        elif hook_name == "on_train_end":
+            library.trained_by("")
         elif hook_name == "on_validation_end" and not trainer.sanity_checking:
             for name, value in _losses(trainer._logger_connector._callback_metrics):
                 library.tell(name, value)
@@ -61,9 +74,31 @@ def listen(probe: Probe, library: Any) -> None:
             elapsed = monotonic_ns() - began - (probe.times.inside() - apart)
             probe.times.forward += max(0, elapsed)
 
+    fit = resuming(probe, trainer._fit_impl, "ckpt_path", _unfit)
+    trainer._fit_impl = fit
     calls._call_callback_hooks = beside(probe, hook, heard)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
     trainer.save_checkpoint = around_save(probe, save, what)
+
+
+def _unfit(path: str) -> str:
+    return "" if os.path.exists(path) else "there is no such file"
+
+
+def _inexact(trainer: Any) -> str:
+    """What does not go on where a checkpoint was written."""
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    stateful = hasattr(trainer.train_dataloader, "load_state_dict")
+    if 0 < done < trainer.num_training_batches and not stateful:
+        return f"{done} batches of the epoch were seen, and the loader begins again with its first"
+    return "random state is not put back"
+
+
+def _path(trainer: Any) -> str:
+    """A name of its own, beside the job's own checkpoints."""
+    keeper = trainer.checkpoint_callback
+    folder = getattr(keeper, "dirpath", None) or trainer.default_root_dir
+    return os.path.join(str(folder), f"supervise-{trainer.global_step}.ckpt")
 
 
 def _fraction(batch: int, batches: float) -> float:

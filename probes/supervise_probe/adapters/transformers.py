@@ -1,9 +1,11 @@
-"""Hugging Face `Trainer`: heard at the events that it sends to its callbacks, and at its saves.
+"""Hugging Face `Trainer`: heard at the events that it sends to its callbacks, and at its saves; its
+first `train` may be given a checkpoint to go on from.
 
-No callback is added: a job may look at the list of them.
+No callback is added: a job may look at the list of them. A checkpoint that was asked for is the
+library's own, with its name: `control.should_save`, as a callback would ask.
 
-Source: CallbackHandler.call_event in transformers/trainer_callback.py, `_save_checkpoint` and
-`_get_output_dir` in transformers/trainer.py.
+Source: CallbackHandler.call_event in transformers/trainer_callback.py, `train`, `_save_checkpoint`
+and `_get_output_dir` in transformers/trainer.py.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import os
 from typing import TYPE_CHECKING, Any, Mapping, Tuple
 
 from . import around_save, beside
+from .resume import resuming
 
 if TYPE_CHECKING:
     from ..probe import Probe
 
 PREFIX, SUFFIX = "eval_", "_loss"
+STATE = "trainer_state.json"
+ANEW = "ignore_data_skip is set, so the epoch begins anew, with its first batch"
 
 
 def listen(probe: Probe, library: Any) -> None:
-    """Stand beside `CallbackHandler.call_event` and around `Trainer._save_checkpoint`.
+    """Stand beside `CallbackHandler.call_event`, around `Trainer.train` and `_save_checkpoint`.
 
     Raises:
         AttributeError: this version has no such thing; nothing was replaced.
@@ -33,7 +38,13 @@ def listen(probe: Probe, library: Any) -> None:
         if event == "on_step_begin":
             library.epoch(float(state.epoch or 0.0))
         elif event == "on_train_begin":
+            library.trained_by("Trainer", names_saves=True)
             library.length(state.max_steps, state.global_step)
+            library.resume.began(state.global_step, ANEW if args.ignore_data_skip else "")
+        elif event == "on_step_end":
+            control.should_save |= library.take_order() is not None
+        elif event == "on_train_end":
+            library.trained_by("")
         elif event == "on_evaluate":
             for name, value in _losses(kwargs.get("metrics") or {}):
                 library.tell(name, value)
@@ -45,8 +56,22 @@ def listen(probe: Probe, library: Any) -> None:
         trial = kwargs.get("trial", args[1] if len(args) > 1 else None)
         return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{step}"), step
 
+    train = resuming(probe, trainer.train, "resume_from_checkpoint", _unfit)
+    trainer.train = train
     handler.call_event = beside(probe, call, heard)
     trainer._save_checkpoint = around_save(probe, save, what)
+
+
+def _unfit(path: str) -> str:
+    """Why `Trainer` would not go on from there, or not with everything."""
+    if not os.path.isdir(path):
+        return "there is no such folder"
+    names = os.listdir(path)
+    if STATE not in names:
+        return f"it holds no {STATE}, without which Trainer does not go on"
+    if not any("optimizer" in name or name.startswith("global_step") for name in names):
+        return "it holds no optimizer state, and Trainer would begin with a new one"
+    return ""
 
 
 def _losses(metrics: Mapping[str, Any]) -> Any:

@@ -51,6 +51,7 @@ class Collector(Base):
         self._of_step: Any = None
         self._weights: Dict[Any, Any] = {}
         self._integers = (self.torch.int64, self.torch.int32)
+        self.on_device = False  # the hash of the newest step is known a step late only
 
     def saw_loaded(self, values: Iterable[Any]) -> None:
         """These came out of a loader."""
@@ -74,12 +75,24 @@ class Collector(Base):
         if found is not None:
             self._of_step = self._mix(self._of_step, found)
 
+    def newest(self) -> Optional[float]:
+        """Return the fingerprint of the update under way, None where the host does not have it."""
+        found = self._loaded if self._hash is None else self._hash
+        return float(found & _MASK) if isinstance(found, int) else None
+
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         found, self._of_step = self._of_step, None
         if isinstance(found, int):
             values["batch_fingerprint"] = float(found & _MASK)
         elif found is not None:
+            self.on_device = True
             values["batch_fingerprint"] = self.scalars.value(found & _MASK)
+
+    def so_far(self) -> Optional[int]:
+        """Return the fingerprint of the step if no more goes in; None where it is on a device."""
+        found = self._loaded if self._hash is None else self._hash
+        whole = self._of_step if found is None else self._mix(self._of_step, found)
+        return whole & _MASK if isinstance(whole, int) else None
 
     def _first(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None

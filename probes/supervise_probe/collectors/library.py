@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
+from ..adapters.resume import Resume
 from ..spec import MetricSpec
 from . import Collector as Base
 
@@ -41,7 +42,7 @@ METRICS = (
         "checkpoint_time",
         "s",
         "Wall time of the saves since the last step, in the frame of the next one.",
-        "CLOCK_MONOTONIC around the library's save",
+        "CLOCK_MONOTONIC around the save of a library, torch, DCP or safetensors",
     ),
 )
 
@@ -53,6 +54,9 @@ class Collector(Base):
         total_steps: length of the run in the library's own count; None where nobody said.
         steps_before: the library's count at the probe's step 0, as after a resume.
         saving: it is writing a checkpoint.
+        trainer: name of the library whose loop trains now, "" for none.
+        names_saves: it names its checkpoints itself.
+        resume: the order to go on from a checkpoint of its.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -62,6 +66,22 @@ class Collector(Base):
         self.total_steps: Optional[int] = None
         self.steps_before = 0
         self.saving = False
+        self.trainer, self.names_saves = "", False
+        self.resume = Resume(probe)
+        self._ordered: Optional[str] = None
+
+    def trained_by(self, name: str, names_saves: bool = False) -> None:
+        """The loop of this library begins, or ends ("")."""
+        self.trainer, self.names_saves, self._ordered = name, names_saves, None
+
+    def order_save(self, path: str) -> None:
+        """Let the library save a checkpoint when its step is over; "": where it sees fit."""
+        self._ordered = path
+
+    def take_order(self) -> Optional[str]:
+        """The step is over: return where to save what was ordered, None if nothing was."""
+        path, self._ordered = self._ordered, None
+        return path
 
     def epoch(self, epoch: float) -> None:
         """A batch begins; only the first of a step counts."""

@@ -37,7 +37,7 @@ METRICS = (
 
 DEPTH = 32  # steps that may wait for a device, as in publisher.py
 PER_NOTICE = 6
-CHARS = 90  # of a name in a notice or in the status
+BYTES, TEXT = 560, 200  # of names, and characters of the sentence: what a letter holds unclipped
 # Steps to the next notice, by how many there were: endless names must not fill the record.
 GAPS = ((32, 1), (256, 16), (1 << 62, 256))
 IN_STATUS = 8
@@ -91,7 +91,7 @@ class Collector(Base):
 
     def newest(self) -> Dict[str, str]:
         """Return the names used last by their number, for the status."""
-        return self.shards.newest(IN_STATUS, CHARS)
+        return self.shards.newest(IN_STATUS)
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self._backwards, self._of_step = 0, None
@@ -99,12 +99,8 @@ class Collector(Base):
         self._next_notice = 0
 
     def _tell(self, step: int) -> None:
-        untold = self.shards.untold
-        names = [untold.popitem(last=False) for _ in range(min(PER_NOTICE, len(untold)))]
-        more = f" and {len(untold)} more" if untold else ""
-        untold.clear()
+        told = self.shards.tell_some(PER_NOTICE, BYTES)
         self._notices += 1
         self._next_notice = step + next(gap for below, gap in GAPS if self._notices < below)
-        told = {str(number): shard[-CHARS:] for number, shard in names}
         text = ", ".join(f"{number} is {shard}" for number, shard in told.items())
-        self._notice("shard", f"new shards: {text}{more}"[:400], {"shards": told})
+        self._notice("shard", f"new shards: {text}"[:TEXT], {"shards": told})

@@ -25,10 +25,12 @@ SPARED = (  # processes that train nothing, told by their command line
     "torch._inductor.compile_worker",
     "torch/_inductor/compile_worker",
 )
-LIBRARIES = (  # modules whose library knows more than torch; see `adapters`
+LIBRARIES = (  # modules whose library knows more than torch, or saves; see `adapters`, `saves`
     "transformers.trainer",
     "lightning.pytorch.trainer.trainer",
     "pytorch_lightning.trainer.trainer",
+    "safetensors.torch",
+    "torch.distributed.checkpoint.state_dict_saver",
 )
 
 

@@ -16,6 +16,14 @@ from ._rate import rate_shows
 
 
 @dataclass(frozen=True)
+class Around:
+    """The steps around the first breach, that one included."""
+
+    before: Steps = 5
+    after: Steps = 0
+
+
+@dataclass(frozen=True)
 class Rollback(Action):
     """Restore the newest savepoint at least `at_least` steps before the first breach, in process.
 
@@ -24,13 +32,20 @@ class Rollback(Action):
     was chance in the hardware); `rng: keep` lets them differ. The learning rate starts at `start`
     times what the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it.
 
+    `skip: {before: 5, after: 0}` passes over the offending batches: with `rng: restore` they come
+    again, and the updates of the 5 steps before the first breach and of that one are dropped.
+    Weights and optimizer stay as they are, the loop and its data go on. `moments: zero` sets the
+    optimizer's first and second moments and its count of steps to zero after going back, as if it
+    had never made a step; an optimizer whose state cannot begin at zero (Rprop, L-BFGS) refuses.
+
     Example:
         - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 50}
+        - rollback: {skip: {before: 5, after: 0}, moments: restore}
 
     Undo: none. The abandoned steps stay in the run directory as an attempt of their own.
     Source: PaLM, arXiv:2204.02311, section 5.1: back to about 100 steps before the spike, and the
-        same batches from another state did not spike again. 10 steps is the scale of a small run
-        with a savepoint every 25.
+        same batches from another state did not spike again; they skipped 200 to 500 batches. 10
+        steps and 5 are the scale of a small run with a savepoint every 25.
     """
 
     destructive: ClassVar[bool] = True
@@ -42,6 +57,8 @@ class Rollback(Action):
     rng: Literal["restore", "keep"] = "restore"
     start: float = 0.1
     rewarm: Steps = 50
+    skip: Around | None = None
+    moments: Literal["restore", "zero"] = "restore"
 
     def check(self) -> list[tuple[str, str]]:
         wrong = []
@@ -51,6 +68,10 @@ class Rollback(Action):
             wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
         if self.rewarm < 0:
             wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
+        if self.skip is not None and min(self.skip.before, self.skip.after) < 0:
+            wrong.append(("skip", "must not be negative"))
+        if self.skip is not None and self.rng != "restore":
+            wrong.append(("skip", "needs rng: restore, which brings the same batches again"))
         return wrong
 
     def aim(self, aim: Aim) -> dict[str, Any]:
@@ -64,7 +85,13 @@ class Rollback(Action):
                 f"{self.at_least} steps older"
             )
         rewarm = {"start": self.start, "steps": self.rewarm} if self.rewarm else None
-        return {"before_step": before, "rng": self.rng, "rewarm": rewarm}
+        args: dict[str, Any] = {"before_step": before, "rng": self.rng, "rewarm": rewarm}
+        if self.skip is not None:
+            first = aim.breach_step - self.skip.before
+            args["skip"] = [max(0, first), aim.breach_step + self.skip.after]
+        if self.moments != "restore":
+            args["moments"] = self.moments
+        return args
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("rollback", args, key=key, deadline_s=self.deadline_s)

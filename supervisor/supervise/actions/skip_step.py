@@ -17,14 +17,17 @@ class SkipStep(Action):
 
     Weights and optimizer state stay bit-identical over a skipped step. It is how a known bad batch
     is passed over. For non-finite gradients use the standing order `skip_nonfinite`: a command
-    from outside comes a step too late.
+    from outside comes a step too late. No more than `most` updates are skipped so in any 128
+    steps; the probe counts them and refuses the rest. To pass over a longer stretch of data, `most`
+    has to be raised by hand.
 
     Example:
         - skip_step: {count: 1}
 
     Undo: none; what a skipped batch would have taught is lost.
     Source: torch.amp.GradScaler skips steps in the same way; PaLM, arXiv:2204.02311, section 5.1,
-        passed over 200 to 500 batches after a spike.
+        passed over 200 to 500 batches after a spike. 3 in 128 steps is the most that we hold for
+        safe unattended, as for the standing order.
     """
 
     destructive: ClassVar[bool] = True
@@ -33,15 +36,19 @@ class SkipStep(Action):
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
     count: Steps = 1
+    most: Steps = 3
 
     def check(self) -> list[tuple[str, str]]:
-        if not 1 <= self.count <= 1000:
-            return [("count", f"must be between 1 and 1000, not {self.count}")]
-        return []
+        wrong = []
+        if not 1 <= self.most <= 1000:
+            wrong.append(("most", f"must be between 1 and 1000, not {self.most}"))
+        if not 1 <= self.count <= self.most:
+            wrong.append(("count", f"must be between 1 and most, {self.most}, not {self.count}"))
+        return wrong
 
     def aim(self, aim: Aim) -> dict[str, Any]:
         refuse_several_ranks(aim, "skip_step")
-        return {"count": self.count}
+        return {"count": self.count, "most": self.most}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("skip_step", args, key=key, deadline_s=self.deadline_s)

@@ -13,7 +13,7 @@ from ..core.machine import STATES
 from ..core.shapes import Seconds, Steps
 from .compound import ListOf, MapOf, OneOf
 from .job_form import JobForm
-from .kinds import About, Anything, AtLeast, NotYet, Pattern
+from .kinds import About, Anything, AtLeast, Pattern
 from .nodes import Node
 from .parts import DetectorKind, Later, NotifyKind, StepKind
 from .record import Record, kind_of
@@ -30,8 +30,7 @@ Name = Annotated[str, Pattern(rf"{_WORD}(\.{_WORD})?", "a name of letters, digit
 Severity = Literal["SEV0", "SEV1", "SEV2"]
 Count = Annotated[int, AtLeast(1)]
 SomeSteps = Annotated[int, "steps", AtLeast(1)]
-_LATER = NotYet("approve", "is not available in this version; use shadow or enforce")
-Mode = Annotated[Literal["observe", "shadow", "enforce"], _LATER]
+Mode = Literal["observe", "shadow", "approve", "enforce"]
 State = Annotated[str, kind_of(Literal[STATES])]
 
 
@@ -84,6 +83,19 @@ class BudgetForm:
 
 
 @dataclass(frozen=True)
+class ApprovalForm:
+    """How people are asked before the job is touched."""
+
+    timeout: Annotated[Seconds, About("how long the request stands")] = 900.0
+    on_timeout: Annotated[
+        Literal["deny", "allow"], About("what silence means; deny holds the run")
+    ] = "deny"
+    unless: Annotated[
+        Severity | None, About("incidents this severe, or more, are not asked for in mode enforce")
+    ] = None
+
+
+@dataclass(frozen=True)
 class BaselineForm:
     """Baseline of detectors that compare with a recent past; each may have its own."""
 
@@ -133,12 +145,35 @@ class SkipNonfinite:
 
 
 @dataclass(frozen=True)
+class ZeroNonfinite:
+    """Set what is not finite in the gradients to zero, and make the step with the rest."""
+
+    max: Annotated[Count, About("steps so mended before it is left to the rules")] = 3
+    per: Annotated[SomeSteps, About("window of steps they are counted in")] = 128
+
+
+@dataclass(frozen=True)
+class UpdateClipForm:
+    """Shorten updates above mean + sigma deviations of the newest ones; copies all weights."""
+
+    window: Annotated[Steps, AtLeast(2), About("steps whose update norms are usual")] = 128
+    sigma: Annotated[float, AtLeast(0), About("standard deviations above their mean")] = 2.0
+    max_gb: Annotated[float, AtLeast(0), About("most memory for the copies, in GB")] = 4.0
+
+
+@dataclass(frozen=True)
 class StandingOrdersForm:
     """Reflexes inside the probe: an outside process would come a step too late."""
 
     skip_nonfinite: Annotated[SkipNonfinite | None, About("skip updates that are not finite")] = (
         None
     )
+    zero_nonfinite: Annotated[
+        ZeroNonfinite | None, About("zero what is not finite in the gradients; also on devices")
+    ] = None
+    update_clip: Annotated[
+        UpdateClipForm | None, About("shorten updates that are much larger than usual")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +254,9 @@ class PolicyFile:
     budgets: Annotated[Mapping[str, BudgetForm], About("class of action: how often at most")] = (
         field(default_factory=dict)
     )
+    approvals: Annotated[
+        Mapping[str, ApprovalForm], About("verb, runbook or `all`: people are asked before it runs")
+    ] = field(default_factory=dict)
     escalate: Annotated[EscalateForm, About("runbooks in rising force")] = field(
         default_factory=EscalateForm
     )

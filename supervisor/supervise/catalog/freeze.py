@@ -7,12 +7,13 @@ bytes gives the same document again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..core.rule import Budget, Inhibit, Ladder, Planned, Policy, Rule
+from ..core.rule import Approval, Budget, Inhibit, Ladder, Planned, Policy, Rule
 from ..core.shapes import Detector
-from . import resolved
+from ..core.values import ACTING_MODES
+from . import discover, resolved
 from .forms import VERSION, BudgetForm, InhibitForm, PolicyFile, RuleForm
 from .nodes import Node
 from .pack import Entry, Parts
@@ -77,7 +78,7 @@ def policy(draft: Draft) -> Policy:
     """Return the policy as the engine takes it."""
     form = draft.form
     text = resolved.dump(document(draft))
-    acts = draft.mode == "enforce"  # weaker modes change nothing in the job, reflexes included
+    acts = draft.mode in ACTING_MODES  # weaker modes keep nothing to go back to
     return Policy(
         name=draft.name,
         digest=resolved.digest(text),
@@ -88,6 +89,10 @@ def policy(draft: Draft) -> Policy:
         inhibit=draft.inhibit,
         planned=tuple(Planned(p.from_, p.to, p.what, p.expect) for p in form.planned),
         budgets={name: _budget(budget) for name, budget in form.budgets.items()},
+        approvals={
+            name: Approval(terms.timeout, terms.on_timeout, terms.unless or "")
+            for name, terms in form.approvals.items()
+        },
         ladder=Ladder(form.escalate.ladder, form.escalate.reset_after),
         probation_steps=form.probation,
         warmup_steps=form.warmup,
@@ -97,9 +102,11 @@ def policy(draft: Draft) -> Policy:
         machine=form.machine,
         savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
         sampling=_given(form),
-        standing_orders=written(form.standing_orders) if acts else {},
+        # A reflex asks nobody: it is for the mode in which nobody wants to be asked.
+        standing_orders=written(form.standing_orders) if draft.mode == "enforce" else {},
         notify={"console": {}, **form.notify},
-        job=written(form.job),
+        job=asdict(form.job),
+        verbs=discover.actions(),
         resolved=text,
     )
 

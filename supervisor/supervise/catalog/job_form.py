@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from ..core.shapes import Seconds
 from .kinds import About, AtLeast
+from .runbook_form import RunbookName
 
 Count = Annotated[int, AtLeast(1)]
 
@@ -72,6 +73,13 @@ class JobForm:
     checkpoints: Annotated[CheckpointsForm, About("the job's own checkpoints")] = field(
         default_factory=CheckpointsForm
     )
+    on_crash: Annotated[
+        RunbookName | None, About("runbook when it ends by itself, such as restart; none: it ends")
+    ] = None
     relaunch: Annotated[
         RelaunchForm | None, About("how it is started again; without it, it never is")
     ] = None
+    manifest: Annotated[
+        tuple[str, ...],
+        About("files whose hashes belong to a checkpoint: tokenizer, list of data"),
+    ] = ()

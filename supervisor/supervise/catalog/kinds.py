@@ -46,14 +46,6 @@ class Pattern:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """Marker for choices: a value that the language knows and this version refuses."""
-
-    value: str
-    message: str
-
-
 class Kind(ABC):
     """How one sort of value is read, written and described."""
 
@@ -212,16 +204,11 @@ class Choice(Kind):
     """One of a few words."""
 
     options: tuple[str, ...]
-    not_yet: tuple[NotYet, ...] = ()
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
         value = node.value if isinstance(node, Scalar) else None
         if value in self.options and isinstance(value, str):
             return value
-        for refused in self.not_yet:
-            if value == refused.value:
-                problems.add(node, f"{what}: {value} {refused.message}")
-                return BAD
         hint = did_you_mean(value, self.options) if isinstance(value, str) else None
         return self.refuse(node, problems, what, hint if hint and "did you" in hint else None)
 

@@ -18,8 +18,11 @@ from .runbook import Library, Opened
 ALL = "all"
 
 
-def budgets(root: Mapping, opened: Iterable[Opened], problems: Problems) -> None:
-    """Every action that is counted needs a budget of its class, and one for all together."""
+def budgets(root: Mapping, form: PolicyFile, opened: Iterable[Opened], problems: Problems) -> None:
+    """Every action that is counted needs a budget of its class, and one for all together.
+
+    A relaunch is always refused in a policy that does not say how, so it needs none there.
+    """
     classes = [action.budget for action in discover.actions().values()]
     known = [ALL, *sorted({name for name in classes if name is not None})]
     section = root.get("budgets")
@@ -30,6 +33,8 @@ def budgets(root: Mapping, opened: Iterable[Opened], problems: Problems) -> None
     missing: dict[str, str] = {}
     for runbook in opened:
         for step in runbook.form.steps:
+            if discover.name_of(step) == "relaunch" and form.job.relaunch is None:
+                continue
             for name in (step.budget, ALL) if step.budget is not None else ():
                 if name not in pairs:
                     missing.setdefault(name, f"{discover.name_of(step)} in {runbook.name}")
@@ -51,6 +56,44 @@ def ladder(root: Mapping, form: PolicyFile, library: Library, problems: Problems
             problems.add(at, f"the rung {rung!r} stands in the ladder twice")
         if rung == HOLD and i + 1 < len(rungs):
             problems.add(at, "nothing comes after hold", "make it the last rung")
+
+
+def crash(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
+    """What is run when the job ends by itself exists."""
+    if form.job.on_crash is None:
+        return
+    section = root.get("job")
+    at = section.place("on_crash") if isinstance(section, Mapping) else root
+    if form.job.on_crash == HOLD:
+        problems.add(at, "a job that has ended cannot be held", "leave on_crash out")
+    else:
+        library.open(form.job.on_crash, at, "job.on_crash")
+
+
+def instead(library: Library, problems: Problems) -> None:
+    """What is tried instead of a refused runbook does not lead back to it."""
+    books = library.resolved()
+    for name, opened in books.items():
+        seen, at = [name], opened.form.if_refused
+        while at in books and at not in seen:
+            seen.append(at)
+            at = books[at].form.if_refused
+        if at == name:
+            place = opened.node.place("if_refused")
+            chain = " -> ".join((*seen, name))
+            problems.add(place, f"runbook {name}: if_refused leads back to it: {chain}")
+
+
+def approvals(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
+    """Requests are for verbs that touch the job, for runbooks, or for all of them."""
+    section = root.get("approvals")
+    pairs = section.pairs if isinstance(section, Mapping) else {}
+    verbs = [verb for verb, action in discover.actions().items() if action.touches_job]
+    known = [ALL, *verbs, *library.resolved()]
+    for name, (at, _) in pairs.items():
+        if name not in known:
+            problems.add(at, f"approvals: no action and no runbook {name!r} that touches the job",
+                         did_you_mean(name, known))  # fmt: skip
 
 
 def savepoints(

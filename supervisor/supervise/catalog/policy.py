@@ -59,7 +59,7 @@ def load_policy(
     Raises:
         PolicyErrors: every mistake in the policy, its packs and its runbooks.
         InputError: there is no such file, or it cannot be read.
-        UsageError: there is no such mode, or not yet.
+        UsageError: there is no such mode.
     """
     return freeze.policy(compose(name_or_path, mode=mode, warnings=warnings))
 
@@ -73,10 +73,6 @@ def compose(
     """Do as `load_policy`, and return the draft, which still knows where everything was written."""
     if mode is not None and mode not in MODES:
         raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
-    if mode == "approve":
-        raise UsageError(
-            "mode approve is not available in this version", hint="use shadow or enforce"
-        )
     path = locate(name_or_path)
     problems = Problems()
     root = load.read(path, shipped.label(path), problems)
@@ -123,11 +119,6 @@ def check_version(root: Mapping, problems: Problems) -> None:
 
 def _draft(root: Mapping, path: Path, mode: str | None, problems: Problems) -> Draft:
     """Put the policy together; raises when anything is wrong with it."""
-    if "approvals" in root.pairs:
-        hint = "leave it out; a destructive action is held back by its budget"
-        at = root.pairs["approvals"][0]
-        problems.add(at, "approvals are not available in this version", hint)
-        root = root.without("approvals")
     form: PolicyFile = build(PolicyFile, root, problems, "", lenient=True)
     if form is BAD:
         problems.stop()
@@ -145,10 +136,12 @@ def assemble(
     library = Library(form.runbooks, path.parent, problems)
     read = _open_runbooks(made, library, problems)
     lint.ladder(root, form, library, problems)
+    lint.crash(root, form, library, problems)
     used = set(library.opened)
     for name, node in form.runbooks.items():
         library.open(name, node, "runbooks")
-    acts = library.reach({*(m.form.run or "" for m in made), *form.escalate.ladder})
+    acted = {*(m.form.run or "" for m in made), *form.escalate.ladder, form.job.on_crash or ""}
+    acts = library.reach(acted)
     only_read = library.reach(read) - acts
     # Observing runs nothing, so nothing needs to be held back or to be gone back to.
     runnable = [
@@ -156,9 +149,11 @@ def assemble(
         for name, opened in library.resolved().items()
         if name not in only_read and (mode or form.mode) != "observe"
     ]
-    lint.budgets(root, runnable, problems)
+    lint.budgets(root, form, runnable, problems)
     lint.savepoints(root, form, runnable, problems)
     lint.table(root, form, problems)
+    lint.instead(library, problems)
+    lint.approvals(root, form, library, problems)
     problems.stop()
     lint.unused(form, used, problems)
     lint.unmeasured(detectors, parts.detectors, problems)

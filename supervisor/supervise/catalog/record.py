@@ -16,7 +16,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from .compound import Fields, ListOf, MapOf, OneOf
-from .kinds import BAD, About, Anything, AtLeast, Choice, Flag, Kind, NotYet, Number, Pattern, Text
+from .kinds import BAD, About, Anything, AtLeast, Choice, Flag, Kind, Number, Pattern, Text
 from .nodes import Mapping, Node
 from .problems import Place, Problems, did_you_mean, quoted
 
@@ -91,7 +91,7 @@ def kind_of(hint: Any) -> Kind:
     if hint is Any:
         return Anything()
     if origin is Literal:
-        return Choice(args, tuple(mark for mark in marks if isinstance(mark, NotYet)))
+        return Choice(args)
     if origin in (typing.Union, types.UnionType):
         kinds = tuple(kind_of(arg) for arg in args if arg is not type(None))
         return OneOf(kinds, type(None) in args)

@@ -38,6 +38,12 @@ class Opened:
             return steps.items[step]
         return self.node.place("verify")
 
+    def follow(self) -> list[tuple[str, str]]:
+        """Return `(key, runbook)` of what may follow it."""
+        form = self.form
+        instead = [("if_refused", form.if_refused)] if form.if_refused else []
+        return [("if_it_fails", form.if_it_fails), *instead]
+
     def resolved(self) -> Runbook:
         """Return what the engine needs of it."""
         form = self.form
@@ -48,6 +54,7 @@ class Opened:
             meaning=form.meaning,
             impact=form.impact,
             if_it_fails=form.if_it_fails,
+            if_refused=form.if_refused or "",
             diagnose=form.diagnose,
             handles=form.handles,
             evidence=form.evidence,
@@ -92,8 +99,8 @@ class Library:
             opened = self._file(name, path)
         self.opened[name] = opened
         if opened is not None:
-            at = opened.node.place("if_it_fails")
-            self.open(opened.form.if_it_fails, at, f"runbook {name}.if_it_fails")
+            for key, after in opened.follow():
+                self.open(after, opened.node.place(key), f"runbook {name}.{key}")
 
     def resolved(self) -> dict[str, Opened]:
         """Return the runbooks that could be read, by name."""
@@ -108,7 +115,7 @@ class Library:
             opened = self.opened.get(name)
             if name not in found and opened is not None:
                 found.add(name)
-                todo.append(opened.form.if_it_fails)
+                todo += [after for _, after in opened.follow()]
         return found
 
     def _find(self, name: str) -> Path | None:

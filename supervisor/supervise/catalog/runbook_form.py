@@ -1,7 +1,7 @@
 """The form of a runbook: what is done, and what the person who comes next should know.
 
-`steps`, `verify` and `if_it_fails` are carried out; everything else is read by people, and named in
-every message about an incident. The rest of the forms is in `forms`.
+`steps`, `verify`, `if_it_fails` and `if_refused` are carried out; everything else is read by
+people, and named in every message about an incident. The rest of the forms is in `forms`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ Verify = Annotated[
 Replay = Annotated[Lines, About("how to see it again on purpose, away from the run")]
 OverWhen = Annotated[Lines, About("what must be true before a person calls it over")]
 IfItFails = Annotated[RunbookName, About("runbook to run when a step fails, or hold")]
+IfRefused = Annotated[
+    RunbookName | None, About("runbook that is tried instead when a step of this cannot work here")
+]
 Diagnose = Annotated[Lines, About("questions for the person who comes next, in this order")]
 Localize = Annotated[LocalizeForm, About("where to look in each of four places")]
 NOWHERE = LocalizeForm()
@@ -68,6 +71,7 @@ class RunbookForm:
     probe_replay: Replay = ()
     over_when: OverWhen = ()
     if_it_fails: IfItFails = "hold"
+    if_refused: IfRefused = None
     diagnose: Diagnose = ()
     localize: Localize = NOWHERE
 
@@ -88,5 +92,6 @@ class RunbookFile:
     probe_replay: Replay = ()
     over_when: OverWhen = ()
     if_it_fails: IfItFails = "hold"
+    if_refused: IfRefused = None
     diagnose: Diagnose
     localize: Localize = NOWHERE

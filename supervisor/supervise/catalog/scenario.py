@@ -106,7 +106,7 @@ class ExpectForm:
 
 EVILS = (
     "gap", "nan", "clock_jump", "phase", "fail_action", "lose_action", "crash_after",
-    "probe_restart", "silent_rank", "told", "notice", "step", "exit",
+    "probe_restart", "silent_rank", "told", "notice", "step", "checkpoint", "exit",
 )  # fmt: skip
 
 
@@ -129,6 +129,7 @@ class InjectForm:
     told: Annotated[Literal["release"] | None, About("a word from an operator")] = None
     notice: Annotated[Word | None, About("kind of a notice about the watching")] = None
     step: Annotated[Steps | None, About("the job's step number jumps to this")] = None
+    checkpoint: Annotated[Steps | None, About("a good checkpoint of this step is found")] = None
     exit: Annotated[int | None, About("the job ends with this code")] = None
     for_: Annotated[Some | None, About("frames that it lasts; 1, for a rank and a phase on")] = None
     count: Annotated[Some, About("how many actions fail")] = 1

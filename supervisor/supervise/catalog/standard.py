@@ -26,7 +26,6 @@ _ROWS = (
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
     ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
     ("guard_active", "1", "1 while the job's clip, skip and z-loss are as in its manifest.", SEEDS),
-    ("update_clip_rate", "%", "Share of steps whose update the job clipped.", MARIN),
     # model behaviour
     ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SEEDS),
     ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SEEDS),
@@ -67,8 +66,10 @@ _ROWS = (
     ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
     ("open_files", "1", "Open file descriptors of the job.", "psutil"),
     # runs, checkpoints, logs
-    ("checkpoint_ok", "1", "1 when the newest checkpoint was verified.", SEEDS),
-    ("checkpoint_size", "bytes", "Bytes of a checkpoint.", SEEDS),
+    ("checkpoint_ok", "1", "1 when a checkpoint was verified, 0 when it is bad.",
+     "the checkpoint guard"),
+    ("checkpoint_size", "bytes", "Bytes of the tensors in a verified checkpoint.",
+     "the checkpoint guard"),
     ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
     ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
     ("metrics_ingest_lag", "s", "Age of the newest frame when it is judged.", SEEDS),

@@ -1,4 +1,4 @@
-"""The command line: one command per file; the file's docstring is its help.
+"""The command line: one command per file, but for what people say to a run, which is in words.py.
 
 `supervise [OPTIONS] -- COMMAND` is short for `supervise run [OPTIONS] -- COMMAND`. Errors are
 printed here and nowhere else: one line with the cause, one with the next thing to try.
@@ -16,13 +16,19 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 
+WORDS = (
+    *("pause", "resume", "approve", "deny", "ack", "silence", "lr", "rollback", "savepoint"),
+    *("skip", "quarantine", "release", "stop"),
+)
 COMMANDS = (
     "run",
+    "adopt",
     "status",
+    "checkpoints",
     "why",
     "why-not",
-    "release",
     "reload",
+    *WORDS,
     "audit",
     "replay",
     "policy",
@@ -44,6 +50,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        if name in WORDS:
+            word: click.Command = import_module(f"{__name__}.words").commands[name]
+            return word
         module = name.replace("-", "_")
         command: click.Command = import_module(f"{__name__}.{module}").command
         return command

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..app.launching import CAPACITY
 from ..catalog.forms import SamplingForm
 from ..core.values import Announced, Frame
 from ..inputs import clock
 from ..inputs.segment import Segments
 from ..job import environment, shm
-from .run import CAPACITY
 
 COST = "probe_self_time"
 STEPS, SAMPLE_EVERY = 41, 8

@@ -21,11 +21,11 @@ from typing import Any
 import click
 
 from .. import __version__
+from ..app.launching import SLOTS
 from ..catalog import shipped
 from ..job import environment, shm
 from ._outlook import REPORTED, arrived, outlook, world_size
 from ._trial import STEPS, Trial, attempt, find_interpreter
-from .run import SLOTS
 
 OLDEST_PROBE = (3, 9)
 

@@ -36,8 +36,8 @@ def command(run: Path, policy: str | None, mode: str | None, by: str | None) -> 
     progress survive. A policy with a mistake is refused, and the old one stays.
 
     What the job was told at its start stays as it was until it is started again: savepoints,
-    standing orders, drills, channels of messages. So a run that was started below `enforce` cannot
-    be reloaded into it. Exit status: 0 reloaded, 65 refused.
+    standing orders, drills, channels of messages. So a run that was started below `enforce`, or
+    below `approve`, cannot be reloaded into it. Exit status: 0 reloaded, 65 refused.
 
     \b
     Examples:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 
 from ..app import App, Settings
+from ..app.launching import Launch, Launcher
 from ..catalog import drills, load_policy, locate
 from ..catalog.problems import Problem
 from ..core.rule import Policy
@@ -18,21 +18,16 @@ from ..core.values import MODES
 from ..errors import SuperviseError, UsageError
 from ..inputs import clock
 from ..job import environment, shm
-from ..job.process import Process
 from ..job.signals import Forwarder
 from ..job.terminal import Terminal
 from ..notifiers import build
 from ..outputs.outbox import Outbox
 from ..report import receipt
-from ..store.audit import Audit
-from ..store.journal import Journal
 from ..store.policies import Reloader
-from ..store.recorder import Recorder
 from ..store.rundir import RunDir
+from ._watching import Record, Tell, record, teller, watch
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
-SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
-SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
 
 
 @click.command(
@@ -69,14 +64,7 @@ def command(
     mode = mode or (None if policy else DEFAULT_MODE)
     chosen = load_policy(policy or DEFAULT_POLICY, mode=mode, warnings=warnings)
     told = [drills.parse(text) for text in drill]
-
-    def tell(line: str) -> None:
-        try:
-            if not quiet:
-                click.echo(line, err=True)
-        except (OSError, ValueError):  # nobody reads stderr any more; the run goes on
-            pass
-
+    tell = teller(quiet=quiet)
     for problem in warnings:
         tell(f"supervise: warning: {problem}")
     again = str(locate(policy or DEFAULT_POLICY).absolute()), mode
@@ -89,16 +77,18 @@ def supervise(
     again: tuple[str, str | None],  # file and mode of a reload that names none
     run_dir: Path | None,
     told: Sequence[Any],
-    tell: Callable[[str], None],
+    tell: Tell,
+    record: Record = record,
 ) -> int:
     """Start the job and watch it; return the exit code. Nothing half-done is left behind."""
     environ = dict(os.environ)
     tier, reason = environment.tier(argv, environ)
     run = RunDir.create(
-        run_dir, argv=argv, policy=policy, wall=clock.wall(), info={"tier": tier, "drills": told}
-    )
+        run_dir, argv=argv, policy=policy, wall=clock.wall(),
+        info={"tier": tier, "tier_reason": reason, "drills": told, "reload": again},
+    )  # fmt: skip
     root = shm.base(environ)
-    directory = root / f"supervise-{os.getuid()}-{run.id}"
+    directory = shm.of(root, run.id)
     forwarder = Forwarder()
     try:
         shm.sweep(root)
@@ -106,24 +96,22 @@ def supervise(
             shm.make(root, run.id)
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
-        run.write_json("probe.json", probe_config(run, directory, policy, told))
+        terminal = Terminal.find()
+        launcher = Launcher(argv, environ, run, directory, told, terminal=terminal)
         senders, unset = build({"console": {}, **policy.notify}, environ)
-        for warning in unset:
+        for warning in (*unset, *_twice(argv, policy)):
             tell(f"supervise: warning: {warning}")
         reloader = Reloader(run, policy, load_policy, *again)
+        facts = {"drills": list(told), "channels": [sender.name for sender in senders]}
         app = App(
-            Settings(
-                argv, policy, reloader, run, directory, tier, reason, tell, {"drills": list(told)}
-            ),
-            _recorder(run, tell),
+            Settings(argv, policy, reloader, run, directory, tier, reason, tell, facts),
+            launcher,
+            forwarder,
+            record(run, tell),
         )
-        outbox = Outbox(senders, app.delivered)
+        outbox = Outbox(senders, app.desk.delivered)
         forwarder.install()
-        process = Process.start(
-            argv,
-            environment.child_environment(environ, run.probe_config_path),
-            terminal=Terminal.find(),
-        )
+        process = launcher.start(policy, Launch())
     except SuperviseError:
         shm.remove(directory)
         run.discard()
@@ -131,43 +119,15 @@ def supervise(
     # From here on the job's result is what counts, whatever becomes of us.
     forwarder.attach(process)
     tell(receipt.opening(run, policy, tier, reason))
-    code = app.run(process, outbox)
-    forwarder.restore()
-    try:
-        app.close(outbox, code)
-        shm.remove(directory)
-        for line in receipt.closing(run):
-            tell(line)
-    except Exception as error:
-        tell(f"supervise: {type(error).__name__}: {error}")
-    return code
+    return watch(app, process, outbox, forwarder, tell)
 
 
-def _recorder(run: RunDir, tell: Callable[[str], None]) -> Recorder:
-    audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
-    journal = Journal.open(run.journal_path)
-    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), tell)
-
-
-def probe_config(
-    run: RunDir, directory: Path, policy: Policy, told: Sequence[Any]
-) -> dict[str, Any]:
-    """Return what the probe is told. Below `enforce` it gets no means to change the job."""
-    may_act = policy.mode == "enforce"
-    memory = psutil.virtual_memory().total
-    return {
-        "run": run.id,
-        "package": str(environment.inject_dir().parent),
-        "shm": str(directory),
-        "marks": str(run.marks_path),
-        "slots": shm.slots(directory, SLOTS),
-        "capacity": CAPACITY,
-        "savepoints": {"max_bytes": memory // SAVEPOINT_SHARE, **policy.savepoints}
-        if may_act and policy.savepoints
-        else None,
-        "standing_orders": dict(policy.standing_orders) if may_act else {},
-        "sampling": dict(policy.sampling),
-        "peak_flops": policy.job.get("peak_flops"),
-        "drills": list(told),
-        "lease_s": 900,
-    }
+def _twice(argv: Sequence[str], policy: Policy) -> list[str]:
+    """Warn of restarts that multiply with ours."""
+    inner = environment.inner_restarts(argv)
+    if not inner or not policy.job.get("relaunch"):
+        return []
+    return [
+        f"torchrun restarts the ranks {inner} times by itself, for each start by the policy, and "
+        "counts them as no attempt of their own; give it --max-restarts=0 and budget `restart`"
+    ]

@@ -91,6 +91,9 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     if trouble := state.get("trouble"):
         lines.append(("trouble", str(trouble)))
     lines.append(("incidents", _incidents(state.get("incidents") or {})))
+    lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
+    if silenced := state.get("silenced"):
+        lines.append(("silenced", ", ".join(f"{rule} by {who}" for rule, who in silenced.items())))
     if budgets := state.get("budgets"):
         lines.append(("budgets", _inline(budgets)))
     if rules := state.get("rules"):
@@ -110,9 +113,11 @@ def _job(state: Mapping[str, Any]) -> str:
     if state["supervisor"] == "running":
         return "running, supervised"
     if state["job"] == "running":
-        return f"still running (pid {state['job_pid']}), but its supervisor is gone: not watched"
+        unwatched = "but its supervisor is gone: not watched until `supervise adopt RUN`"
+        return f"still running (pid {state['job_pid']}), {unwatched}"
     if state["job"] == "lost":
-        return "gone, and so is its supervisor: nobody saw how it ended"
+        unseen = "nobody saw how it ended; `supervise adopt RUN` asks what it left"
+        return f"gone, and so is its supervisor: {unseen}"
     return "never started; the supervisor is gone"
 
 
@@ -139,7 +144,16 @@ def _incidents(found: Mapping[str, Any]) -> str:
         return f"{count}, none open" if count else "none"
     text = f"{count}; open: {now.get('id')} {now.get('severity')} {now.get('phase')}"
     runbook = f" (runbook {now['runbook']})" if now.get("runbook") else ""
-    return f"{text}: {now.get('headline')}{runbook}"
+    acked = f", looked after by {now['acked']}" if now.get("acked") else ""
+    return f"{text}: {now.get('headline')}{runbook}{acked}"
+
+
+def _request(one: Mapping[str, Any]) -> str:
+    verbs = ", ".join(str(step["verb"]) for step in one["steps"])
+    return (
+        f"{one['id']}: may {one['runbook']} run ({verbs})? supervise approve RUN {one['id']}; "
+        f"{one['left_s']} s left, then {one['on_timeout']}"
+    )
 
 
 def _probe(probe: Mapping[str, Any]) -> str:

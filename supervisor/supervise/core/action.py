@@ -33,6 +33,7 @@ class Aim:
     good: tuple[Checkpoint, ...] = ()  # verified and free of suspicion, oldest first
     suspects: tuple[str, ...] = ()  # shards that are to blame, by more than one spike
     shards: int = 0  # how many were seen in all
+    batches: tuple[int, ...] = ()  # fingerprints of the steps from 5 before the breach to it
 
 
 def refuse_several_ranks(aim: Aim, verb: str) -> None:
@@ -68,6 +69,23 @@ class Job(Protocol):
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
         ...
 
+    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Write the next generation of the quarantine and see that every rank's loader knows it.
+
+        Args:
+            args: `add`, `[{"kind": "shard" | "batch", "name"}]`, with `most`, how many shards may
+                be in it at once; or `release`, a list of names or `{"incident"}`. And for the
+                record `step`, `attempt`, `incident`, `by` and `why`.
+
+        Returns:
+            `generation`, `entries`, `takes_effect` (now, or at the next launch), and `ranks` that
+            answered.
+
+        Raises:
+            ActionError: it would change nothing or too much, or a rank did not take it.
+        """
+        ...
+
     def work(self, within_s: float) -> dict[str, float]:
         """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
         ...
@@ -76,6 +94,15 @@ class Job(Protocol):
         """Ask at a step boundary, then TERM, then KILL the whole tree; return how it ended.
 
         `exit_code` is what the supervisor will exit with (75 requeue, 78 human needed).
+        """
+        ...
+
+    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Stop the gang, put a checkpoint in its place, and start the job again from it.
+
+        Returns:
+            `pid`, `attempt` and `checkpoint` of the new launch, `how` the old one ended, `moved`
+            (newer checkpoints that were set aside).
         """
         ...
 

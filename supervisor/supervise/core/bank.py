@@ -60,6 +60,7 @@ class Bank:
         self.step = -1
         self.frames = 0
         self.deaf = False  # the probe of this rank is off or cannot be read
+        self.gone = False  # the process of this rank has ended, and another one has not spoken
         self.latest: tuple[float | None, ...] = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
@@ -89,7 +90,9 @@ class Bank:
     def announce(self, names: tuple[str, ...], pid: int) -> None:
         """Bind metric names to columns. Another process of the same rank starts from nothing."""
         watches = self.watches
+        self.gone = False
         if self.pid and pid != self.pid:
+            self.deaf = False
             for watch in watches:
                 watch.reset()
             self.codes = [UNKNOWN] * len(watches)
@@ -108,15 +111,11 @@ class Bank:
 
     def active(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
-        return not self.deaf and self._able[rule]
+        return not self.deaf and not self.gone and self._able[rule]
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
         return needs.missing(self.policy, self.policy.rules[rule], set(self.names).__contains__)
-
-    def sparse(self, rule: int) -> bool:
-        """Return whether a rule rests on a metric that is not in every frame: it is sampled."""
-        return not needs.can_fire(self.policy, self.policy.rules[rule], self._is_dense)
 
     # ── feeding ───────────────────────────────────────────────────────────────────────────────────
 
@@ -149,6 +148,8 @@ class Bank:
         it was switched off (`deaf`), nothing is known.
         """
         changed = False
+        if self.gone:  # its silence is known, and means nothing
+            return []
         for i, clock in self._feeder.clocks:
             code = UNKNOWN
             if beat is not None and not self.deaf:
@@ -159,6 +160,12 @@ class Bank:
                 self.codes[i] = self._settle(i, code)
                 changed = True
         return self._judge(True, pace, at_ns, new_step=False) if changed else []
+
+    def leave(self) -> None:
+        """The process ended to be started again: what it said last is not so any more."""
+        self.gone = True
+        for watch in self.rules:
+            watch.code, watch.unknown_since = UNKNOWN, None
 
     def awake(self, at_ns: int) -> None:
         """The run was stopped from outside and goes on: deadlines begin anew."""
@@ -238,6 +245,13 @@ class Bank:
                 watch.blind = True
                 found.append(r)
         return found
+
+    def unheard(self, rule: int) -> bool:
+        """Return whether a rule cannot be judged because the newest frame lacks what it reads.
+
+        One that still collects samples, as after a new start, or that is sampled, is not that.
+        """
+        return self.active(rule) and self._lacking(rule, 1)
 
     def _lacking(self, rule: int, frames: int) -> bool:
         """Return whether the rule cannot fire by what is in the newest `frames`.

@@ -77,6 +77,10 @@ class Checkpoints:
         found = (c for c in self._known.values() if c.ok and not c.suspect and c.step >= 0)
         return tuple(sorted(found, key=lambda c: (c.step, c.attempt)))
 
+    def suspects(self) -> frozenset[str]:
+        """Return the ids of those that must not be gone back to although they may verify."""
+        return frozenset(name for name, found in self._known.items() if found.suspect)
+
     def copy(self) -> Checkpoints:
         """Return an independent copy."""
         return Checkpoints(self._known)

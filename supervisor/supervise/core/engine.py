@@ -11,16 +11,30 @@ uses up the state it is given; keep `state.copy()` to go back.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from . import ladder, machine, questions, reload, response, runner, verification
+from . import (
+    consent,
+    ending,
+    ladder,
+    life,
+    machine,
+    questions,
+    reload,
+    response,
+    runner,
+    takeover,
+    verification,
+    words,
+)
 from .bank import Bank
-from .incident import CLOSED, HELD, OPEN, PROBATION, Incident
+from .incident import HELD, OPEN, PROBATION, Incident
 from .rule import HOLD, Policy, Rule
 from .spike import STRUCTURAL, Verdict
 from .state import State, Turn
 from .values import (
+    ACTING_MODES,
     BREACH,
+    Adopted,
     Announced,
     Decision,
     Event,
@@ -28,13 +42,13 @@ from .values import (
     Finished,
     Frame,
     Gap,
+    Launched,
     Noticed,
     Reloaded,
     Tick,
     Told,
 )
 
-NOTHING = "nothing to do"
 QUIET_STEPS = (
     20  # an incident that nobody acted on closes after so many steps without a firing rule
 )
@@ -42,7 +56,7 @@ QUIET_STEPS = (
 
 def start(policy: Policy) -> State:
     """Return the state before the first event."""
-    return State()
+    return State(unable=dict(policy.unable))
 
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
@@ -56,10 +70,11 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         _tick(turn, event)
     elif isinstance(event, Announced):
         _bank(turn, event.rank).announce(event.names, event.pid)
+        state.blame.announced(event.rank, event.names, event.pid)
         state.world_size = event.world_size
     elif isinstance(event, Finished):
         runner.finished(turn, event)
-        response.waited(turn)
+        _waited(turn)
     elif isinstance(event, Gap):
         turn.say(
             "gap",
@@ -69,13 +84,19 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
             count=event.count,
         )
     elif isinstance(event, Noticed):
-        _noticed(turn, event)
+        life.noticed(turn, event)
     elif isinstance(event, Told):
-        _told(turn, event)
+        words.told(turn, event)
+    elif isinstance(event, Launched):
+        life.launched(turn, event)
+    elif isinstance(event, Adopted):
+        takeover.take(turn, event)
     elif isinstance(event, Exited):
-        _exited(turn, event)
+        life.exited(turn, event)
     elif isinstance(event, Reloaded):
         reload.take(turn, event)
+    if state.returncode is not None:
+        life.conclude(turn)
     return state, turn.close()
 
 
@@ -92,6 +113,8 @@ def _bank(turn: Turn, rank: int) -> Bank:
 
 def _frame(turn: Turn, frame: Frame) -> None:
     state = turn.state
+    if frame.attempt < state.launched:  # of a process that has ended, read late
+        return
     bank = state.banks.get(frame.rank) or _bank(turn, frame.rank)
     leader = state.leader() if frame.rank else None  # rank 0 leads whenever it speaks
     leads = leader is None or frame.rank <= leader
@@ -100,6 +123,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
         state.step, state.attempt = frame.step, frame.attempt
     if state.machine == machine.LAUNCHING:
         turn.move("first_frame", f"first frame, step {frame.step} of rank {frame.rank}")
+    state.blame.feed(frame, calm=state.incident is None)
     moved = bank.feed(frame, state.pace)
     if state.machine == machine.WARMING and bank.frames >= turn.policy.warmup_steps:
         turn.move("ready", f"{bank.frames} frames seen")
@@ -131,15 +155,24 @@ def _tick(turn: Turn, tick: Tick) -> None:
             why = f"{run.waiting_for} has no outcome"
             turn.say("in_doubt", why, action={"id": run.waiting_for})
             runner.fail(turn, incident, why)
-            response.waited(turn)
+            _waited(turn)
     elif incident is not None:
         verification.overdue(turn, incident)
         _settle(turn, incident)
+    consent.unanswered(turn)
+    if incident is not None and incident.acked:
+        return
     if state.held_ns is not None and tick.at_ns - state.held_ns > turn.policy.hold_max_s * 1e9:
         state.held_ns = tick.at_ns
         turn.tell(
             "SEV1", "still held, a person is needed", then="release the hold, or stop the run"
         )
+
+
+def _waited(turn: Turn) -> None:
+    """An action is over: first the words that waited for it, then what was worse than it."""
+    words.waited(turn)
+    response.waited(turn)
 
 
 def _notes(turn: Turn, bank: Bank) -> None:
@@ -154,58 +187,10 @@ def _notes(turn: Turn, bank: Bank) -> None:
     bank.notes.clear()
 
 
-def _noticed(turn: Turn, event: Noticed) -> None:
-    turn.say(
-        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step, **event.data
-    )
-    if event.kind == "suspended":  # silence meanwhile means nothing
-        for bank in turn.state.banks.values():
-            bank.awake(event.at_ns)
-    if event.kind == "rollback-unavailable":
-        turn.state.unable["rollback"] = event.message
-    if event.kind in ("probe-off", "segment-fault"):
-        for rank, bank in turn.state.banks.items():
-            bank.deaf |= event.rank is None or event.rank == rank
-    if event.kind in ("no-probe", "probe-off", "segment-fault"):
-        turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
-
-
-def _told(turn: Turn, event: Told) -> None:
-    state, incident = turn.state, turn.state.incident
-    turn.say("note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args))
-    if event.word == "release" and state.machine == machine.HOLDING:
-        if incident is not None:
-            _close(turn, incident, f"released by {event.operator}")
-        for bank in state.banks.values():
-            bank.release()
-        turn.move("released", f"released by {event.operator}")
-
-
-def _exited(turn: Turn, event: Exited) -> None:
-    state, incident = turn.state, turn.state.incident
-    state.returncode = event.returncode
-    how = f"signal {-event.returncode}" if event.returncode < 0 else f"code {event.returncode}"
-    if incident is not None:
-        then = NOTHING if event.returncode == 0 else "look at what it left"
-        _close(turn, incident, f"the job ended with {how}", then)
-    turn.move("exited", f"the job ended with {how}")
-    if state.stopping:
-        turn.tell(
-            "SEV1", f"stopped by policy at step {state.step}", verdict=f"job: {how}", news=True
-        )
-    elif event.returncode == 0:
-        turn.tell("INFO", f"finished at step {state.step}", news=True)
-    else:
-        turn.tell(
-            "SEV1",
-            f"the job ended with {how} at step {state.step}",
-            then="look at its last output",
-            news=True,
-        )
-
-
 def _blind(turn: Turn, rule: Rule, rank: int) -> None:
     """A metric that was there went missing: an incident of its own, not health."""
+    if turn.state.silence(rule.id) is not None:
+        return
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
     turn.say("blind", why, rule=rule.id, severity=severity, rank=rank)
@@ -225,10 +210,11 @@ def _settle(turn: Turn, incident: Incident) -> None:
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed(turn, incident)
         if relapsed is not None:
+            state.blame.again(incident.id, state.step, state.attempt)
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
         elif state.pace >= incident.probation_until:
             steps = turn.policy.probation_steps
-            _close(turn, incident, f"recovered: no relapse in {steps} steps")
+            ending.close(turn, incident, f"recovered: no relapse in {steps} steps")
             turn.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
         if state.firing(turn.policy):
@@ -241,7 +227,7 @@ def _settle(turn: Turn, incident: Incident) -> None:
             over = "its rules cleared by themselves"
             if incident.rebaselined:
                 over = "not recovered, but the new level is the baseline now"
-            _close(turn, incident, f"over: {over}")
+            ending.close(turn, incident, f"over: {over}")
             turn.move("clear", f"{incident.id} is over")
 
 
@@ -254,7 +240,7 @@ def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
     name, _ = ladder.climb(turn.policy.ladder, incident.rung)
     idle = incident.run is None and incident.phase != HELD
     if found.kind == STRUCTURAL and idle and incident.rung >= 0 and name == HOLD:
-        runner.hold(turn, incident, "structural instability, and the ladder is at its end",
+        ending.hold(turn, incident, "structural instability, and the ladder is at its end",
                     exhausted=True)  # fmt: skip
 
 
@@ -264,25 +250,9 @@ def _relapsed(turn: Turn, incident: Incident) -> str | None:
     for r, rule in enumerate(turn.policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2" or rule.runbook not in rungs:
             continue
+        mode = turn.policy.mode_of(rule)
+        if mode not in ACTING_MODES or turn.state.silence(rule.id) is not None:
+            continue
         if any(bank.rules[r].code == BREACH for bank in turn.state.banks.values()):
             return rule.id
     return None
-
-
-def _close(turn: Turn, incident: Incident, why: str, then: str = NOTHING) -> None:
-    acted = incident.runs > 0
-    found = questions.conclude(turn, incident)
-    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
-    incident.phase = CLOSED
-    turn.say(
-        "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
-        opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
-        **data,
-    )  # fmt: skip
-    if found is not None:
-        questions.remember_onset(turn.state, incident)
-        why, then = f"{why}; {found.text}", found.advice if then == NOTHING else then
-    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
-    if acted:
-        turn.state.floor = (incident.rung, turn.state.pace)
-    turn.state.incident = None

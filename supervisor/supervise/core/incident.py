@@ -14,7 +14,7 @@ from .action import Action
 from .band import Band
 from .rule import Runbook
 from .spike import Happened, Verdict
-from .values import SEVERITIES
+from .values import SEVERITIES, Told
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
 
@@ -28,14 +28,23 @@ class Run:
     severity: str  # of the incident when it was started
     index: int = 0
     waiting_for: str | None = None  # id of the action being performed
+    action: Action | None = None  # the action itself, and its verb
+    verb: str = ""
     args: dict[str, Any] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)  # indices of steps that were committed
     undoing: list[Any] = field(default_factory=list)  # compensations still to do
     failed: str | None = None  # why the runbook failed, while it is being compensated
-    exhausted: bool = False  # it failed for want of budget: nothing else may be tried
+    useless: bool = False  # it did not help: what is undone, and then the next rung
+    exhausted: bool = False  # nothing else may be tried: no budget, or an undo failed
     overdue_ns: int = 0  # when the outcome waited for is in doubt
     effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     reduced: str = ""  # why only evidence is taken and people are told
+    approved: list[dict[str, Any]] | None = None  # verbs and arguments that were allowed
+    instead: bool = False  # it stands in for one that could not work here
+    refused: bool = False  # the job refused its step, and nothing was touched
+    operator: str = ""  # who asked for it, when no rule did
+    held: bool = False  # the incident was held when an operator asked
+    before: int | None = None  # an operator goes back to before this step
     verify_until: int | None = None  # pace at which the verification has failed
     verify_ns: int = 0  # when the newest frame to verify by came
     clear_steps: int = 0
@@ -52,6 +61,11 @@ class Incident:
         since: pace from which the loss has time to come back; `opened_pace` never moves.
         norms: metric -> median before the onset. context: what else happened then.
         exhausted: it came back after the last rung of the ladder.
+        standing: (number of the runbook, what takes an action of it back), oldest first.
+        asks: a rule in mode `approve` began it, so that all that it leads to is asked for.
+        wanted: words of operators that wait for the action under way.
+        acked: who said that a person looks after it.
+        tainted: (attempt, step) from which checkpoints are suspect because of it.
         verdict: the class that it was given while it is open.
     """
 
@@ -79,12 +93,18 @@ class Incident:
     looked: int = -1
     norms: dict[str, float] = field(default_factory=dict)
     context: list[Happened] = field(default_factory=list)
+    batches: tuple[int, ...] = ()  # fingerprints of the steps up to its newest first breach
     peak: float | None = None
     far: int = 0  # frames whose loss was far out of the band
     nonfinite: int | None = None
     rolled_back: bool = False
     exhausted: bool = False
     verdict: Verdict | None = None
+    standing: list[tuple[int, Action]] = field(default_factory=list)
+    asks: bool = False
+    wanted: list[Told] = field(default_factory=list)
+    acked: str = ""
+    tainted: tuple[int, int] | None = None
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule; return True when it raised the incident's severity."""

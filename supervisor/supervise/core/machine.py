@@ -23,24 +23,26 @@ EVENTS: Mapping[str, str] = {
     "ready": "the baselines have enough samples",
     "notice": "a rule fired that does not act",
     "clear": "no rule fires any more",
+    "ask": "a runbook waits until a person allows it",
     "run": "a runbook starts, or the next rung of the ladder does",
     "verified": "the runbook's effect was seen",
+    "given_up": "what an operator asked for could not be done",
     "passed": "probation ended without a relapse",
     "hold": "acting stopped; a person is needed",
     "released": "an operator released the hold",
-    "exited": "the job ended",
+    "exited": "the job ended, and is not started again",
 }
 
 DEFAULT: Table = {
-    "any": {"run": ACTING, "hold": HOLDING, "exited": HALTED},
-    LAUNCHING: {"first_frame": WARMING},
-    WARMING: {"ready": NOMINAL},
+    "any": {"ask": SUSPECT, "run": ACTING, "hold": HOLDING, "exited": HALTED},
+    LAUNCHING: {"first_frame": WARMING, "ask": LAUNCHING},
+    WARMING: {"ready": NOMINAL, "ask": WARMING},
     NOMINAL: {"notice": SUSPECT},
     SUSPECT: {"clear": NOMINAL},
-    ACTING: {"verified": PROBATION},
+    ACTING: {"verified": PROBATION, "given_up": SUSPECT},
     PROBATION: {"passed": NOMINAL},
-    HOLDING: {"released": WARMING, "run": HOLDING},
-    HALTED: {"run": HALTED, "hold": HALTED},
+    HOLDING: {"released": WARMING, "run": HOLDING, "ask": HOLDING},
+    HALTED: {"ask": HALTED, "run": HALTED, "hold": HALTED},
 }
 
 

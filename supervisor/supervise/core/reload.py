@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from . import consent
 from .bank import Bank
 from .incident import Incident
 from .rule import HOLD, Ladder, Policy, Rule
 from .state import Turn
-from .values import MODES, Reloaded
+from .values import Reloaded
 
 # Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
 DERIVED = frozenset({"policy", "detectors", "index", "codes", "rules"})
@@ -90,8 +91,11 @@ def take(turn: Turn, event: Reloaded) -> None:
         mode=event.mode, before=event.before, after=event.digest, changes=dict(event.changes),
         anew=anew, budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
     )  # fmt: skip
+    state.unable.pop("relaunch", None)
+    state.unable |= turn.policy.unable
     _forget_rules(turn, firing)
     _translate_rungs(turn, ladder)
+    consent.again(turn, "the policy was reloaded")
     if state.incident is not None:
         _keep_runnable(turn, state.incident)
     turn.tell("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
@@ -197,12 +201,8 @@ def _same(old: Any, new: Any) -> bool:
 
 def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept: set[str]) -> bool:
     """Return whether a rule keeps its memory; one that may act from now on has to fire again."""
-    same = _same(was, rule) and _mode(old, was) == _mode(new, rule)
+    same = _same(was, rule) and old.mode_of(was) == new.mode_of(rule)
     return same and all(name in kept for name in new.behind(rule))
-
-
-def _mode(policy: Policy, rule: Rule) -> str:
-    return min(policy.mode, rule.mode or policy.mode, key=MODES.index)
 
 
 def _brief(changes: Mapping[str, Any]) -> str:

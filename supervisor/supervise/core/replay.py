@@ -84,6 +84,11 @@ def decisions(
             yield number, record(decision)
 
 
+def same(was: Mapping[str, Any], number: int, replayed: Mapping[str, Any]) -> bool:
+    """Whether the audit record `was` holds the decision `replayed` of event `number`."""
+    return int(was["event"]) == number and all(was.get(f) == replayed[f] for f in FIELDS)
+
+
 def compare(
     policy: Policy,
     events: Iterable[tuple[int, Event]],
@@ -107,7 +112,7 @@ def compare(
                 break
             return count, [Difference(None, number, None, replayed)]
         was = log[count]
-        if int(was["event"]) != number or any(was.get(f) != replayed[f] for f in FIELDS):
+        if not same(was, number, replayed):
             return count, [Difference(int(was["seq"]), number, was, replayed)]
         count += 1
     if count < len(log):

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from . import ladder, machine, questions, runner
+from . import aiming, approvals, ladder, machine, opening, questions, runner, suspicion
 from .action import Refused
 from .bank import Bank
 from .incident import HELD, PROBATION, Incident, first_breach, headline
 from .rule import HOLD, Rule
 from .state import Turn
-from .values import MODES, SEVERITIES
+from .values import ACTING_MODES, SEVERITIES
 
 FLAP_CHANGES, FLAP_STEPS = 6, 500  # policy.md 2.6, after Nagios
 
@@ -83,8 +83,8 @@ def _answer(
         enlist(turn, bank, rule, numbers, headline(numbers, rule.text))
         if rule.runbook is None:
             continue
-        mode = min(turn.policy.mode, rule.mode or turn.policy.mode, key=MODES.index)
-        if mode == "enforce":
+        mode = turn.policy.mode_of(rule)
+        if mode in ACTING_MODES:
             acting.append(rule)
         else:
             _shadow(turn, rule, mode)
@@ -103,6 +103,8 @@ def _flap(turn: Turn, rule: Rule, rank: int) -> None:
         state.flapping.add(rule.id)
         turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {FLAP_STEPS} steps",
                  rule=rule.id, what="flapping")  # fmt: skip
+        if state.silence(rule.id) is not None:
+            return
         turn.tell(rule.severity, f"{rule.id} is flapping",
                   verdict=f"{len(flips)} changes in {FLAP_STEPS} steps",
                   then="told no more of until it settles")  # fmt: skip
@@ -111,7 +113,10 @@ def _flap(turn: Turn, rule: Rule, rank: int) -> None:
 
 
 def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) -> str | None:
-    """Return `inhibit:<rule or state>` or `planned:<what>`, None when the rule may speak."""
+    """Return `silence:<who>`, `inhibit:<rule, state>` or `planned:<what>`; None: it may speak."""
+    silent = turn.state.silence(rule.id)
+    if silent is not None:
+        return f"silence:{silent}"
     for inhibit in turn.policy.inhibit:
         if rule.id not in inhibit.mute:
             continue
@@ -130,22 +135,16 @@ def enlist(
     state, incident = turn.state, turn.state.incident
     breach = first_breach(numbers, bank.step)
     if incident is None:
-        state.incidents += 1
-        incident = state.incident = Incident(
-            f"inc-{state.incidents}", state.step, breach, rule.severity, [rule.id], headline=text
+        incident = opening.open_incident(
+            turn, bank, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
         )
-        questions.open_case(turn, bank, _rank(turn, bank), incident)
-        band = incident.band
-        turn.say(
-            "incident", f"{rule.severity} {rule.id}: {text}", rule=rule.id, severity=rule.severity,
-            what="opened", runbook=rule.see, breach_step=breach,
-            band=None if band is None else {"level": band.level, "limit": band.limit},
-        )  # fmt: skip
+        suspicion.began(turn, bank, incident)
     elif incident.join(rule.id, rule.severity):
         incident.headline = text
         if incident.run is None:  # what was advisory until now may be much older than the trouble
             incident.breach_step = breach
-            questions.open_case(turn, bank, _rank(turn, bank), incident)
+            opening.case(turn, bank, incident)
+            suspicion.began(turn, bank, incident)
         turn.say("incident", f"raised to {rule.severity} by {rule.id}: {text}", rule=rule.id,
                  severity=rule.severity, what="raised", runbook=rule.see,
                  breach_step=incident.breach_step)  # fmt: skip
@@ -164,15 +163,12 @@ def enlist(
                   verdict=text, why=f"when: {rule.text}", then=then)  # fmt: skip
 
 
-def _rank(turn: Turn, bank: Bank) -> int:
-    return next(rank for rank, one in turn.state.banks.items() if one is bank)
-
-
 def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     """A rule with a runbook fired, may act, and nothing mutes it."""
     policy, state, incident = turn.policy, turn.state, turn.state.incident
     assert incident is not None
     assert rule.runbook is not None
+    incident.asks |= policy.mode_of(rule) == "approve"
     name, rung = ladder.entry(policy.ladder, rule.runbook, _floor(turn))
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
@@ -189,20 +185,31 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
             turn.say("suppressed", f"{rule.id}: {incident.run.runbook.name} is running",
                      rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
         return
+    if not aside and approvals.suspended(state, incident, rule.severity):
+        turn.say("suppressed", f"{rule.id}: {incident.id} waits for approval", rule=rule.id,
+                 severity=rule.severity, suppressed_by="approval")  # fmt: skip
+        return
     last = state.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
     why = f"{rule.id}: {incident.headline}"
     tried = max(incident.rung, last[1] if cooling and last is not None else -1)
-    if not aside and (cooling or incident.phase == PROBATION) and rung <= tried:
+    again = not aside and (cooling or incident.phase == PROBATION) and rung <= tried
+    if again:
         why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
         why += f", and {name} was tried"
         turn.say("suppressed", why, rule=rule.id, severity=rule.severity,
                  suppressed_by="cooldown" if cooling else "probation", runbook=name)  # fmt: skip
-        name, rung = ladder.climb(policy.ladder, tried)
+        incident.rung, (_, rung) = tried, ladder.climb(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
-    state.cooldown[rule.id] = (state.pace, rung)
-    runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
+        opening.taint(turn, incident)
+        suspicion.began(turn, bank, incident)
+    if again:
+        runner.climb(turn, incident, why)
+    else:
+        runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
+    if state.pending is None:  # else nothing was tried yet
+        state.cooldown[rule.id] = (state.pace, rung)
 
 
 def _floor(turn: Turn) -> int:
@@ -257,7 +264,7 @@ def _shadow(turn: Turn, rule: Rule, mode: str) -> None:
     if mode == "observe" or rule.runbook in incident.shadowed:
         return
     incident.shadowed.append(rule.runbook)
-    where = runner.aim(turn.state, incident)
+    where = aiming.aim(turn, incident)
     steps: list[object] = []
     if rule.runbook != HOLD:
         book = turn.policy.runbooks[rule.runbook]

@@ -11,6 +11,7 @@ from typing import Any
 
 from .action import Action
 from .shapes import Detector
+from .values import MODES
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
 
@@ -76,6 +77,7 @@ class Runbook:
     meaning: str = ""
     impact: str = ""
     if_it_fails: str = HOLD
+    if_refused: str = ""  # runbook that is tried when a step of this one cannot work here
     diagnose: tuple[str, ...] = ()
     handles: tuple[str, ...] = ()  # ids of metrics
     evidence: tuple[str, ...] = ()
@@ -109,6 +111,20 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """How long a request to a person stands, and what silence means.
+
+    Attributes:
+        on_timeout: `deny` (the run is held) or `allow`.
+        unless: incidents of this severity and worse are not asked for; "" asks for all.
+    """
+
+    timeout_s: float = 900.0  # for a person to answer a page, as the lease of `pause`
+    on_timeout: str = "deny"
+    unless: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """All that the engine needs to know, and what its edges need to be set up."""
 
@@ -121,6 +137,7 @@ class Policy:
     inhibit: tuple[Inhibit, ...] = ()
     planned: tuple[Planned, ...] = ()
     budgets: Mapping[str, Budget] = field(default_factory=dict)
+    approvals: Mapping[str, Approval] = field(default_factory=dict)  # verb, runbook, or `all`
     ladder: Ladder = Ladder()
     probation_steps: int = 100
     warmup_steps: int = 64  # frames of rank 0 before `nominal`
@@ -133,7 +150,19 @@ class Policy:
     standing_orders: Mapping[str, Any] = field(default_factory=dict)
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
+    verbs: Mapping[str, Callable[..., Action]] = field(default_factory=dict)  # for operators
     resolved: str = ""  # the resolved policy as YAML text, kept in the run directory
+
+    def mode_of(self, rule: Rule) -> str:
+        """Return the weaker one of the policy's mode and the rule's own."""
+        return min(self.mode, rule.mode or self.mode, key=MODES.index)
+
+    @property
+    def unable(self) -> Mapping[str, str]:
+        """Verbs that this policy does not say enough for -> what it does not say."""
+        if self.job.get("relaunch"):
+            return {}
+        return {"relaunch": "the policy does not say how the job is started again (job.relaunch)"}
 
     def behind(self, rule: Rule) -> tuple[str, ...]:
         """Return the names of a rule's detectors, those that its couplings read included."""

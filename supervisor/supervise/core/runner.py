@@ -1,133 +1,143 @@
 """Runbooks in progress: intent, effect, commit, and what happens when one fails.
 
 A step is intended (and on disk) before it is performed; its outcome comes back as `Finished`. The
-engine itself carries out `notify` and `verify` (see verification.py). A failed runbook first takes
-back what it can, then follows `if_it_fails`.
+engine itself carries out `notify`, `undo` and `verify` (see verification.py). A failed runbook
+first takes back what it can, then follows `if_it_fails`; one that did not help is taken back before
+the next rung of the ladder.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import ladder, questions
-from .action import Action, Aim, Refused
-from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief, verb_of
+from . import aiming, approvals, ending, ladder, steps, undoing
+from .action import Action
+from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
 from .rule import HOLD, Runbook
 from .state import State, Turn
 from .values import Finished
 
-OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
-
 
 def start(
-    turn: Turn, incident: Incident, name: str, rung: int, why: str, *, climbed: bool = False
-) -> None:
-    """Start runbook `name` for the incident, or hold when that is what the ladder says.
+    turn: Turn, incident: Incident, name: str, rung: int, why: str, *,
+    climbed: bool = False, instead: bool = False, approved: approvals.Pending | None = None,
+) -> None:  # fmt: skip
+    """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
 
     Args:
         climbed: it was not asked for: what is below it on the ladder was tried.
+        instead: it stands in for one that cannot work here; it has no stand-in itself.
+        approved: the request that people said yes to.
     """
     if name == HOLD:
-        hold(turn, incident, why, exhausted=climbed)
+        ending.hold(turn, incident, why, exhausted=climbed)
         return
     book = turn.policy.runbooks[name]
-    refusal = _refusal(turn, incident, book)
+    refusal = aiming.refusal(turn, incident, book)
+    if refusal and book.if_refused and not instead:
+        _stand_in(turn, incident, book, rung, why, refusal)
+        return
+    terms = None if refusal or approved else approvals.gate(turn.policy, incident, book)
     incident.runs += 1
-    incident.rung = rung
-    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal)
-    if refusal:
-        turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
-        turn.tell(
-            incident.severity if incident.severity != "SEV2" else "SEV1",
-            f"{incident.id}: nothing can be done about it here",
-            verdict=incident.headline,
-            why=f"{name}: {refusal}",
-            then="evidence is taken; the job goes on; a person should look",
-            news=True,
-        )
-    elif any(step.touches_job for step in book.steps):
-        incident.phase = ACTING
-        turn.state.floor = (rung, turn.state.pace)
-        turn.move("run", f"runbook {name}: {why}")
-        title = f"{incident.id}: running {name}"
-        turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
+    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal, instead=instead)
+    if terms is not None:
+        incident.run.reduced = "it waits for approval"
+        approvals.ask(turn, incident, book, terms, rung, why, climbed=climbed)
+    elif refusal:
+        incident.rung = rung
+        ending.helpless(turn, incident, name, refusal)
+    else:
+        incident.rung = rung
+        incident.run.approved = None if approved is None else approved.plan
+        if any(step.touches_job for step in book.steps):
+            _acts(turn, incident, f"runbook {name}: {why}")
+            turn.state.floor = (rung, turn.state.pace)
+            title = f"{incident.id}: running {name}"
+            turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
     proceed(turn, incident)
 
 
-def _refusal(turn: Turn, incident: Incident, book: Runbook) -> str:
-    """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
-    where = aim(turn.state, incident)
-    for verb, step in zip(book.verbs, book.steps, strict=True):
-        try:
-            step.aim(where)
-        except Refused as refusal:
-            return f"{verb}: {refusal}"
-    return ""
+def start_approved(turn: Turn) -> None:
+    """Start what people said yes to, once its evidence is taken."""
+    state, incident = turn.state, turn.state.incident
+    if incident is None or incident.run is not None or state.pending is None:
+        return
+    pending = state.pending
+    if not pending.granted:
+        return
+    approvals.settle(turn, "approved", f"by {pending.granted}", pending.granted)
+    for rule in turn.policy.rules:
+        if rule.id in incident.rules and rule.runbook is not None:
+            state.cooldown[rule.id] = (state.pace, pending.rung)
+    why = f"{pending.why}; approved by {pending.granted}"
+    start(turn, incident, pending.runbook, pending.rung, why, climbed=pending.climbed,
+          approved=pending)  # fmt: skip
 
 
-def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
-    """Stop acting and wait for a person. The job itself goes on.
-
-    Args:
-        exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
-    """
-    incident.phase, incident.run = HELD, None
-    incident.exhausted |= exhausted
-    incident.verdict = questions.conclude(turn, incident) if exhausted else incident.verdict
-    found, then = incident.verdict, "no further action until `supervise release RUN`"
-    turn.move("hold", why)
-    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
-    turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
-    turn.tell(
-        incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: held, a person is needed",
-        verdict=why if found is None else f"{why}; {found.text}",
-        then=f"{then}; the job goes on" + (f"; {found.advice}" if found is not None else ""),
-        news=True,
+def start_asked(
+    turn: Turn, incident: Incident, book: Runbook, operator: str, before: int | None
+) -> None:
+    """Start what an operator asked for; whoever calls has seen that it can work here."""
+    held = incident.phase == HELD
+    incident.runs += 1
+    incident.run = Run(
+        incident.runs, book, incident.severity, operator=operator, held=held, before=before
     )
+    _acts(turn, incident, f"{book.name} asked by {operator}")
+    proceed(turn, incident)
+
+
+def _stand_in(
+    turn: Turn, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
+) -> None:
+    """Try what the runbook names for where it cannot work."""
+    name, rungs = book.if_refused, turn.policy.ladder.rungs
+    turn.say("abort", f"{book.name} cannot run: {refusal}; {name} is tried instead",
+             what="refused", runbook=book.name, instead=name)  # fmt: skip
+    at = rungs.index(name) if name in rungs else rung
+    start(turn, incident, name, at, why, instead=True)
+
+
+def _acts(turn: Turn, incident: Incident, why: str) -> None:
+    incident.phase = ACTING
+    turn.move("run", why)
 
 
 def proceed(turn: Turn, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
-    run = incident.run
-    while run is not None:
+    while (run := incident.run) is not None:
         if run.failed is not None:
-            if not run.undoing:
+            if not run.undoing or turn.state.returncode is not None:
                 _after_failure(turn, incident, run)
-                return
-            action = run.undoing[0]
-            try:
-                args = action.aim(aim(turn.state, incident))
-            except Refused:
-                args = {}  # it is tried all the same: what it cannot do must be heard of
-            _intend(turn, incident, run, action, verb_of(action), f"undo-{verb_of(action)}", args)
+            else:
+                steps.take_back(turn, incident, run, run.undoing[0], "undo")
             return
         if run.index >= len(run.runbook.steps):
             _ended(turn, incident, run)
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
-        if run.reduced and (action.touches_job or verb == "verify"):
-            run.index += 1
-            continue
-        if verb == "verify":
+        dead = turn.state.returncode is not None and verb != "relaunch"
+        if (run.reduced or dead) and (action.touches_job or verb == "verify"):
+            run.index += 1  # of a job that has ended there is only evidence, and another start
+        elif verb == "verify":
             run.verify_until = turn.state.pace + int(getattr(action, "within", 100))
             run.verify_ns = turn.state.at_ns
             turn.say("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
             return
-        if verb == "notify":
+        elif verb == "notify":
             turn.tell(incident.severity, f"{incident.id}: {incident.headline}")
             run.index += 1
-            continue
-        try:
-            args = action.aim(aim(turn.state, incident))
-        except Refused as refusal:
-            turn.say("abort", f"{verb} refused: {refusal}", what="refused", verb=verb)
-            fail(turn, incident, f"{verb} refused: {refusal}", sent=False)
+        elif verb == "undo":
+            if incident.standing:
+                newest = incident.standing[-1][1]
+                steps.take_back(turn, incident, run, newest, f"{run.index}-undo")
+                return
+            run.index += 1
+        else:
+            why = steps.intend(turn, incident, run, action, verb)
+            if why is not None:
+                fail(turn, incident, why, sent=False)
             return
-        if not _allowed(turn, incident, run, action, verb):
-            return
-        _intend(turn, incident, run, action, verb, f"{run.index}-{verb}", args)
-        return
 
 
 def awaited(state: State) -> Action:
@@ -135,70 +145,8 @@ def awaited(state: State) -> Action:
     run = state.incident.run if state.incident is not None else None
     assert run is not None
     assert run.waiting_for is not None
-    return run.undoing[0] if run.failed is not None else run.runbook.steps[run.index]
-
-
-def aim(state: State, incident: Incident) -> Aim:
-    """Return what an action may know when its arguments are worked out."""
-    return Aim(
-        incident=incident.id,
-        step=state.step,
-        breach_step=incident.breach_step,
-        attempt=state.attempt,
-        world_size=state.world_size,
-        severity=incident.severity,
-        unable=state.unable,
-    )
-
-
-def _allowed(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) -> bool:
-    state, kind = turn.state, action.budget
-    if kind is None:
-        return True
-    spent = state.ledger.exhausted(turn.policy.budgets, kind, state.pace, state.at_ns)
-    if spent is None:
-        state.ledger.spend(kind, state.pace, state.at_ns)
-        return True
-    name, budget, used = spent
-    why = f"budget {name} is spent ({used} of {budget.max})"
-    turn.say(
-        "suppressed", f"{verb}: {why}", suppressed_by=f"budget:{name}", verb=verb, used=used,
-        max=budget.max,
-    )  # fmt: skip
-    run.exhausted = True
-    fail(turn, incident, why, sent=False)
-    return False
-
-
-def _intend(
-    turn: Turn,
-    incident: Incident,
-    run: Run,
-    action: Action,
-    verb: str,
-    label: str,
-    args: dict[str, Any],
-) -> None:
-    state = turn.state
-    run.waiting_for = f"{incident.id}/{run.number}/{label}"
-    run.args = args
-    run.overdue_ns = state.at_ns + int((action.deadline_s + OVERDUE_S) * 1e9)
-    turn.say(
-        "intent",
-        f"{verb} {brief(args)}".rstrip(),
-        severity=incident.severity,
-        action={
-            "id": run.waiting_for,
-            "verb": verb,
-            "runbook": run.runbook.name,
-            "args": args,
-            "destructive": action.destructive,
-            "touches_job": action.touches_job,
-        },
-        budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
-    )
-    if verb == "stop":
-        state.stopping = True
+    assert run.action is not None
+    return run.action
 
 
 def finished(turn: Turn, event: Finished) -> None:
@@ -209,27 +157,39 @@ def finished(turn: Turn, event: Finished) -> None:
         turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
     run.waiting_for = None
-    undoing = run.failed is not None
     result = dict(event.result)
     if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
         turn.state.stopping = event.ok and result.get("exit_code") is not None
-    if event.ok:
-        turn.say("commit", f"{event.action_id} done {brief(result)}".rstrip(),
-                 action={"id": event.action_id}, result=result)  # fmt: skip
-        if undoing:
-            run.undoing.pop(0)
-        else:
-            run.done.append(run.index)
-            # The attempt tells a frame after a rollback from one before the action.
-            shown = {"seen_attempt": turn.state.attempt, **result}
-            run.effects.append((run.index, run.args, shown))
-            run.index += 1
-    else:
+    if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
+        run.refused = run.failed is None and result.get("refused") is True
         turn.say("abort", why, action={"id": event.action_id}, result=result)
         fail(turn, incident, why)
         return
+    turn.say("commit", f"{event.action_id} done {brief(result)}".rstrip(),
+             action={"id": event.action_id}, result=result)  # fmt: skip
+    _committed(turn, incident, run, result)
     proceed(turn, incident)
+
+
+def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
+    assert run.action is not None
+    if run.verb == "relaunch":
+        turn.state.returncode, turn.state.ended = (
+            None,
+            False,
+        )  # another process runs, whether it has been seen yet or not
+    if run.failed is not None:
+        undoing.tried(incident, run.undoing.pop(0))
+    elif run.runbook.verbs[run.index] == "undo":
+        undoing.tried(incident, run.action)
+    else:
+        undoing.committed(incident, run, run.action, run.verb)
+        run.done.append(run.index)
+        # The attempt tells a frame after a rollback from one before the action.
+        shown = {"seen_attempt": turn.state.attempt, **result}
+        run.effects.append((run.index, run.args, shown))
+        run.index += 1
 
 
 def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
@@ -237,37 +197,49 @@ def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None
     run = incident.run
     assert run is not None
     run.waiting_for = None
-    if run.failed is not None:  # an undo: it is not tried again, a person must know
-        run.undoing.pop(0)
+    if run.failed is None and run.runbook.verbs[run.index] != "undo":
+        run.failed = why
+        run.undoing = undoing.of_run(incident, run, run.index if sent else None)
+    else:  # an undo: it is not tried again, a person must know
+        assert run.action is not None
+        undoing.tried(incident, run.action)
+        rest = run.undoing[1:] if run.failed else undoing.of_run(incident, run, None)
+        run.failed, run.undoing, run.exhausted = run.failed or why, rest, True
         incident.severity = "SEV0"
         turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
-    else:
-        run.failed = why
-        run.undoing = _undos(run, [*run.done, run.index] if sent else run.done)
     proceed(turn, incident)
-
-
-def _undos(run: Run, steps: list[int]) -> list[Action]:
-    verbs, found = [run.runbook.verbs[i] for i in steps], []
-    for position in reversed(range(len(steps))):
-        undo = run.runbook.steps[steps[position]].undo()
-        if undo is not None and verb_of(undo) not in verbs[position + 1 :]:
-            found.append(undo)
-    return found
 
 
 def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
     assert run.failed is not None
     after, incident.run = run.runbook.if_it_fails, None
-    if run.exhausted or after == HOLD or incident.runs > len(turn.policy.runbooks) + 1:
-        hold(turn, incident, run.failed)
+    if turn.state.returncode is not None:  # nothing is left to be acted upon
+        incident.phase, turn.state.stays = OPEN, run.failed
+    elif run.operator:
+        _handed_back(turn, incident, run)
+    elif run.exhausted or incident.runs > 2 * len(turn.policy.runbooks) + 1:
+        ending.hold(turn, incident, run.failed)
+    elif run.useless:
+        climb(turn, incident, run.failed)
+    elif run.refused and run.runbook.if_refused and not run.instead:
+        _stand_in(turn, incident, run.runbook, incident.rung, run.failed, run.failed)
+    elif after == HOLD:
+        ending.hold(turn, incident, run.failed)
     else:
         rungs = turn.policy.ladder.rungs
         start(turn, incident, after, rungs.index(after) if after in rungs else -1, run.failed)
 
 
 def climb(turn: Turn, incident: Incident, why: str) -> None:
-    """What was tried did not help: the next rung."""
+    """What was tried did not help: it is taken back, and then comes the next rung."""
+    standing = undoing.everything(incident)
+    if standing:
+        nothing = Runbook("undo", (), ())
+        incident.phase = ACTING
+        incident.run = Run(incident.runs, nothing, incident.severity, failed=why, useless=True,
+                           undoing=standing)  # fmt: skip
+        proceed(turn, incident)
+        return
     name, rung = ladder.climb(turn.policy.ladder, incident.rung)
     start(turn, incident, name, rung, why, climbed=incident.rung >= 0)
 
@@ -275,20 +247,40 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
 def _ended(turn: Turn, incident: Incident, run: Run) -> None:
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
-    if any(run.runbook.steps[i].touches_job for i in run.done):
-        incident.phase = PROBATION
-        incident.probation_until = turn.state.pace + turn.policy.probation_steps
-        turn.move("verified", f"{run.runbook.name} is done")
+    if run.operator:
+        _handed_back(turn, incident, run)
+    elif any(run.runbook.steps[i].touches_job for i in run.done):
+        _on_probation(turn, incident, f"{run.runbook.name} is done")
+    else:
+        if incident.phase != HELD:
+            incident.phase, incident.quiet_since = OPEN, None
+        start_approved(turn)
+
+
+def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
+    """What an operator asked for is done, or could not be: the incident goes on from there."""
+    if run.failed is not None:
+        turn.tell("SEV2", f"{incident.id}: not done for {run.operator}", verdict=run.failed)
+    if run.held:
+        incident.phase = HELD
+    elif run.failed is None:
+        _on_probation(turn, incident, f"{run.runbook.name} is done for {run.operator}")
     else:
         incident.phase, incident.quiet_since = OPEN, None
+        turn.move("given_up", run.failed)
+
+
+def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
+    incident.phase = PROBATION
+    incident.probation_until = turn.state.pace + turn.policy.probation_steps
+    turn.move("verified", why)
 
 
 def verified(turn: Turn, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
-    incident.run, incident.phase = None, PROBATION
-    incident.probation_until = turn.state.pace + turn.policy.probation_steps
+    incident.run = None
     turn.say("verify", why, what="passed", severity=incident.severity)
-    turn.move("verified", why)
+    _on_probation(turn, incident, why)
     turn.tell(
         incident.severity,
         f"{incident.id}: contained, on probation",

@@ -9,14 +9,19 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import machine
 from .bank import Bank
+from .blame import Blame
+from .checkpoints import Checkpoints
 from .incident import Incident
 from .limits import Ledger
 from .rule import Policy
 from .values import SEVERITIES, Decision, Event
+
+if TYPE_CHECKING:
+    from .approvals import Pending
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {
@@ -43,6 +48,16 @@ class State:
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
         onsets: paces at which the newest excursions were noticed.
+        checkpoints: those of the job that the guard told of.
+        pending, asked, settled: the request to people that waits; how many there were; what became
+            of the newest ones, by id.
+        silenced: rule id -> (pace until which it is silent, operator).
+        launched: first attempt of the newest launch; frames of older ones are of the past.
+        returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
+        crashes: the steps at which it ended by itself, and that it has not passed since.
+        stays: why it is not started again.
+        over: nothing will run any more.
+        blame: which shards troubles began in.
     """
 
     machine: str = machine.LAUNCHING
@@ -63,9 +78,22 @@ class State:
     unable: dict[str, str] = field(default_factory=dict)
     happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    blame: Blame = field(default_factory=Blame)
     held_ns: int | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    pending: Pending | None = None
+    asked: int = 0
+    settled: dict[str, str] = field(default_factory=dict)
+    silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
     stopping: bool = False
+    stopped_by: str = "policy"
+    launched: int = 0
     returncode: int | None = None
+    ended: bool = False
+    crashes: list[int] = field(default_factory=list)
+    stays: str = ""
+    called_off: bool = False
+    over: bool = False
 
     def copy(self) -> State:
         """Return an independent copy; a run may be cut here and resumed."""
@@ -76,6 +104,10 @@ class State:
         twin.cooldown, twin.muted = dict(self.cooldown), dict(self.muted)
         twin.flapping, twin.unable = set(self.flapping), dict(self.unable)
         twin.happened, twin.onsets = self.happened.copy(), self.onsets.copy()
+        twin.blame = self.blame.copy()
+        twin.checkpoints, twin.pending = self.checkpoints.copy(), copy.deepcopy(self.pending)
+        twin.settled, twin.silenced = dict(self.settled), dict(self.silenced)
+        twin.crashes = list(self.crashes)
         twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
         return twin
 
@@ -86,6 +118,11 @@ class State:
             for r, rule in enumerate(policy.rules)
             if any(b.rules[r].firing or b.rules[r].blind for b in self.banks.values())
         ]
+
+    def silence(self, rule: str) -> str | None:
+        """Return the name of who silenced a rule that is still to be silent, else None."""
+        until, operator = self.silenced.get(rule, (0, ""))
+        return operator if self.pace < until else None
 
     def leader(self) -> int | None:
         """Return the lowest rank that has sent a frame: its frames are the run's pace."""

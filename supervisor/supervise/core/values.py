@@ -20,6 +20,7 @@ CODE_NAMES = ("OK", "UNKNOWN", "BREACH")
 
 SEVERITIES = ("SEV0", "SEV1", "SEV2")  # most severe first
 MODES = ("observe", "shadow", "approve", "enforce")  # least powerful first
+ACTING_MODES = ("approve", "enforce")  # those in which a rule may touch the job
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────
@@ -36,13 +37,17 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A rank's probe published its table of metric names (again, when names came late)."""
+    """A rank's probe published its table of metric names (again, when names came late).
+
+    `segment` tells which segment it and the frames after it were read from: when that was made.
+    """
 
     at_ns: int
     rank: int
     world_size: int
     pid: int
     names: tuple[str, ...]
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,10 @@ class Noticed:
     a segment that cannot be read, no probe after its deadline.
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
-    `standing-order`, `drill`, `shard`, `rollback-unavailable`, `suspended`, `note`); `message` is
-    one sentence.
+    `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
+    `resumed`, `resume-refused`, `portable-unavailable`, `suspended`, `note`);
+    `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
+    `Announced` names it, so that another supervisor knows which letters were taken.
     """
 
     at_ns: int
@@ -105,6 +112,8 @@ class Noticed:
     rank: int | None = None
     step: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+    segment: int | None = None
+    letter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A word from an operator."""
+    """A word from an operator. `args["key"]` names it in the record that answers it."""
 
     at_ns: int
     operator: str
@@ -129,8 +138,27 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted:
+    """Another supervisor took the run over, since the one before it had died.
+
+    Attributes:
+        pid: of the new supervisor.
+        alive: whether the job still ran.
+        unwatched_ns: since the last event that the other one wrote down.
+    """
+
+    at_ns: int
+    pid: int
+    alive: bool
+    unwatched_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
-    """The job ended. `returncode` as in `subprocess`: negative is minus the signal's number."""
+    """The job's processes ended; the run goes on when others are started in their place.
+
+    `returncode` as in `subprocess`: negative is minus the signal's number.
+    """
 
     at_ns: int
     returncode: int
@@ -159,7 +187,19 @@ class Reloaded:
     refused: str | None = None
 
 
-Event = Launched | Announced | Frame | Gap | Tick | Noticed | Finished | Told | Exited | Reloaded
+Event = (
+    Launched
+    | Announced
+    | Frame
+    | Gap
+    | Tick
+    | Noticed
+    | Finished
+    | Told
+    | Adopted
+    | Exited
+    | Reloaded
+)
 EVENT_TYPES: tuple[type[Any], ...] = (
     Launched,
     Announced,
@@ -169,6 +209,7 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     Noticed,
     Finished,
     Told,
+    Adopted,
     Exited,
     Reloaded,
 )
@@ -183,7 +224,8 @@ class Decision:
 
     Attributes:
         kind: one of `rule incident state suppressed near_miss intent commit abort in_doubt
-            verify notify_intent rebaseline gap blind note policy_load`.
+            verify approval_requested approval override notify_intent rebaseline gap blind note
+            policy_load`.
         step: newest step seen when it was decided, -1 before the first frame.
         reason: one sentence with the numbers in it.
         data: JSON-ready detail; floats may be non-finite (the audit log encodes them).

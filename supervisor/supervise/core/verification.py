@@ -3,17 +3,26 @@
 Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed
 its effect in the first frame that can show it, no rule of the incident that acts is in breach or
 cannot be judged, and the loss is back in the band that its own trend had before the first breach.
+Where a rule of the incident reads the update norm, the median of that over these steps must also be
+back where it was.
+
+A process that was started again collects samples anew: a rule that has too few of them to answer
+does not stand against it, the band does, which is the incident's.
 """
 
 from __future__ import annotations
 
 from . import runner
+from .band import median
 from .bank import LOSS
 from .incident import Incident, Run
+from .questions import UPDATE
+from .spike import NORM_RATIO
 from .state import Turn
 from .values import BREACH, UNKNOWN, Frame
 
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
+STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 
 
 def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
@@ -36,6 +45,8 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     else:
         run.clear_steps += 1
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
+    if run.clear_steps >= needed and (moved := _update(turn, incident, frame.rank, needed)):
+        run.clear_steps, run.last_trouble = needed - 1, moved
     if run.clear_steps >= needed:
         loss = turn.state.banks[frame.rank].value(LOSS)
         band = incident.band
@@ -56,7 +67,8 @@ def overdue(turn: Turn, incident: Incident) -> None:
     if run is None or run.verify_until is None or run.failed is not None:
         return
     silent_s = (turn.state.at_ns - run.verify_ns) / 1e9
-    if silent_s > SILENT_S:
+    starting = turn.state.attempt < turn.state.launched
+    if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
         turn.say("verify", why, what="failed")
         incident.run = None
@@ -88,10 +100,12 @@ def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
     for r, rule in enumerate(turn.policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2":
             continue  # an advisory rule must not decide whether a runbook helped
+        if turn.state.silence(rule.id) is not None:
+            continue
         for rank, bank in turn.state.banks.items():
             code = bank.rules[r].code
-            unjudged = code == UNKNOWN and rule.unknown == "hold" and bank.active(r)
-            if code == BREACH or (unjudged and not bank.sparse(r)):
+            unjudged = code == UNKNOWN and rule.unknown == "hold" and bank.unheard(r)
+            if code == BREACH or unjudged:
                 word = "is in breach" if code == BREACH else "cannot be judged"
                 return f"{rule.id} {word} at step {frame.step} on rank {rank}"
     loss, band = turn.state.banks[frame.rank].value(LOSS), incident.band
@@ -99,3 +113,16 @@ def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
         return ""
     limit = band.limit_at(frame.step)
     return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
+
+
+def _update(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
+    """Say that the update norm is not back where it was, "" when it is or is no part of this."""
+    policy, before = turn.policy, incident.norms.get(UPDATE)
+    rules = (rule for rule in policy.rules if rule.id in incident.rules)
+    behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
+    if not before or not any(UPDATE in detector.metrics for detector in behind):
+        return ""
+    newest = [value for _, value in turn.state.banks[rank].history.series(UPDATE)][-frames:]
+    if not newest or median(newest) <= NORM_RATIO * before:
+        return ""
+    return f"{UPDATE} is {median(newest) / before:.3g} times what it was before"

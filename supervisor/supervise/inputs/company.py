@@ -24,9 +24,9 @@ class _Rank:
     earlier frames stays readable.
     """
 
-    def __init__(self, own: Announced) -> None:
-        self.added: list[str] = []
-        self.columns: list[str] = []
+    def __init__(self, own: Announced, columns: Sequence[str] = ()) -> None:
+        self.added = list(columns)
+        self.columns = list(columns)
         self._arrange: Callable[[Sequence[float | None]], tuple[float | None, ...]] = tuple
         self.announce(own)
 
@@ -69,14 +69,22 @@ class Company:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._ranks: dict[int, _Rank] = {}
+        self._before: dict[int, Announced] = {}
         self._together = Ranks()
+
+    def recall(self, announced: Announced) -> None:
+        """Let a rank keep the columns that it had under a supervisor before this one."""
+        self._before[announced.rank] = announced
 
     def complete(self, event: Event) -> list[Event]:
         """Return what stands for `event`: itself, completed, perhaps behind a new announcement."""
         if isinstance(event, Announced):
             known = self._ranks.get(event.rank)
             if known is None or known.own.pid != event.pid:  # another process starts from nothing
-                known = self._ranks[event.rank] = _Rank(event)
+                before = self._before.pop(event.rank, None)
+                same = before is not None and before.segment == event.segment
+                columns = before.names if before is not None and same else ()
+                known = self._ranks[event.rank] = _Rank(event, columns)
             else:
                 known.announce(event)
             return [known.announcement()]

@@ -82,6 +82,10 @@ class Hardware:
         if self._thread.is_alive():
             self._thread.join(timeout=1.0)
 
+    def begin_anew(self) -> None:
+        """The job was started again: how its memory grew before says nothing about it."""
+        self._sizes = deque(maxlen=MEMORY_LOOKS)
+
     def newest(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what was last seen, for the frames of the rank with this pid.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,20 @@ def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns:
 
 
 class Words:
-    """Reads the words left for one run."""
+    """Reads the words left for one run.
 
-    def __init__(self, run: Path, clock: Callable[[], int]) -> None:
+    A word's file stays until the next poll, when it is in the journal: a supervisor that dies in
+    between loses none. The one after it knows by their keys which words were taken.
+
+    Args:
+        heard: `args["key"]` of the words that a supervisor before this one has taken.
+    """
+
+    def __init__(self, run: Path, clock: Callable[[], int], heard: Collection[str] = ()) -> None:
         self._directory = run / DIRECTORY
         self._clock = clock
+        self._heard = frozenset(heard)
+        self._taken: set[Path] = set()
 
     def poll(self) -> list[Told]:
         """Return the words that came since the last call; what is no word of ours is dropped."""
@@ -45,13 +54,22 @@ class Words:
         found = []
         for path in paths:
             try:
-                said = json.loads(path.read_bytes())
-                path.unlink()
-                found.append(
-                    Told(
-                        self._clock(), str(said["operator"]), str(said["word"]), dict(said["args"])
+                if path in self._taken:
+                    path.unlink()
+                    self._taken.remove(path)
+                    continue
+                self._taken.add(path)
+                said = json.loads(path.read_bytes(), parse_constant=_refuse)
+                args = dict(said["args"])
+                if args.get("key") not in self._heard:
+                    found.append(
+                        Told(self._clock(), str(said["operator"]), str(said["word"]), args)
                     )
-                )
             except (OSError, ValueError, KeyError, TypeError):
-                path.unlink(missing_ok=True)
+                continue  # no word of ours, or already removed
         return found
+
+
+def _refuse(constant: str) -> float:
+    """NaN and infinities are no JSON."""
+    raise ValueError(constant)

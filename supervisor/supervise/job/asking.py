@@ -77,10 +77,12 @@ class Asked:
 def judge(asked: Asked, answers: Mapping[int, Ack], deadline_s: float) -> None:
     """Raise `ActionError` unless every rank that was asked did it."""
     verb = asked.verb
-    refused = [(rank, ack.error) for rank, ack in sorted(answers.items()) if not ack.ok]
+    refused = [(rank, ack) for rank, ack in sorted(answers.items()) if not ack.ok]
     if refused:
-        rank, error = refused[0]
-        raise ActionError(f"rank {rank} refused {verb}: {error}")
+        rank, first = refused[0]
+        nowhere = len(refused) == len(asked.sent or {})
+        meant = nowhere and all(ack.result.get("refused") is True for _, ack in refused)
+        raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=meant)
     silent = sorted(set(asked.sent or {}) - set(answers))
     if asked.sent is None:
         raise ActionError(f"{verb} was not sent: {asked.refusal or 'the main loop is busy'}")

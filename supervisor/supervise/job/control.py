@@ -4,8 +4,8 @@ Two threads meet here, and the segments belong to one of them. Actions run on th
 thread, which may wait; the segments are polled by the main loop, which may not. So an action only
 puts a piece of work in a queue and waits for its answers; the main loop calls `pump` after every
 `segments.poll()`, which does the queued work (sending letters), files the acks that the poll read,
-renews leases, and wakes the waiting thread. Never call `command`, `snapshot` or `stop` from the
-main loop: they would wait for themselves.
+renews leases, and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch`
+from the main loop: they would wait for themselves.
 
 A command is sent once, to every rank or to none. Its key makes it idempotent: the probe answers a
 key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
@@ -28,11 +28,15 @@ from supervise_probe.wire import WireError
 
 from ..errors import ActionError, SuperviseError
 from .asking import Ack, Asked, Rank, Ranks, ending, judge
+from .halting import halt
 from .process import Process
+from .quarantine import Manifest, quarantine
+from .working import work
 
 T = TypeVar("T")
 
-LOOP_S = 2.0  # the main loop comes round every few milliseconds; longer than this it is stuck
+Collect = Callable[["Control", str, str, float], dict[str, Any]]
+Relaunch = Callable[["Control", Mapping[str, Any], str, float], dict[str, Any]]
 
 
 class Control:
@@ -42,8 +46,11 @@ class Control:
         process: the running job.
         segments: its ranks; touched inside `pump` only.
         collect: `(control, incident, key, deadline_s) -> bundle`, makes the evidence bundle.
+        relaunch: `(control, args, key, deadline_s) -> result`, starts the job again.
+        manifest: of the quarantine; None: this run keeps none.
 
     Attributes:
+        process: the job's, the newest if it was started again; changed by `replace` only.
         exit_code: what the supervisor exits with because a policy stopped the job; None when the
             job's own result counts.
         paused: True between an acknowledged `pause` and `resume`.
@@ -53,19 +60,24 @@ class Control:
         self,
         process: Process,
         segments: Ranks,
-        collect: Callable[[Control, str, str, float], dict[str, Any]],
+        collect: Collect,
+        relaunch: Relaunch,
+        manifest: Manifest | None = None,
     ) -> None:
+        self.process = process
         self.exit_code: int | None = None
         self.paused = False
-        self._process = process
         self._segments = segments
         self._collect = collect
+        self._relaunch = relaunch
+        self._manifest = manifest
         self._world_size = 1
         self._wakeup = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
         self._open: list[Asked] = []
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
+        self._heard: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
         self._lease_s: float | None = None
         self._renewed_ns = 0
 
@@ -89,8 +101,27 @@ class Control:
                 with suppress(SuperviseError, OSError):  # the poll tells of a broken segment
                     rank.lease(now_ns + int(self._lease_s * 1e9))
 
+    def resume(self, lease_s: float | None, exit_code: int | None) -> None:
+        """On the main loop, first of all: go on for a supervisor that died, with what it knew.
+
+        Answers that lie there stand for themselves: a command that has one is not sent again.
+        """
+        self._lease_s, self.paused, self.exit_code = lease_s, lease_s is not None, exit_code
+        for rank, segment in self._segments.ranks.items():
+            self._heard |= {(rank, ack.key): ack for ack in segment.acks()}
+
+    def answered(self, key: str) -> bool:
+        """Whether every rank has answered this order to a supervisor before us."""
+        ranks = self._segments.ranks
+        return bool(ranks) and all((rank, key) in self._heard for rank in ranks)
+
+    def replace(self, process: Process) -> None:
+        """On the main loop: the job is another process from now on; the old one has ended."""
+        self.process = process
+        self.paused, self._lease_s = False, None
+
     def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Rank]) -> None:
-        ended = self._process.returncode
+        ended = self.process.returncode
         for asked in self._open:
             for rank, ack in acks:
                 if ack.key == asked.key and asked.sent is not None and rank in asked.sent:
@@ -115,8 +146,11 @@ class Control:
         if asked not in self._open:
             return  # given up before the main loop came to it
         ranks = self._segments.ranks
-        if self._process.returncode is not None:
-            asked.refusal = f"the job has ended ({ending(self._process.returncode)})"
+        if self.answered(asked.key):
+            asked.answers |= {rank: self._heard[rank, asked.key] for rank in ranks}
+            asked.sent = {rank: segment.pid for rank, segment in ranks.items()}
+        elif self.process.returncode is not None:
+            asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
         elif not ranks:
             asked.refusal = "no probe is attached to the job"
         elif len(ranks) < self._world_size and not partly:
@@ -211,6 +245,10 @@ class Control:
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
         return self._collect(self, incident, key, deadline_s)
 
+    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Write the next generation of the quarantine and tell every rank; see `job.quarantine`."""
+        return quarantine(self, self._manifest, args, key, deadline_s)
+
     def ranks(self) -> dict[int, dict[str, Any]]:
         """Return per rank `pid`, `phase`, `seen_ns` and `status`. Call it on the main loop."""
         found = {}
@@ -224,7 +262,7 @@ class Control:
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of the job."""
-        return self._process.tree.members()
+        return self.process.tree.members()
 
     def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
         """End the job: interrupt at a step boundary, then TERM, then KILL over the whole tree.
@@ -233,64 +271,15 @@ class Control:
             `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
             `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
         """
-        since = time.monotonic()
-        asked_for = self._interrupt(grace_s)
-        ended = self._process.returncode is not None
-        interrupted = asked_for == "interrupted"
-        if not ended or interrupted:
+        seen = halt(self, grace_s=grace_s, term_s=term_s)
+        if seen["how"] != "ended":
             self.exit_code = exit_code
-        seen = self._process.stop(term_s=term_s)
-        if ended:
-            seen["how"] = "interrupt" if interrupted else "ended"
-        took_s = round(time.monotonic() - since, 3)
-        return {**seen, "interrupt": asked_for, "exit_code": self.exit_code, "seconds": took_s}
+        return {**seen, "exit_code": self.exit_code}
+
+    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Stop the gang, put a checkpoint in its place, and start the job again from it."""
+        return self._relaunch(self, args, key, deadline_s)
 
     def work(self, within_s: float) -> dict[str, float]:
         """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
-        before = self._counters()
-        self._process.wait(within_s)
-        after = self._counters()
-        return {
-            "cpu_s": sum(cpu - before.get(pid, (0.0, 0))[0] for pid, (cpu, _) in after.items()),
-            "bytes": sum(moved - before.get(pid, (0.0, 0))[1] for pid, (_, moved) in after.items()),
-        }
-
-    def _counters(self) -> dict[int, tuple[float, int]]:
-        found = {}
-        for process in self.processes():
-            try:
-                times, io = process.cpu_times(), process.io_counters()
-                found[process.pid] = (times.user + times.system, io.read_chars + io.write_chars)
-            except (psutil.Error, OSError):
-                continue
-        return found
-
-    def _interrupt(self, grace_s: float) -> str:
-        """Ask the ranks to stop at their next step boundary; say what came of it."""
-        if grace_s <= 0:
-            return "skipped: no grace"
-        deadline = time.monotonic() + grace_s
-        try:
-            silent_ns = self.on_loop(self._silence_ns, min(grace_s, LOOP_S))
-        except ActionError as error:
-            return f"skipped: {error}"
-        if silent_ns is None:
-            return "skipped: no probe is attached to the job"
-        if silent_ns > grace_s * 1e9:
-            return f"skipped: the job was silent for {silent_ns / 1e9:.0f} s"
-        key = f"stop-{time.monotonic_ns()}"
-        asked = self.ask("stop", {"how": "interrupt"}, key=key, partly=True)
-        try:
-            answers = asked.wait(max(0.0, deadline - time.monotonic()))
-        finally:
-            self.forget(asked)
-        if not any(ack.ok for ack in answers.values()):
-            errors = [ack.error for ack in answers.values() if ack.error]
-            return f"not done: {errors[0] if errors else asked.refusal or 'no rank answered'}"
-        self._process.wait(max(0.0, deadline - time.monotonic()))
-        return "interrupted"
-
-    def _silence_ns(self) -> int | None:
-        """On the main loop: how long the rank that was heard last has been silent."""
-        heard = [view["seen_ns"] for view in self.ranks().values()]
-        return time.monotonic_ns() - max(heard) if heard else None
+        return work(self.process, within_s)

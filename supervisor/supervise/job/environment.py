@@ -1,10 +1,11 @@
 """The environment that brings the probe into the job, and what keeps it out.
 
-The probe enters through `sitecustomize` in a directory put in front of `PYTHONPATH`. Nothing else
-of the job's environment changes. `tier` tells beforehand, from the command line alone, when that
-cannot work: T0 means that only exit, signals, logs and hardware will be seen. It is a forecast (a
-program may start Python later, a wrapper may drop the variable), so a probe that reports in all
-the same is believed over it, and one that never does is noticed by its silence.
+The probe enters through `sitecustomize` in a directory put in front of `PYTHONPATH`. Two variables
+of ours come with it; nothing else of the job's environment changes. `tier` tells beforehand, from
+the command line alone, when that cannot work: T0 means that only exit, signals, logs and hardware
+will be seen. It is a forecast (a program may start Python later, a wrapper may drop the variable),
+so a probe that reports in all the same is believed over it, and one that never does is noticed by
+its silence.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
+import psutil
+
+LAUNCH = "SUPERVISE_LAUNCH"  # "<run id>:<attempt>"; by it a later supervisor knows the job
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?(-dbg)?(\.exe)?$")
 
 # Programs that start other programs and hand the environment on. What they start is searched for
@@ -49,12 +53,15 @@ def disabled(environ: Mapping[str, str]) -> bool:
     return environ.get("SUPERVISE_DISABLE", "") not in ("", "0")
 
 
-def child_environment(environ: Mapping[str, str], probe_config: Path) -> dict[str, str]:
+def child_environment(
+    environ: Mapping[str, str], probe_config: Path, launch: str = ""
+) -> dict[str, str]:
     """Return the job's environment: `environ` plus the way in for the probe.
 
     Args:
         environ: the environment to start from, usually `os.environ`.
         probe_config: path of the run's `probe.json`.
+        launch: by this name the processes of one launch are known; see `launched`.
     """
     child = dict(environ)
     if disabled(environ):
@@ -64,7 +71,21 @@ def child_environment(environ: Mapping[str, str], probe_config: Path) -> dict[st
     before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != inject]
     child["PYTHONPATH"] = os.pathsep.join([inject, *before] if before != [""] else [inject])
     child["SUPERVISE_PROBE"] = str(probe_config.resolve())
+    if launch:
+        child[LAUNCH] = launch
     return child
+
+
+def launched(name: str) -> int | None:
+    """Return the pid of the first process of the launch `name`, None when none lives."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(LAUNCH) == name:
+                found[process.pid] = process.ppid()
+        except (psutil.Error, OSError):  # gone, or another user's
+            continue
+    return min((pid for pid, parent in found.items() if parent not in found), default=None)
 
 
 def tier(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
@@ -79,6 +100,21 @@ def tier(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple
         return "T0", "SUPERVISE_DISABLE is set"
     reason = _reason(list(argv), environ.get("PATH", os.defpath))
     return ("T1", None) if reason is None else ("T0", reason)
+
+
+def inner_restarts(argv: Sequence[str]) -> int:
+    """Return how often torchrun itself would start the ranks again, 0 where it would not.
+
+    Source: `--max-restarts` of torch.distributed.run, 0 by default.
+    """
+    words = list(argv)
+    for place, word in enumerate(words):
+        name, _, given = word.partition("=")
+        if name in ("--max-restarts", "--max_restarts"):
+            given = given or "".join(words[place + 1 : place + 2])
+            known = any(re.search(r"torchrun|torch\.distributed", w) for w in words[:place])
+            return int(given) if known and given.isdecimal() else 0
+    return 0
 
 
 def _reason(argv: list[str], path: str, depth: int = 0) -> str | None:

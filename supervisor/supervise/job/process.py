@@ -20,6 +20,7 @@ from .launch import spawn
 from .terminal import Terminal, stop_ourselves
 from .tree import Tree
 
+UNKNOWN = 255  # stands for an exit code that nobody has
 _PAUSE_S = 0.01  # between two looks while waiting
 _STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)  # what a terminal stops a job with
 
@@ -35,6 +36,7 @@ class Process:
     Attributes:
         pid: of the first process; also the id of its process group.
         returncode: None while it runs, then as in `subprocess` (negative after a signal).
+        unknown: it has ended, and nobody can tell how: its returncode is `UNKNOWN`.
         tree: every process of the job.
         stopped: True while the first process is stopped by a signal.
         suspended_ns: how long we ourselves were stopped together with the job (Ctrl-Z), in sum.
@@ -46,6 +48,7 @@ class Process:
         self.tree = tree
         self.create_time = create_time
         self.returncode: int | None = None
+        self.unknown = False
         self.stopped = False
         self.suspended_ns = 0
         self._terminal = terminal
@@ -110,6 +113,11 @@ class Process:
         survivors = [process.pid for process in left]
         return {"how": how, "returncode": self.returncode, "survivors": survivors}
 
+    def step_back(self) -> None:
+        """Take the foreground from it: what is typed now, Ctrl-C above all, comes to us."""
+        if self._terminal is not None:
+            self._terminal.take_back(self.pid)
+
     def continued(self) -> None:
         """We were continued (`fg` or `bg`): hand the terminal on and continue the job."""
         self._continues += 1
@@ -125,7 +133,7 @@ class Process:
             try:
                 info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                self.returncode = 255  # somebody else collected it: how it ended cannot be known
+                self.returncode, self.unknown = UNKNOWN, True  # somebody else collected it
                 return self.returncode
             if info is None:
                 return None

@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,8 +21,9 @@ DEFAULT = Path("/dev/shm")
 LEAST_SLOTS = 256
 SLOT_BYTES = 600  # a frame of 64 metrics, and its share of the rest
 OWNER = "owner"  # locked by the supervisor while it lives
+JOB = "job."  # before the pid of the job's first process
 LEAST_AGE_S = 3600.0  # younger directories are left alone, whatever they look like
-_SEGMENT = re.compile(r"rank-\d+\.(\d+)(?:\.\d+)?\.seg")
+_USER = re.compile(r"(?:rank-\d+|job)\.(\d+)(?:\.\d+)?(?:\.seg)?")
 
 
 def base(environ: Mapping[str, str]) -> Path:
@@ -31,14 +33,30 @@ def base(environ: Mapping[str, str]) -> Path:
 
 def make(root: Path, run_id: str) -> Path:
     """Make the directory of a run, mode 0700, ours while this process lives. Raises OSError."""
-    path = root / f"supervise-{os.getuid()}-{run_id}"
+    path = of(root, run_id)
     path.mkdir(mode=0o700)
+    own(path)
+    return path
+
+
+def of(root: Path, run_id: str) -> Path:
+    """Return where the directory of a run is."""
+    return root / f"supervise-{os.getuid()}-{run_id}"
+
+
+def own(path: Path) -> None:
+    """Mark a run's directory as ours while this process lives."""
     try:
         fd = os.open(path / OWNER, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)  # goes with the process, and is seen from other containers
     except OSError:
         pass  # a full /dev/shm: without the mark the directory is swept once it is old
-    return path
+
+
+def lend(path: Path, pid: int) -> None:
+    """Say whose directory it is: the job's, which may have no segment for long after its start."""
+    with suppress(OSError):
+        (path / f"{JOB}{pid}").touch()
 
 
 def slots(path: Path, wanted: int) -> int:
@@ -65,7 +83,7 @@ def sweep(root: Path) -> list[Path]:
     for path in root.glob(f"supervise-{os.getuid()}-*"):
         try:
             pids = [
-                int(found[1]) for file in path.iterdir() if (found := _SEGMENT.match(file.name))
+                int(found[1]) for file in path.iterdir() if (found := _USER.fullmatch(file.name))
             ]
             old = time.time() - path.stat().st_mtime > LEAST_AGE_S
             if not old or _owned(path) or any(psutil.pid_exists(pid) for pid in pids):

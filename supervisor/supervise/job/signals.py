@@ -33,6 +33,7 @@ FORWARDED = (
 )
 _TO_GROUP = (signal.SIGWINCH, signal.SIGTSTP)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+FINAL = (*_ENDING, signal.SIGHUP, signal.SIGQUIT)  # after one of these nothing is started again
 PATIENCE = 3  # this many INT or TERM kill the tree
 
 
@@ -41,9 +42,13 @@ class Forwarder:
 
     Install it before the job is started, so that none is lost: what comes earlier is kept until
     `attach`.
+
+    Attributes:
+        final: the name of the first signal that asked for the end of the job, None before that.
     """
 
     def __init__(self) -> None:
+        self.final: str | None = None
         self._process: Process | None = None
         self._early: list[int] = []
         self._ending = 0
@@ -63,6 +68,10 @@ class Forwarder:
         for signum in early:
             self._forward(process, signum)
 
+    def detach(self) -> None:
+        """The job has ended and is started again: keep what comes until the next `attach`."""
+        self._process = None
+
     def restore(self) -> None:
         """Put the signal handlers back as they were."""
         for signum, handler in self._before.items():
@@ -75,6 +84,8 @@ class Forwarder:
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         self._taken.append((signum, time.monotonic_ns()))
+        if self.final is None and signum in FINAL:
+            self.final = signal.Signals(signum).name
         if self._process is None:
             self._early.append(signum)
         else:

@@ -42,7 +42,7 @@ class Tree:
                 found += child.children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
-        return [process for process in found if _alive(process)]
+        return [process for process in found if alive(process)]
 
     def signal(self, signum: int) -> int:
         """Send `signum` to every process of the job; return how many it was sent to."""
@@ -110,7 +110,7 @@ def _group(pid: int) -> int | None:
         return None
 
 
-def _alive(process: psutil.Process) -> bool:
+def alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

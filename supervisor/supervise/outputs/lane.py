@@ -96,7 +96,7 @@ class Lane:
         self._held: list[_Item] = []
         self._busy: _Item | None = None
         self._sent: deque[float] = deque()  # when, within the last hour
-        self._known: set[str] = set()  # incidents that this channel has heard of
+        self._known: set[str | None] = set()  # incidents that this channel has heard of
         self._number = 0
         self._wait_until = 0.0
         self._asked_to_wait = False  # by the receiver, so not even SEV0 goes first
@@ -105,30 +105,34 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
         self._thread.start()
 
-    def put(self, message: Message, key: str) -> None:
-        """Queue a message; returns at once."""
+    def heard(self, incident: str | None) -> None:
+        """Take it that the receiver knows of an incident."""
+        with self._change:
+            self._known |= {incident} - {None}
+
+    def put(self, message: Message, key: str) -> bool:
+        """Queue a message; returns at once, False when it is not for this channel."""
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
             ending = self._over or self._deadline is not None
             if ending:
                 dropped: _Item | None = _Item(message, [key], 0.0, 0)
             elif rank > RANKS[self._sender.min_sev] and incident not in self._known:
-                return
+                return False
             else:
-                if incident is not None:
-                    self._known.add(incident)
+                self.heard(incident)
                 dropped = self._queue(message, key)
                 if rank == 0 and not self._asked_to_wait:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
             self._tell(dropped, False, "the supervisor is ending" if ending else "queue full")
+        return True
 
     def backlog(self) -> dict[str, int]:
         """Return how many messages wait to be sent, and how many are held back for a digest."""
         with self._change:
-            waiting = len(self._items) + (self._busy is not None)
-            return {"waiting": waiting, "held": len(self._held)}
+            return {"waiting": len(self._items) + bool(self._busy), "held": len(self._held)}
 
     def drain(self, deadline_s: float) -> None:
         """Send what waits, without pauses, until `deadline_s` on the monotonic clock."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..core.approvals import Pending
 from ..core.rule import Policy
 from ..core.state import State
 from ..core.values import CODE_NAMES, Decision
@@ -48,8 +49,12 @@ def snapshot(
                 "rules": list(incident.rules),
                 "headline": incident.headline,
                 "runbook": incident.run.runbook.name if incident.run is not None else None,
+                "acked": incident.acked,
             },
         },
+        "approvals": [] if state.pending is None else [_request(state.pending, now_ns)],
+        "silenced": {rule: who for rule in state.silenced if (who := state.silence(rule))},
+        "checkpoints_good": [found.id for found in state.checkpoints.good()][-3:],
         "budgets": state.ledger.usage(policy.budgets, state.pace, state.at_ns),
         "rules": rules(policy, state),
         "ranks": {
@@ -67,6 +72,19 @@ def snapshot(
     if trouble is not None:
         found["trouble"] = trouble
     return found
+
+
+def _request(pending: Pending, now_ns: int) -> dict[str, Any]:
+    """Return what waits for a person, and for how many seconds more."""
+    return {
+        "id": pending.id,
+        "incident": pending.incident,
+        "runbook": pending.runbook,
+        "steps": pending.plan,
+        "args_sha256": pending.sha,
+        "left_s": round(max(0.0, (pending.deadline_ns - now_ns) / 1e9)),
+        "on_timeout": pending.on_timeout,
+    }
 
 
 def no_probe(marks: Collection[str], reason: str | None) -> str | None:

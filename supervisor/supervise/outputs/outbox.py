@@ -7,7 +7,7 @@ through a callback, for the audit log; a failed delivery changes nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..core.shapes import Message
 from ..core.values import Decision
@@ -67,6 +67,34 @@ class Outbox:
         """
         for lane in self._lanes:
             lane.put(message, key)
+
+    @property
+    def channels(self) -> list[str]:
+        """Names of the channels."""
+        return [lane.name for lane in self._lanes]
+
+    def resume(
+        self, messages: Sequence[tuple[Message, str]], settled: Mapping[str, Collection[str]]
+    ) -> int:
+        """Queue what an outbox before this one did not come to; its channels only.
+
+        Args:
+            messages: all that were ever posted, each with its key.
+            settled: channel of the one before -> keys whose outcome is known.
+
+        Returns:
+            The number of messages that are still owed to a channel.
+        """
+        owed = set()
+        for lane in self._lanes:
+            if lane.name not in settled:
+                continue
+            for message, key in messages:
+                if key in settled[lane.name]:
+                    lane.heard(message.incident)
+                elif lane.put(message, key):
+                    owed.add(key)
+        return len(owed)
 
     def backlog(self) -> dict[str, dict[str, int]]:
         """Return `{channel: {"waiting": n, "held": n}}`, for the status."""

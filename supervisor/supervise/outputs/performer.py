@@ -85,6 +85,8 @@ def _perform(
         result = action.perform(job, args, key=key)
     except ActionError as error:
         facts: dict[str, Any] = {"retryable": error.retryable}
+        if error.refused:
+            facts["refused"] = True
         if error.hint:
             facts["hint"] = error.hint
         finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))

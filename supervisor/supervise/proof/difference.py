@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.values import MODES, SEVERITIES
+from ..core.values import ACTING_MODES, MODES, SEVERITIES
 
 Document = Mapping[str, Any]
 
@@ -90,8 +90,8 @@ def _named(section: str, held: Any) -> dict[str, Any]:
 
 
 def _mode(old: str, new: str) -> str:
-    if "enforce" in (old, new):
-        return ACTS if new == "enforce" else ACTS_NOT
+    if (old in ACTING_MODES) != (new in ACTING_MODES):
+        return ACTS if new in ACTING_MODES else ACTS_NOT
     return WATCHES if MODES.index(new) > MODES.index(old) else OTHER
 
 
@@ -110,7 +110,7 @@ def _parts(
 
 
 def _acts(rule: Any, document: Document) -> bool:
-    return bool(rule.get("run")) and (rule.get("mode") or document.get("mode")) == "enforce"
+    return bool(rule.get("run")) and (rule.get("mode") or document.get("mode")) in ACTING_MODES
 
 
 def _gone(section: str, held: Any, document: Document) -> str:
@@ -165,8 +165,8 @@ def _of_rule(key: str, old: Any, new: Any) -> str:
     if key == "mode":
         return (
             ACTS_NOT
-            if new in ("observe", "shadow") and old in (None, "enforce")
-            else (ACTS if new in (None, "enforce") else OTHER)
+            if new in ("observe", "shadow") and old in (None, *ACTING_MODES)
+            else (ACTS if new in (None, *ACTING_MODES) else OTHER)
         )
     return OTHER
 

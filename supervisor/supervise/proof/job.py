@@ -14,6 +14,7 @@ from ..errors import ActionError
 
 TERMINATED = -15  # a job that obeys TERM
 EVERY, KEEP = 25, 4  # savepoints, where the policy keeps none of its own
+USUAL_CLIP, USUAL_SCALE = 1.0, 65536.0  # a job's own clip, and the scale its GradScaler began with
 
 
 class FakeJob:
@@ -21,10 +22,12 @@ class FakeJob:
 
     Attributes:
         step: newest step that was made. next_step: the one that comes.
-        rollbacks: how often it went back.
+        rollbacks: how often it went back, in process or by a relaunch. launches: of its process.
         paused_until: time at which the lease of a pause ends, None while it runs.
         returncode: how it ended, None while it has not.
         skipping: updates that will not be applied.
+        clip_bound: what the gradient norm is limited to, None when it is not.
+        generation: of the quarantine.
     """
 
     def __init__(self, savepoints: Mapping[str, Any], world_size: int) -> None:
@@ -34,15 +37,22 @@ class FakeJob:
         self.now_ns = 0
         self.step, self.next_step = -1, 0
         self.attempt = self.rollbacks = self.skipping = 0
+        self.launches = 1
+        self.generation = 0
         self.paused_until: int | None = None
         self.returncode: int | None = None
         self._scale, self._ramp, self._since = 1.0, 0, 0
+        self.clip_bound: float | None = None
+        self._clipped = 0  # steps that are left of it; 0 with a bound: until it is lifted
 
     def made(self) -> None:
         """One more step was made."""
         self.step, self.next_step = self.next_step, self.next_step + 1
         self.skipping = max(0, self.skipping - 1)
         self._since += 1
+        if self._clipped:
+            self._clipped -= 1
+            self.clip_bound = self.clip_bound if self._clipped else None
         if self.step % self.every == 0:
             self.kept.append(self.step)
 
@@ -74,6 +84,10 @@ class FakeJob:
         self.kept.append(self.step)
         return {"step": self.step, "bytes": 1 << 20}
 
+    def _checkpoint(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        path = args.get("path") or f"ckpt.supervise-{self.next_step}.pt"
+        return {"path": path, "step": self.next_step, "how": "on-demand"}
+
     def _lr_scale(self, args: Mapping[str, Any]) -> dict[str, Any]:
         self._scale, self._ramp = float(args["value"]), int(args.get("rewarm_steps") or 0)
         self._since = 0
@@ -83,20 +97,41 @@ class FakeJob:
         self.skipping = int(args["count"])
         return {"will_skip": self.skipping}
 
+    def _clip(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        bound = args.get("max_norm") or USUAL_CLIP * (args.get("factor") or 0.0)
+        self.clip_bound = None if args.get("lift") else bound
+        self._clipped = int(args.get("steps") or 0)
+        return {"clip_bound": self.clip_bound}
+
+    def _update_clip(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        rule = {"window": args.get("window"), "sigma": args.get("sigma")}
+        return {"update_clip": None if args.get("lift") else rule}
+
+    def _loss_scale(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        return {"loss_scale": args["scale"] or USUAL_SCALE, "backoff": 0.5}
+
+    def _raise_sampling(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        return {"sampling": dict(args)}
+
+    def _profile(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        return {"path": f"incidents/{args['incident']}/profile-{self.next_step}-rank-0.json"}
+
     def _rollback(self, args: Mapping[str, Any]) -> dict[str, Any]:
         before = int(args["before_step"])
         found = [step for step in self.kept if step < before]
         if not found:
             raise ActionError(f"no savepoint before step {before}: there are {list(self.kept)}")
-        self.step, self.next_step = found[-1], found[-1] + 1
-        while self.kept and self.kept[-1] > self.step:
+        self._back(found[-1], self.attempt + 1, args.get("rewarm"))
+        return {"step": self.step, "attempt": self.attempt}
+
+    def _back(self, step: int, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
+        self.step, self.next_step = step, step + 1
+        while self.kept and self.kept[-1] > step:
             self.kept.pop()
-        self.attempt += 1
+        self.attempt = attempt
         self.rollbacks += 1
-        rewarm = args.get("rewarm")
         if rewarm:
             self._scale, self._ramp, self._since = float(rewarm["start"]), int(rewarm["steps"]), 0
-        return {"step": self.step, "attempt": self.attempt}
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
         """Say that the evidence is there."""
@@ -106,6 +141,30 @@ class FakeJob:
             "bytes": 1 << 20,
             "files": ["metrics.csv"],
         }
+
+    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Begin again from the checkpoint, as another process that kept no savepoints."""
+        ended = self.returncode is not None
+        self.returncode, self.paused_until, self.skipping = None, None, 0
+        self._scale, self._ramp = 1.0, 0
+        self.clip_bound, self._clipped = None, 0
+        self.kept.clear()
+        self.launches += 1
+        self._back(int(args["step"]), int(args["attempt"]), args["rewarm"])
+        return {
+            "pid": self.launches,
+            "attempt": self.attempt,
+            "checkpoint": args["checkpoint"],
+            "how": "ended" if ended else "interrupt",
+            "moved": [],
+        }
+
+    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Take the next generation; with several ranks it waits for the next launch."""
+        self.generation += 1
+        when = "now" if self.world_size == 1 else "at the next launch"
+        told = {"generation": self.generation, "held": self.generation, "takes_effect": when}
+        return {**told, "entries": len(args.get("add", ())), "ranks": self.world_size}
 
     def work(self, within_s: float) -> dict[str, float]:
         """Say that it hangs: it uses nothing."""

@@ -13,7 +13,7 @@ from ..core.action import Aim, Refused
 from ..core.incident import HELD, PROBATION
 from ..core.rule import HOLD, Policy, Rule
 from ..core.state import State
-from ..core.values import MODES
+from ..core.values import ACTING_MODES
 
 
 def of(
@@ -49,8 +49,8 @@ def _mode(rule: Rule, policy: Policy) -> Iterator[tuple[str, str]]:
     if rule.runbook is None:
         yield "runbook", "it has no runbook: when it fires it only tells people"
         return
-    mode = min(policy.mode, rule.mode or policy.mode, key=MODES.index)
-    if mode != "enforce":
+    mode = policy.mode_of(rule)
+    if mode not in ACTING_MODES:
         whose = "the rule's own mode" if mode != policy.mode else "the policy's mode"
         yield f"mode:{mode}", f"{whose} is {mode}: {rule.runbook} is not run"
 

@@ -27,28 +27,27 @@ from ..core.values import (
     Frame,
     Gap,
     Launched,
-    Noticed,
     Tick,
-    Told,
 )
 from ..errors import ActionError
+from .evils import FOREVER, SECOND, inflict
 from .job import FakeJob
 from .played import Played, Visits
 from .series import Track
 
-SECOND = 1_000_000_000
-FOREVER = 1 << 60
-RATE, SKIPPED = "learning_rate", "update_skipped"  # what our own actions show in
+RATE, SKIPPED, CLIP = "learning_rate", "update_skipped", "clip_bound"  # our own actions show here
 NAN = float("nan")
 MAX_FRAMES = 1_000_000  # sequels that roll back for ever end here
 
 
 def play(policy: Policy, form: ScenarioForm) -> Played:
     """Play a scenario under a policy; the same arguments give the same story."""
-    return _Player(policy, form).play()
+    return Player(policy, form).play()
 
 
-class _Player:
+class Player:
+    """One scenario under way."""
+
     def __init__(self, policy: Policy, form: ScenarioForm) -> None:
         self.form = form
         self.table = Visits(policy.machine or machine.DEFAULT)
@@ -58,7 +57,7 @@ class _Player:
         self.state: State = engine.start(self.policy)
         self.played = Played()
         self.events: list[Event] = []
-        self.now, self.slot, self.rolled = 0, 0, 0
+        self.now, self.slot, self.rolled, self.launches = 0, 0, 0, 1
         self.pid = 1
         self.every = round(form.every * SECOND)
         self.delay = round(form.delay * SECOND)
@@ -99,7 +98,7 @@ class _Player:
     def frame(self) -> None:
         """One frame's time, and the frames of all ranks at its end."""
         for evil in self.evils.get(self.slot, ()):
-            self.inflict(evil)
+            inflict(self, evil)
         self.advance(self.now + self.every)
         while self.job.paused_until is not None and self.alive():
             self.tick()
@@ -183,6 +182,8 @@ class _Player:
                         value *= rate
                     elif name == SKIPPED and skipping:
                         value = 1.0
+                    elif name == CLIP and self.job.clip_bound is not None:
+                        value = self.job.clip_bound
                 values.append(value)
             yield tuple(values)
 
@@ -227,6 +228,10 @@ class _Player:
         if self.job.rollbacks > self.rolled:
             self.rolled = self.job.rollbacks
             self.track.rolled_back(self.rolled)
+        if self.job.launches > self.launches:
+            self.launches, self.pid = self.job.launches, self.pid + 1000
+            self.send(Launched(self.now, self.pid, self.job.attempt))
+            self.announce()
         ended = self.job.returncode
         self.send(Finished(self.now, ident, True, result))
         if ended is not None:
@@ -251,37 +256,6 @@ class _Player:
         if len(was) != len(again):
             self.played.parted.append(f"{len(was)} decisions became {len(again)}")
         self.state = state
-
-    def inflict(self, evil: InjectForm) -> None:
-        until = FOREVER if evil.for_ is None else self.slot + evil.for_
-        if evil.gap is not None:
-            self.lost = evil.gap
-        for name in evil.nan or ():
-            self.nan[name] = self.slot + (evil.for_ or 1)
-        if evil.clock_jump is not None:
-            self.now += round(evil.clock_jump * SECOND)
-        if evil.phase is not None:
-            self.phase, self.phase_until = evil.phase, until
-        if evil.fail_action is not None:
-            self.failing[evil.fail_action, False] = evil.count
-        if evil.lose_action is not None:
-            self.failing[evil.lose_action, True] = evil.count
-        if evil.crash_after is not None:
-            self.crash = evil.crash_after
-        if evil.silent_rank is not None:
-            self.silent[evil.silent_rank] = until
-        if evil.step is not None:
-            self.job.next_step = evil.step
-        if evil.probe_restart:
-            self.pid += 1000
-            self.announce()
-        if evil.told is not None:
-            self.send(Told(self.now, "operator", evil.told))
-        if evil.notice is not None:
-            self.send(Noticed(self.now, evil.notice, f"{evil.notice}, on purpose"))
-        if evil.exit is not None:
-            self.job.returncode = evil.exit
-            self.send(Exited(self.now, evil.exit))
 
     def usage(self) -> dict[str, int]:
         """Return the intents that each budget counts now."""

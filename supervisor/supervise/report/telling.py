@@ -86,7 +86,8 @@ def _done(story: Part) -> Iterator[str]:
         if book["refused"]:
             yield f"  refused: {book['refused']}"
         for action in book["actions"]:
-            yield f"  {action['verb']} {_inline(action['args'])}".rstrip()
+            undo = "undo: " if "undo-" in str(action["id"]) else ""
+            yield f"  {undo}{action['verb']} {_inline(action['args'])}".rstrip()
             yield f"    {_outcome(action)}"
         for one in book["verification"]:
             yield f"  verify {one['what']}: {one['reason']}, {_at(one)}"

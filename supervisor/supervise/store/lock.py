@@ -25,10 +25,26 @@ def take(fd: int, path: Path) -> None:
             return
         except BlockingIOError:
             time.sleep(_WAIT_S)
+    pid = holder(fd)
     raise StoreError(
-        f"{path} is open in another supervisor",
+        f"{path.parent} is watched by {'another process' if pid is None else f'process {pid}'}",
         hint="one run has one supervisor: wait for it to end, or choose another --run-dir",
     )
+
+
+def holder(fd: int) -> int | None:
+    """Return the pid of the process that has the file locked, None where that cannot be known."""
+    found = os.fstat(fd)
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        words = line.split()
+        if words[1] == "FLOCK" and words[5] == f"{device}:{found.st_ino}" and int(words[4]) > 0:
+            return int(words[4])
+    return None
 
 
 def locked(path: Path) -> bool:

@@ -12,6 +12,7 @@ import struct
 from typing import Any
 
 from ..core.values import (
+    Adopted,
     Announced,
     Beat,
     Event,
@@ -38,6 +39,7 @@ KINDS: dict[type[Any], int] = {  # on disk: never renumber
     Told: 8,
     Exited: 9,
     Reloaded: 10,
+    Adopted: 11,
 }
 TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
 

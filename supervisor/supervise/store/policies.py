@@ -17,13 +17,13 @@ from ..core import engine
 from ..core.reload import differences
 from ..core.rule import Policy
 from ..core.state import State
-from ..core.values import MODES, Noticed, Reloaded, Told
+from ..core.values import ACTING_MODES, MODES, Noticed, Reloaded, Told
 from ..errors import StoreError, SuperviseError, UsageError
 from . import files
 from .rundir import RunDir
 
 DIRECTORY = "policies"
-NO_MEANS = "mode enforce needs a restart: the probe was started without the means to act"
+NO_MEANS = "mode {} needs a restart: the probe was started without the means to act"
 NO_SAVEPOINTS = "the probe was started without savepoints; the reloaded policy's need a restart"
 TOLD_PROBLEMS = 3  # of a policy that is refused
 
@@ -123,8 +123,8 @@ class Reloader:
         if mode is not None and mode not in MODES:
             raise UsageError(f"no mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
         new = self.load(source, mode=mode)
-        if new.mode == "enforce" and self.started.mode != "enforce":
-            raise UsageError(NO_MEANS, hint="or reload it with --mode shadow")
+        if new.mode in ACTING_MODES and MODES.index(new.mode) > MODES.index(self.started.mode):
+            raise UsageError(NO_MEANS.format(new.mode), hint="or reload it with --mode shadow")
         return new
 
     def _unable(self, new: Policy, at_ns: int) -> list[Noticed]:

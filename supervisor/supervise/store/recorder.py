@@ -16,7 +16,7 @@ from .audit import Audit
 from .journal import Journal
 
 # On disk before anything follows, together with the events that led to them.
-SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval"})
+SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})
 
 
 class Recorder:

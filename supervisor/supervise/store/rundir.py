@@ -5,6 +5,8 @@
     probe.json     what the probe is told                       probe/        the probe's marks
     incidents/     evidence, one directory per incident         state.json    the newest status
     control/       words of operators                           run.json      what was started
+    launch.json    the newest process of the job                relaunch/     stages of each one
+    quarantine.json  data that is passed over, once there is any
 
 Knows names and atomic writing, not contents.
 """
@@ -137,6 +139,11 @@ class RunDir:
     def probe_config_path(self) -> Path:
         """The file that tells the probe what to do."""
         return self.path / "probe.json"
+
+    @property
+    def quarantine_path(self) -> Path:
+        """What the job must not train on again."""
+        return self.path / "quarantine.json"
 
     @property
     def policy_path(self) -> Path:

@@ -54,7 +54,7 @@ def serve():
     """In the parent: one forked child at a time."""
     torch.set_num_threads(1)
     torch.optim.Rprop([torch.zeros(1, requires_grad=True)])  # imports what every job needs
-    for line in sys.stdin:
+    while line := sys.stdin.readline():  # a `for` would drive the steps of every job
         child = os.fork()
         if child == 0:
             run(json.loads(line))

@@ -188,6 +188,7 @@ def test_one_of_several_ranks_is_not_changed_alone(probed):
     job = probed.start(loop(), environ={"RANK": "1", "WORLD_SIZE": "2"})
     assert job.segment().path.name.startswith("rank-1.") and job.segment().world_size == 2
     verbs = ("pause", "lr_scale", "rollback", "skip_step", "savepoint")
+    verbs += ("clip", "update_clip", "loss_scale")
     keys = [job.send(verb, value=0.5, before_step=3) for verb in verbs]
     job.go()
     assert all("step-fenced" in job.answer(key).error for key in keys)

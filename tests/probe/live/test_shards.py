@@ -7,8 +7,9 @@ import pytest
 
 from supervise.outputs import origins
 from supervise_probe.collectors import shards as collector
-from supervise_probe.provenance import Origin, name_of
+from supervise_probe.provenance import Origin, name_of, short
 from supervise_probe.shards import NAMES, UNTOLD, Shards
+from supervise_probe.wire import LETTER_ROOM
 
 pytestmark = pytest.mark.slow
 
@@ -301,7 +302,30 @@ def test_names_are_kept_within_bounds():
     assert numbers == list(range(5000))
     assert shards.number("4500.tar") == 4500 and shards.number("3.tar") == 5000
     assert len(shards._numbers) == NAMES and len(shards.untold) == UNTOLD
-    assert list(shards.newest(2, 6)) == ["4500", "5000"]
+    assert list(shards.newest(2)) == ["4500", "5000"]
+
+
+def test_every_name_that_is_used_again_is_told():
+    """300 at once are more than wait for a notice; the rest is told when it comes again."""
+    letters = []
+    probe = SimpleNamespace(torch=None, scalars=None, notice=lambda *letter: letters.append(letter))
+    made = collector.Collector(probe)
+    for step in range(1500):
+        made.shards.tell(f"{'d' * 120}/{step % 300}.tar", step)
+        made.after_update(None)
+        made.collect(SimpleNamespace(number=step, attempt=0), {})
+    told = {number: name for _, _, data in letters for number, name in data["shards"].items()}
+
+    assert told == {str(n): short(f"{'d' * 120}/{n}.tar") for n in range(300)}
+    for _, text, data in letters:
+        assert len(json.dumps([text, data], ensure_ascii=False).encode()) < LETTER_ROOM - 80
+
+
+def test_a_short_name_is_short_and_its_own():
+    """Long ones that end alike stay apart; a short name is its own short name."""
+    long = [short("x" * n + "/a.tar") for n in (200, 201)]
+    assert long[0] != long[1] and {len(name) for name in long} == {90}
+    assert [short(name) for name in long] == long and short("a.tar") == "a.tar"
 
 
 def test_a_job_with_endless_names_does_not_fill_the_record():

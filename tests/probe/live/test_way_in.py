@@ -226,6 +226,16 @@ def test_the_last_words_of_a_job_are_recorded(launch):
     assert (job.folder / "out").read_text() == "own hook\n" and len(job.frames) == 5
 
 
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("sys.exit(-1)", 255)],
+)
+def test_the_code_that_a_job_asks_to_exit_with_is_recorded(launch, ending, code):
+    """Python itself forgets it before any hook runs, and a stranger cannot ask the kernel."""
+    job = launch(TRAIN + "import sys\n" + ending, code=code)
+    assert job.segment().end() == (code, "")
+
+
 def test_a_job_that_leaves_no_words_still_leaves_its_frames(probed):
     """After `os._exit` there is no end record; everything up to then was published."""
     job = probed.run(TRAIN + "import os; os._exit(9)", code=9)

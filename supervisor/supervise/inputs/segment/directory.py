@@ -21,6 +21,7 @@ from supervise_probe import wire
 from ...core.values import Event, Noticed
 from ...errors import SegmentError
 from .reader import Segment
+from .taken import Taken
 
 _SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)(?:\.\d+)?\.seg")
 _MARK_NAME = re.compile(r"off\.(\d+)")
@@ -37,12 +38,17 @@ class Segments:
         ranks: the open segment of each rank.
     """
 
-    def __init__(self, shm_dir: Path, marks_dir: Path, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, shm_dir: Path, marks_dir: Path, clock: Callable[[], int], taken: Taken | None = None
+    ) -> None:
+        """Read what is in `shm_dir` and `marks_dir`, behind what was `taken` before."""
         self.ranks: dict[int, Segment] = {}
         self._shm_dir = shm_dir
         self._marks_dir = marks_dir
         self._clock = clock
-        self._known: set[str] = set()  # names of segments and marks that were dealt with
+        self._taken = Taken() if taken is None else taken
+        # Names of segments and marks that were dealt with.
+        self._known = {f"off.{pid}" for pid in self._taken.silent}
         self._waiting: list[Segment] = []  # of ranks whose process still lives
         self._empty_since: dict[str, int] = {}
         self._interval_s = _LONGEST_S
@@ -91,6 +97,23 @@ class Segments:
             return "samples are taken more densely while there is an incident"
         return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
 
+    def forget(self) -> None:
+        """Remove the segments of processes that are dead; what they wrote was read.
+
+        The memory is given back, and a new process may get the pid of an old one.
+        """
+        for segment in (*self.ranks.values(), *self._waiting):
+            if _trains(segment):
+                continue
+            if self.ranks.get(segment.rank) is segment:
+                del self.ranks[segment.rank]
+            else:
+                self._waiting.remove(segment)
+            segment.close()
+            self._known.discard(segment.path.name)
+            with suppress(OSError):
+                segment.path.unlink()
+
     def close(self) -> None:
         """Close all segments."""
         for segment in (*self.ranks.values(), *self._waiting):
@@ -117,8 +140,20 @@ class Segments:
                 self._report(SegmentError(f"segment {name} is that of {whose}"), rank, pid, events)
                 segment.close()
                 continue
-            found.append(segment)
+            if self._resume(segment):
+                found.append(segment)
         return sorted(found, key=lambda segment: segment.created_ns)
+
+    def _resume(self, segment: Segment) -> bool:
+        """Go on behind what was taken of it; False when it was read to its end and replaced."""
+        key, taken = (segment.rank, segment.created_ns), self._taken
+        if segment.created_ns < taken.newest.get(segment.rank, 0):
+            segment.close()
+            return False
+        if key in taken.frames or key in taken.letters:
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                segment.resume(taken.frames.get(key, 0), taken.letters.get(key, 0))
+        return True
 
     def _adopt(self, segment: Segment, events: list[Event]) -> None:
         old = self.ranks.get(segment.rank)

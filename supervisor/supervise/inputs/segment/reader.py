@@ -56,6 +56,7 @@ class Segment:
         self._slot_size = header.slot_size
         self._frames = wire.Ring(header.slots, self._slot, wire.unpack_slot)
         self._letters = wire.Ring(wire.LETTER_SLOTS, self._letter, wire.unpack_letter)
+        self._told = 0  # letters below this number were told by another reader
         self._held: list[tuple[int, int, wire.Slot | None]] = []  # frames waiting for their names
         self._tries = 0
         self._names: tuple[str, ...] = ()
@@ -98,6 +99,19 @@ class Segment:
         self._take_frames(word(words, wire.HEAD_AT), limit, events)
         self._take_letters(word(words, wire.LETTERS_HEAD_AT), events)
         return events
+
+    def resume(self, frames: int, letters: int) -> None:
+        """Go on behind another reader, which has told `frames` frames and all notices before the
+        letter `letters`.
+
+        Acks are read again, from the oldest letter on: who asked may not have taken them.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        head = word(self._file.words(), wire.LETTERS_HEAD_AT)
+        self._frames.next, self._told = frames, letters
+        self._letters.next = min(letters, max(0, head - wire.LETTER_SLOTS))
 
     def beat(self) -> Beat:
         """Return when the probe last ran any hook, and in which phase.
@@ -201,7 +215,10 @@ class Segment:
             return  # half-written or damaged; frames that need it wait for it
         self._generation = generation
         self._names = tuple(names)
-        events.append(Announced(self._clock(), self.rank, self.world_size, self.pid, self._names))
+        found = Announced(
+            self._clock(), self.rank, self.world_size, self.pid, self._names, self.created_ns
+        )
+        events.append(found)
 
     def _take_frames(self, head: int, limit: int, events: list[Event]) -> None:
         if self._tries >= wire.PATIENCE:
@@ -226,21 +243,28 @@ class Segment:
             self._last = (seq, slot.at_ns)
 
     def _take_letters(self, head: int, events: list[Event]) -> None:
-        bad = 0
-        for _, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
+        bad, newest = 0, 0
+        for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
             letter = parse(raw) if raw is not None else None
             if _has_shape(letter, _ACK):
                 letter["key"] = letter.pop("ack")
                 self._acks.append(Ack(**letter))
+            elif number + (lost or 1) <= self._told:
+                continue
             elif _has_shape(letter, _NOTICE):
-                at_ns, rank = self._clock(), self.rank
-                kind = letter.pop("notice")
-                events.append(Noticed(at_ns=at_ns, kind=kind, rank=rank, **letter))
+                said = {"kind": letter.pop("notice"), **letter}
+                events.append(self._notice(number, **said))
             else:
                 bad += lost or 1
+                newest = number + max(lost - 1, 0)
         if bad:
             message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
-            events.append(Noticed(self._clock(), "note", message, rank=self.rank))
+            events.append(self._notice(newest, kind="note", message=message))
+
+    def _notice(self, letter: int, **said: Any) -> Noticed:
+        return Noticed(
+            at_ns=self._clock(), rank=self.rank, segment=self.created_ns, letter=letter, **said
+        )
 
     def _count_sent(self) -> int:
         # A supervisor before us may have died between the letter and the count: the letters decide.

@@ -1,0 +1,233 @@
+"""What a fault costs the example with the supervisor, and what it costs without.
+
+    python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--check]
+
+Every fault of recovery_cases.py is injected into the example at step 150 of 600, in runs of three
+seeds under `examples/nano/policy.yaml`; with one seed also under nobody, under `torchrun
+--max-restarts 3` and under a policy that stops at the first NaN. Writes `benchmarks/recovery.md`.
+Each finished run is kept in `benchmarks/.recovery/`, so that what was broken off goes on where it
+was; a change of the code or of a policy starts anew. `--check` fails when a promise is not kept:
+within 1 % of the loss of the undisturbed run, held with evidence, or told, as the case wants it,
+and nothing destructive in healthy runs.
+
+A step is lost when it has to be made again, or was made and thrown away. Who finishes within 1 %
+lost what was made beyond 600 and what was skipped. Who does not, lost everything since the newest
+checkpoint from before the fault, as a person would find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from recovery_cases import CASES, FAULT_STEP, Case
+from recovery_result import Result, read
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "benchmarks" / ".recovery"
+TABLE = ROOT / "benchmarks" / "recovery.md"
+TRAIN = ROOT / "examples" / "nano" / "train.py"
+POLICY = ROOT / "examples" / "nano" / "policy.yaml"
+STOP_ON_NAN = ROOT / "benchmarks" / "stop_on_nan.yaml"
+STEPS, CHECKPOINTS = 600, 50
+TOLERANCE = 0.01  # of the undisturbed validation loss
+LIMIT_S = 300.0  # a run that takes so long does not end by itself
+ARMS = ("supervise", "nobody", "torchrun", "stop-on-NaN")
+
+
+def command(case: Case, arm: str, seed: int, path: Path) -> list[str]:
+    """Return the command line of one run."""
+    supervise = [sys.executable, "-m", "supervise", "-q", "--run-dir", str(path / "run")]
+    if arm == "supervise":
+        supervise += ["--policy", str(POLICY)]
+    elif arm == "stop-on-NaN":
+        supervise += ["--policy", str(STOP_ON_NAN)]
+    else:  # the probe injects the fault and touches nothing else
+        supervise += ["--policy", "observe"]
+    for drill in case.drills:
+        supervise += ["--drill", drill]
+    job = [sys.executable, str(TRAIN)]
+    if arm == "torchrun" or case.ranks > 1:
+        restarts = "3" if arm == "torchrun" else "0"
+        job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts"]
+        job += [restarts, "--nproc-per-node", str(case.ranks), str(TRAIN)]
+    job += ["--steps", str(STEPS), "--seed", str(seed), "--log-every", "100", *case.options]
+    job += ["--checkpoint-every", str(CHECKPOINTS), "--out", str(path / "out")]
+    return [*supervise, "--", *job, *(["--resume"] if arm == "torchrun" else [])]
+
+
+def run(case: Case, arm: str, seed: int, path: Path) -> Result:
+    """Make one run and read what became of it."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (path / "out.txt").open("w") as out, (path / "err.txt").open("w") as err:
+        process = subprocess.Popen(
+            command(case, arm, seed, path), stdout=out, stderr=err, env=environ, cwd=path
+        )
+        try:
+            code: int | None = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            process.terminate()  # passed on to the job
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    return read(code, path)
+
+
+def lost(result: Result, calm: float) -> int:
+    """Return how many steps were lost; see the head of this file."""
+    if is_near(result, calm):
+        return max(0, result.made - STEPS) + result.skipped
+    return STEPS - FAULT_STEP // CHECKPOINTS * CHECKPOINTS
+
+
+def is_near(result: Result, calm: float) -> bool:
+    """Whether the run came to its end and its loss is no worse than it may be."""
+    return result.loss is not None and result.loss <= (1 + TOLERANCE) * calm
+
+
+def kept_promise(case: Case, result: Result, calm: float) -> bool:
+    """Whether the case went as it must."""
+    if case.wants == "healthy":
+        return result.code == 0 and not result.actions and not result.held
+    if case.wants == "recovered":
+        return is_near(result, calm) and result.code == 0
+    if case.wants == "held":
+        return (result.held or result.code == 78) and result.evidence > 0
+    return result.told is not None and not result.destructive  # told
+
+
+# ── keeping and showing ───────────────────────────────────────────────────────────────────────────
+
+
+def fingerprint() -> str:
+    """Return a digest of all that can change the outcome."""
+    digest = hashlib.sha256()
+    for folder in ("supervisor", "probes", "policies", "runbooks", "examples"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def once(case: Case, arm: str, seed: int, mark: str) -> Result:
+    """Return the kept result of a run, or make it."""
+    path = KEPT / f"{case.name}-{arm}-{seed}"
+    file = path / "result.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if kept.pop("fingerprint") == mark:
+            return Result(**{**kept, "actions": tuple(kept["actions"])})
+    began = time.monotonic()
+    result = run(case, arm, seed, path)
+    file.write_text(json.dumps({**asdict(result), "fingerprint": mark}))
+    print(f"{case.name} {arm} {seed}: {result} in {time.monotonic() - began:.0f} s", flush=True)
+    return result
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, the first row its head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], seeds: int) -> str:
+    """Return the page."""
+    calm = {s: found["healthy", "supervise", s].loss or float("nan") for s in range(seeds)}
+    rows = [["fault", "wanted", "kept", "told", "acted", "loss", "lost", *ARMS[1:], "actions"]]
+    for case in cases:
+        ours = [found[case.name, "supervise", seed] for seed in range(seeds)]
+        kept = sum(kept_promise(case, one, calm[s]) for s, one in enumerate(ours))
+        losses = [one.loss / calm[s] - 1 for s, one in enumerate(ours) if one.loss is not None]
+        rows.append(
+            [
+                case.name,
+                case.wants,
+                f"{kept}/{seeds}",
+                _span([one.told for one in ours]),
+                _span([one.acted for one in ours]),
+                f"{100 * max(losses):+.1f} %" if losses else "–",
+                _span([lost(one, calm[s]) for s, one in enumerate(ours)]),
+                *(
+                    str(lost(other, calm[0])) if (other := found.get((case.name, arm, 0))) else "–"
+                    for arm in ARMS[1:]
+                ),
+                ", ".join(dict.fromkeys(ours[0].actions)) or "–",
+            ]
+        )
+    return HEAD + table(rows)
+
+
+def _span(numbers: Sequence[int | None]) -> str:
+    known = sorted(n for n in numbers if n is not None)
+    if not known:
+        return "–"
+    text = str(known[0]) if known[0] == known[-1] else f"{known[0]}-{known[-1]}"
+    return text if len(known) == len(numbers) else f"{text} ({len(known)} of {len(numbers)})"
+
+
+HEAD = f"""# What faults cost, with the supervisor and without
+
+Written by `python benchmarks/recovery.py`: the example, {STEPS} steps of 768 tokens, a checkpoint
+every {CHECKPOINTS}, the fault at step {FAULT_STEP}. `told` and `acted`: steps from the fault to the
+first word and to the first action or reflex. `loss`: the worst seed's validation loss beside its
+undisturbed run. `lost`: steps to be made again, or made and thrown away; a run that ends more than
+1 % worse, or not at all, lost all since its last checkpoint from before the fault. The columns on
+the right are the steps lost with nobody, with restarts by torchrun, and with a stop at the first
+NaN, one seed each.
+
+"""
+
+
+def main() -> None:
+    """Make the runs that are missing, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    cases = [c for c in CASES if c.name in ("healthy", *args.only) or not args.only]
+    wanted = [(c, "supervise", s) for c in cases for s in range(args.seeds)]
+    wanted += [(c, arm, 0) for c in cases for arm in ARMS[1:] if c.compared and c.name != "healthy"]
+    mark = fingerprint()
+    with ThreadPoolExecutor(args.jobs) as pool:
+        results = list(pool.map(lambda each: once(*each, mark), wanted))
+    found = {(c.name, arm, seed): r for (c, arm, seed), r in zip(wanted, results, strict=True)}
+    page = show(found, cases, args.seeds)
+    print(page)
+    if not args.only:
+        TABLE.write_text(page)
+    calm = [found["healthy", "supervise", seed].loss or 0.0 for seed in range(args.seeds)]
+    broken = [
+        f"{case.name}, seed {seed}"
+        for case in cases
+        for seed in range(args.seeds)
+        if not kept_promise(case, found[case.name, "supervise", seed], calm[seed])
+    ]
+    if broken:
+        print("not as promised:", "; ".join(broken))
+    sys.exit(bool(broken and args.check))
+
+
+if __name__ == "__main__":
+    main()

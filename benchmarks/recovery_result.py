@@ -1,0 +1,79 @@
+"""What became of one run of recovery.py, read from its run directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery_cases import FAULT_STEP
+
+from supervise.store import audit, history
+from supervise.store.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one run.
+
+    Attributes:
+        code: exit code; None: it had to be killed after LIMIT_S.
+        loss: validation loss, None where the run did not come to its end.
+        made: optimizer steps in all, those included that were thrown away. skipped: of these.
+        told: steps from the fault to the first word of any severity; acted: to the first action or
+            reflex. None: never.
+        actions: verbs that touched the job. destructive: how many of them.
+        recovered: an incident was closed as recovered. held: one waits for a person.
+        evidence: files in the bundles of its incidents.
+    """
+
+    code: int | None
+    loss: float | None
+    made: int
+    skipped: int
+    told: int | None
+    acted: int | None
+    actions: tuple[str, ...]
+    destructive: int
+    recovered: bool
+    held: bool
+    evidence: int
+
+
+def read(code: int | None, path: Path) -> Result:
+    """Read the run directory."""
+    found = RunDir.open(path / "run")
+    records = list(audit.read(found.audit_path))
+    frames = [(step, values) for rank, _, step, _, values in history.frames(found) if rank == 0]
+    losses = re.findall(r"^val_loss ([\d.]+)$", (path / "out.txt").read_text(), re.MULTILINE)
+    intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
+    touching = [action for action in intents if action["touches_job"]]
+    said = _first(records, lambda r: r["kind"] == "rule" and r["data"].get("what") == "fired")
+    acted = _first(records, lambda r: _is_action(r))
+    incidents = [r for r in records if r["kind"] == "incident"]
+    return Result(
+        code=code,
+        loss=float(losses[-1]) if losses else None,
+        made=len(frames),
+        skipped=sum(bool(values.get("update_skipped")) for _, values in frames),
+        told=said,
+        acted=acted,
+        actions=tuple(action["verb"] for action in touching),
+        destructive=sum(bool(action["destructive"]) for action in touching),
+        recovered=any("recovered: no relapse" in r["reason"] for r in incidents),
+        held=any(r["data"].get("what") == "held" for r in incidents),
+        evidence=sum(1 for file in found.incidents_path.rglob("*") if file.is_file()),
+    )
+
+
+def _is_action(record: Mapping[str, Any]) -> bool:
+    data = record.get("data") or {}
+    reflex = record["kind"] == "note" and data.get("what") == "standing-order"
+    return reflex or (record["kind"] == "intent" and data["action"]["touches_job"])
+
+
+def _first(records: Iterable[Mapping[str, Any]], is_so: Any) -> int | None:
+    steps = [r["step"] - FAULT_STEP for r in records if is_so(r) and r["step"] >= FAULT_STEP]
+    return steps[0] if steps else None

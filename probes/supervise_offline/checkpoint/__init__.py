@@ -1,0 +1,1 @@
+"""Verifies checkpoints: one JSON object on standard input, one JSON line per answer."""

@@ -1,0 +1,62 @@
+"""`python -I checkpoint < request.json`: verifies checkpoints one after another.
+
+Request: `{"paths": [...], "load": true, "finite": true, "optimizer": false}`. The first line of the
+answer is `{"environment": {...}}`, then comes one line per path as `verify.verify` makes it, so
+that what was found before a crash is not lost. Exit status 3: torch cannot be imported here.
+"""
+
+import json
+import os
+import signal
+import site
+import sys
+from importlib import import_module
+from typing import Any
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+sys.path.append(ROOT)  # for the next line only: what else lies there is not the job's
+try:
+    from supervise_offline.checkpoint import environment, verify
+finally:
+    sys.path.remove(ROOT)
+
+
+def find_torch() -> Any:
+    """Import torch, if need be from where an interpreter that is not isolated looks too."""
+    try:
+        return import_module("torch")
+    except ImportError:
+        extra = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path += [site.getusersitepackages(), *filter(None, extra)]
+        return import_module("torch")
+
+
+def be_modest() -> None:
+    """Take what the job leaves over; if memory runs out, be the one that is killed."""
+    os.nice(19)
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:  # not Linux
+        pass
+
+
+def main() -> None:
+    """Answer the request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is not meant for it
+    be_modest()
+    request = json.load(sys.stdin)
+    try:
+        torch = find_torch()
+    except ImportError as error:
+        print(json.dumps({"error": f"torch cannot be imported: {error}"}), flush=True)
+        raise SystemExit(3) from None
+    torch.set_num_threads(1)
+    print(json.dumps({"environment": environment.describe(torch)}), flush=True)
+    for path in request["paths"]:
+        print(json.dumps(verify.verify(torch, path, request)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

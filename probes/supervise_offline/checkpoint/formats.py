@@ -1,0 +1,221 @@
+"""Reads the files of a checkpoint without running any code that is in them.
+
+torch.save, safetensors, and the shards of torch.distributed.checkpoint. What only an unpickler that
+runs code could read is left alone.
+
+Source: torch/serialization.py; the safetensors format (eight bytes of header length, a JSON header,
+the data); FileSystemReader in torch/distributed/checkpoint/filesystem.py.
+"""
+
+import contextlib
+import io
+import json
+import mmap
+import os
+import pickle
+import sys
+import zipfile
+from typing import Any, Dict, Iterator, List, Tuple
+
+from .contents import Contents
+
+PIECE = 1 << 22  # bytes
+METADATA = ".metadata"
+FLOATS = {  # of safetensors, whose other types are always finite
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+REFUSED = ("Unsupported global", "Unsupported class", "TorchScript", "not an allowed global")
+REFUSED_PLAIN = ("Unsupported operand", "Invalid magic number")  # by a pickle that is not torch's
+
+
+class NeedsCode(Exception):  # noqa: N818
+    """The file cannot be read without running code that it names."""
+
+
+class Damaged(Exception):  # noqa: N818
+    """The file is not what its name says."""
+
+
+def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
+    """Read what `torch.save` wrote.
+
+    Raises:
+        NeedsCode, Damaged: see there.
+    """
+    with open(path, "rb") as file:
+        start = file.read(4)
+    zipped = start == b"PK\x03\x04"
+    if zipped:
+        check_sums(path)
+    contents.take(load(torch, path, zipped, start[:1] == b"\x80"), name)
+
+
+def load(torch: Any, file: Any, zipped: bool, pickled: bool = False) -> Any:
+    """Return the object in a file or stream, mapped from the file where that is possible.
+
+    Raises:
+        NeedsCode, Damaged: see there.
+    """
+    mapped = {"mmap": True} if zipped and isinstance(file, str) else {}
+    try:
+        with _numpy_allowed(torch):
+            return torch.load(file, weights_only=True, map_location="cpu", **mapped)
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, MemoryError) or "allocate memory" in text:
+            raise MemoryError(text) from None  # says nothing about the file
+        refused = REFUSED + (REFUSED_PLAIN if zipped or pickled else ())
+        if any(word in text for word in refused):
+            lines = [line for line in text.splitlines() if any(word in line for word in refused)]
+            raise NeedsCode(lines[0].strip()[:200]) from None
+        raise Damaged(f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}") from None
+
+
+def _numpy_allowed(torch: Any) -> Any:
+    """Allow plain arrays, which random states are kept in."""
+    numpy: Any = sys.modules.get("numpy")
+    allow = getattr(torch.serialization, "safe_globals", None)
+    if numpy is None or allow is None:
+        return contextlib.nullcontext()
+    core = getattr(numpy, "_core", None) or numpy.core
+    kinds = [type(numpy.dtype(name)) for name in ("uint32", "uint64", "int64", "float64", "uint8")]
+    return allow([core.multiarray._reconstruct, numpy.ndarray, numpy.dtype, *kinds])
+
+
+def check_sums(path: str) -> None:
+    """Compare the sums in the archive with its bytes: a mapped tensor is never checked by torch.
+
+    Raises:
+        Damaged: a record does not have its sum. Torch can be told to write none; then no record
+            has, and nothing can be said.
+    """
+    right, wrong = 0, ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for record in archive.infolist():
+                if not _sum_is_right(archive, record):
+                    wrong = wrong or record.filename
+                elif record.file_size:
+                    right += 1
+    except (zipfile.BadZipFile, EOFError, ValueError, OSError) as error:
+        raise Damaged(f"the archive is damaged: {error}") from None
+    if wrong and right:
+        raise Damaged(f"the archive is damaged: {wrong} does not have its checksum")
+
+
+def _sum_is_right(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(record) as file:
+            while file.read(PIECE):
+                pass
+    except zipfile.BadZipFile:
+        return False
+    return True
+
+
+def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
+    """Read a safetensors file.
+
+    Raises:
+        Damaged: the header cannot be read, or does not fit the file's size.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        room = int.from_bytes(file.read(8), "little")
+        if not 2 <= room <= size - 8:
+            raise Damaged("the header is longer than the file")
+        try:
+            header = json.loads(file.read(room))
+            header.pop("__metadata__", None)
+            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+            raise Damaged(f"the header cannot be read: {error}") from None
+        if 8 + room + end != size:
+            raise Damaged(f"it has {size} bytes, its header tells of {8 + room + end}")
+        if not header:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+            for name, entry in header.items():
+                contents.named(name)
+                _mapped_tensor(torch, data, 8 + room, name, entry, contents)
+
+
+def _mapped_tensor(
+    torch: Any, data: Any, start: int, name: str, entry: Dict[str, Any], contents: Contents
+) -> None:
+    first, last = entry["data_offsets"]
+    dtype = getattr(torch, FLOATS.get(entry["dtype"], ""), None)
+    if dtype is None or first == last:
+        contents.tensors += 1
+        contents.bytes += last - first
+        return
+    count = (last - first) // torch.empty(0, dtype=dtype).element_size()
+    tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first)
+    contents.take(tensor, name)
+    del tensor  # else the map cannot be closed
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads DCP's own description, and refuses whatever is not a plain class or type of it."""
+
+    PLAIN = (
+        *(("collections", "OrderedDict"), ("torch", "Size"), ("pathlib", "PosixPath")),
+        ("torch.serialization", "_get_layout"),
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self.PLAIN:
+            return super().find_class(module, name)
+        home = "torch.distributed.checkpoint."
+        if "." not in name and (module == "torch" or module.startswith(home)):
+            found = super().find_class(module, name)
+            own = isinstance(found, type) and found.__module__.startswith(home)
+            if own or type(found).__name__ == "dtype":
+                return found
+        raise NeedsCode(f"{METADATA} names {module}.{name}")
+
+
+def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
+    """Read all shards that `.metadata` lists, and return their names.
+
+    Raises:
+        NeedsCode, Damaged: see there; a shard that is missing or short is damage.
+    """
+    __import__("torch.distributed.checkpoint")
+    try:
+        with open(os.path.join(folder, METADATA), "rb") as file:
+            metadata = _Metadata(file).load()
+        pieces = sorted(_pieces(metadata.storage_data), key=lambda piece: piece[1:3])
+    except NeedsCode:
+        raise
+    except Exception as error:
+        raise Damaged(f"{METADATA} cannot be read: {type(error).__name__}: {error}") from None
+    for name, shard, offset, length in pieces:
+        contents.named(name)
+        try:
+            with open(os.path.join(folder, shard), "rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+        except OSError:
+            raise Damaged(f"the shard {shard} is missing") from None
+        if len(data) != length:
+            raise Damaged(f"the shard {shard} is cut short")
+        try:
+            thing = load(torch, io.BytesIO(data), zipped=True)
+        except Damaged as error:
+            raise Damaged(f"{shard}, {name}: {error}") from None
+        contents.take(thing, name)
+    return sorted({shard for _, shard, _, _ in pieces})
+
+
+def _pieces(storage: Dict[Any, Any]) -> Iterator[Tuple[str, str, int, int]]:
+    """Yield (name, file, offset, length) of everything that was stored."""
+    for index, info in storage.items():
+        if getattr(info, "transform_descriptors", None):
+            raise NeedsCode("its shards went through a transformation")
+        yield index.fqn, info.relative_path, info.offset, info.length

@@ -1,0 +1,134 @@
+"""Verifies one checkpoint: sizes and hashes of its files, and what is in them.
+
+Three verdicts: good; bad, with sentences why; and unverified, where only running code that the file
+names could tell.
+"""
+
+import fnmatch
+import hashlib
+import json
+import os
+from typing import Any, Dict, List, Mapping
+
+from . import formats
+from .contents import Contents
+
+PIECE = 1 << 22  # bytes
+TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+# What a training library puts beside the weights, and reads with an unpickler that runs code.
+ASIDE = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
+
+
+def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return what was found.
+
+    Args:
+        wanted: the flags `load`, `finite` and `optimizer`.
+
+    Returns:
+        `ok`: true, false, or null for unverified. `problems` and `unread`: sentences.
+        `files`: per name, relative to the directory of the checkpoint, `{"size", "sha256"}`.
+        `tensors`, and their `bytes`. `step` inside, or null. `optimizer`, `rng`: whether there is
+        such a state in it.
+    """
+    contents = Contents(torch, bool(wanted.get("finite")))
+    answer: Dict[str, Any] = {"path": path, "files": {}, "unread": []}
+    try:
+        names = listing(path)
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        answer["files"] = {name: digest(os.path.join(folder, name)) for name in names}
+        if wanted.get("load"):
+            answer["unread"] = _read(torch, path, names, contents)
+            _judge(names, wanted, contents, answer["unread"])
+    except OSError as error:
+        contents.problems.append(f"{error.filename or path}: {error.strerror or error}")
+    bad, unread = contents.problems, answer["unread"]
+    answer["ok"] = False if bad else None if unread else True
+    answer["problems"] = bad
+    for name in ("tensors", "bytes", "step", "optimizer", "rng"):
+        answer[name] = getattr(contents, name)
+    return answer
+
+
+def listing(path: str) -> List[str]:
+    """Return the files of a checkpoint, relative to its directory, sorted. Raises OSError."""
+    if not os.path.isdir(path):
+        return [os.path.basename(path)]
+    found = []
+    for folder, _, names in os.walk(path):
+        found += [os.path.relpath(os.path.join(folder, name), path) for name in names]
+    return sorted(found)
+
+
+def digest(path: str) -> Dict[str, Any]:
+    """Return size and SHA-256 of a file. Raises OSError."""
+    sha, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while True:
+            piece = file.read(PIECE)
+            if not piece:
+                return {"size": size, "sha256": sha.hexdigest()}
+            sha.update(piece)
+            size += len(piece)
+
+
+def _read(torch: Any, path: str, names: List[str], contents: Contents) -> List[str]:
+    """Read all files and return which could not be read without running code."""
+    unread, read = [], set()
+    alone = not os.path.isdir(path)
+    folder = os.path.dirname(path) if alone else path
+    if formats.METADATA in names:
+        try:
+            read = {formats.METADATA, *formats.read_distributed(torch, path, contents)}
+        except formats.NeedsCode as error:
+            unread.append(f"{formats.METADATA} is not loadable without running code: {error}")
+        except formats.Damaged as error:
+            contents.problems.append(str(error))
+    for name in names:
+        contents.named(os.path.basename(name))
+        if name in read or name.endswith(".distcp"):
+            continue
+        try:
+            _read_one(torch, os.path.join(folder, name), name, alone, contents)
+        except formats.NeedsCode as error:
+            if alone or not any(fnmatch.fnmatch(os.path.basename(name), p) for p in ASIDE):
+                unread.append(f"{name} is not loadable without running code: {error}")
+        except formats.Damaged as error:
+            contents.problems.append(f"{name} cannot be loaded: {error}")
+    return unread
+
+
+def _read_one(torch: Any, path: str, name: str, alone: bool, contents: Contents) -> None:
+    if name.endswith(".safetensors"):
+        formats.read_safetensors(torch, path, contents)
+    elif name.endswith(".json"):
+        _read_json(path, name, contents)
+    elif alone or name.endswith(TORCH):
+        formats.read_torch(torch, path, contents, "" if alone else name)
+
+
+def _read_json(path: str, name: str, contents: Contents) -> None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except ValueError as error:
+        raise formats.Damaged(f"it is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        return
+    if name.endswith(".index.json"):
+        for shard in sorted(set(found.get("weight_map", {}).values())):
+            if not os.path.exists(os.path.join(os.path.dirname(path), shard)):
+                contents.problems.append(f"the shard {shard} is missing")
+    if os.path.basename(name) == "trainer_state.json" and isinstance(found.get("global_step"), int):
+        contents.step = found["global_step"]
+
+
+def _judge(
+    names: List[str], wanted: Mapping[str, Any], contents: Contents, unread: List[str]
+) -> None:
+    if unread or contents.problems:
+        return
+    if not contents.tensors:
+        unread.append("there is no tensor in it" if names else "there is no file in it")
+    elif wanted.get("optimizer") and not contents.optimizer:
+        contents.problems.append("there is no optimizer state in it")

@@ -1,0 +1,91 @@
+"""What the supervisor's own tools did to the step: limits in force, gradients that were mended.
+
+Also remembers what a relative limit is relative to: the newest norms, and the job's own clip.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import isfinite
+from typing import TYPE_CHECKING, Deque, Dict, Optional
+
+from ..moving import Window
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step
+
+METRICS = (
+    MetricSpec(
+        "clip_bound",
+        "1",
+        "The bound that `clip` put on the gradient norm of this step; absent without one.",
+        "this project",
+    ),
+    MetricSpec(
+        "update_clip_rate",
+        "%",
+        "Share of the last 300 steps whose update `update_clip` shortened; absent while it is off.",
+        "Marin 32B retrospective",
+    ),
+    MetricSpec(
+        "gradients_zeroed",
+        "1",
+        "1 when `zero_nonfinite` set gradients of this step to zero, else 0; absent where it is "
+        "not armed.",
+        "this project",
+    ),
+)
+
+PAST = 128  # steps
+CLIPS = 300  # steps, as of grad_clip_rate
+CLIPPED = "_update_clipped"  # on its way to the host; never published
+
+
+class Collector(Base):
+    """Asks the tools.
+
+    Attributes:
+        gradient_norms, update_norms: finite ones of the newest steps, oldest first.
+        limit: of the job's newest clip by norm; None before its first.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._probe = probe
+        self.gradient_norms: Deque[float] = deque(maxlen=PAST)
+        self.update_norms: Deque[float] = deque(maxlen=PAST)
+        self.limit: Optional[float] = None
+        self._clipped: Optional[Window] = None
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        tools = self._probe.tools
+        if tools.clip.bound is not None:
+            values["clip_bound"] = tools.clip.bound
+        if tools.orders.zeroed is not None:
+            values["gradients_zeroed"] = tools.orders.zeroed
+        if tools.update_clip.clipped is not None:
+            values[CLIPPED] = tools.update_clip.clipped
+
+    def finish(self, values: Dict[str, float]) -> None:
+        self.limit = values.get("clip_threshold", self.limit)
+        for name, past in (
+            ("grad_global_norm", self.gradient_norms),
+            ("update_norm", self.update_norms),
+        ):
+            value = values.get(name, 0.0)
+            if value > 0.0 and isfinite(value):
+                past.append(value)
+        if "gradients_zeroed" in values:
+            values["gradients_zeroed"] = min(1.0, values["gradients_zeroed"])
+        clipped = values.pop(CLIPPED, None)
+        if clipped is None:
+            self._clipped = None
+            return
+        if self._clipped is None:
+            self._clipped = Window("update_clip_rate", CLIPS)
+        self._clipped.add(clipped > 0.0)
+        values["update_clip_rate"] = self._clipped.percent

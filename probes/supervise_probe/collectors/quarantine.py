@@ -1,0 +1,171 @@
+"""Passes over what is in quarantine, and counts it: batches of a loader, shards of a dataset's
+list, and updates of steps whose batch is listed by its fingerprint.
+
+Without an entry nothing here is called but once a step, and nothing of the job is touched. No
+random number is drawn. A quarantine of everything would be a job that never steps again: then the
+data is handed out all the same, and that is said.
+
+Several ranks would part if one of them passed over batches alone, so there only lists are filtered
+and `is_quarantined` answers, both from the launch on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
+
+from ..config import place
+from ..errors import Refused
+from ..provenance import Origin, short
+from ..quarantine import Manifest
+from ..shard_lists import Lists
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step, Update
+
+METRICS = ()
+
+IN_A_ROW = 10_000  # batches passed over without one to train on: a loader that has no other
+NAMED = 4  # shards in a notice
+WAITING = 8  # notices of the time before this process is a rank
+
+
+class Collector(Base):
+    """The quarantine of one process.
+
+    Attributes:
+        manifest: what is in force.
+        lists: the lists of shards that were filtered.
+        passed: batches that were passed over, by the short name of their shard.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        config = probe.config
+        self._probe = probe
+        self.manifest = Manifest(config.quarantine, config.attempt)
+        self.lists = Lists(self.torch, self.manifest, self.tell)
+        self.passed: Counter[str] = Counter()
+        self._updates = 0  # dropped
+        self._told_at = 0  # of all that was passed over, when it was last told
+        self._exhausted = False  # everything is in quarantine: the loader is left alone
+        self._warned = False
+        self._waiting: List[Tuple[str, Dict[str, Any]]] = []
+        if self.manifest.generation or self.manifest.trouble:
+            self.tell(self.manifest.trouble or self._in_words(), self._data())
+
+    # ── a loader ──────────────────────────────────────────────────────────────────────────────
+
+    def holds(self, origins: Iterable[Origin]) -> bool:
+        """Return whether a batch from there must be passed over; it is counted then."""
+        if self._exhausted or not self.manifest.shards:
+            return False
+        held = [origin.shard for origin in origins if self.manifest.holds(origin.shard)]
+        if not held or not self._alone(held[0]):
+            return False
+        self.passed[short(held[0])] += 1
+        return True
+
+    def exhausted(self) -> None:
+        """A loader has nothing else to hand out: from now on it is left alone."""
+        self._exhausted = True
+        self.tell("all that the loader hands out is in quarantine: nothing of it is passed over",
+                  self._data())  # fmt: skip
+
+    def asks(self, name: Any) -> bool:
+        """The job asks whether a shard is in quarantine."""
+        self.manifest.refresh()
+        return self.manifest.holds(name)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────
+
+    def measure(self, update: Update) -> None:
+        if not self.manifest.batches or update.skip:
+            return
+        fingerprint = self._probe.collectors["batch"].so_far()
+        if fingerprint in self.manifest.batches:
+            update.skip = "quarantine"
+            self._updates += 1
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for message, data in waiting:
+                self._probe.notice("quarantine", message, data)
+        total = self._updates + sum(self.passed.values()) if self.passed else self._updates
+        if total > self._told_at and total >= 10 * self._told_at:
+            self._told_at = total
+            self._probe.notice("quarantine", f"passed over so far: {self._counts()}", self._data())
+
+    # ── the supervisor ────────────────────────────────────────────────────────────────────────
+
+    def do_quarantine(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """The verb `quarantine`: `{"generation", "path"}`; what is in force from now on."""
+        manifest = self.manifest
+        manifest.path = str(args["path"])
+        manifest.refresh()
+        wanted = int(args["generation"])
+        if manifest.generation < wanted:
+            why = manifest.trouble or f"{manifest.path} is generation {manifest.generation}"
+            raise Refused(f"generation {wanted} of the quarantine is not to be had: {why}")
+        if manifest.batches and self._probe.collectors["batch"].on_device:
+            raise Refused(
+                "batches are hashed on the accelerator here, so a step is over before it is known "
+                "which one it had; put shards in quarantine"
+            )
+        self._exhausted = self._warned = False
+        self.tell(self._in_words(), self._data())
+        return {"held": manifest.generation, "shards": len(manifest.shards),
+                "batches": len(manifest.batches)}  # fmt: skip
+
+    def describe(self) -> Dict[str, Any]:
+        """Return what the status says; empty where there never was a quarantine."""
+        return self._data() if self.manifest.generation else {}
+
+    def tell(self, message: str, data: Dict[str, Any]) -> None:
+        """Say it at the end of the step, when there is somebody to say it to."""
+        if len(self._waiting) < WAITING:
+            self._waiting.append((message, data))
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────
+
+    def _alone(self, shard: str) -> bool:
+        probe = self._probe
+        ranks = probe.world_size
+        if probe.writer is None:
+            ranks = place(dict(os.environ), self.torch)[1]
+        if ranks > 1 and not self._warned:
+            self._warned = True
+            self.tell(
+                f"batches of {shard} are trained on although it is in quarantine: of {ranks} ranks "
+                "none may pass over a batch alone; ask is_quarantined in the dataset",
+                self._data(),
+            )
+        return ranks <= 1
+
+    def _in_words(self) -> str:
+        manifest = self.manifest
+        names = sorted(manifest.shards)[:NAMED]
+        more = len(manifest.shards) - len(names)
+        told = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        listed = f"{len(manifest.batches)} batches" if manifest.batches else ""
+        what = " and ".join(filter(None, (told, listed))) or "nothing"
+        return f"in quarantine from generation {manifest.generation} on: {what}"
+
+    def _counts(self) -> str:
+        told = [f"{count} batches of {name}" for name, count in self.passed.most_common(NAMED)]
+        told += [f"{self._updates} updates"] if self._updates else []
+        return ", ".join(told)
+
+    def _data(self) -> Dict[str, Any]:
+        return {
+            "generation": self.manifest.generation,
+            "shards": len(self.manifest.shards),
+            "batches": len(self.manifest.batches),
+            "passed_over": sum(self.passed.values()),
+            "updates_dropped": self._updates,
+        }

@@ -1,0 +1,105 @@
+"""Datasets that hold a list of their shards: what is in quarantine is left out of it.
+
+The list is looked at when a loader begins a pass, before its workers start. It is exchanged, never
+changed in place, and put back when nothing of it is in quarantine any more. Never emptied: where
+everything would go, nothing goes. A dataset that is read by index is left alone, since taking one
+shard out would move all that lie behind it.
+
+Known are webdataset's `urls` of a pipeline stage, and any iterable dataset with a list under one of
+the names below. Looks at instance attributes only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+
+from .quarantine import Manifest
+
+NAMES = ("urls", "shardlist", "shard_list", "shards", "streams")
+INSIDE = ("dataset", "source", "pipeline", "datasets")  # where further datasets are kept
+TELLS = ("url", "name", "path", "remote", "local")  # of an entry that is no name itself
+LOOKED_AT = 64  # datasets within datasets
+
+
+class Lists:
+    """The lists that were filtered in this process.
+
+    Args:
+        tell: `(message, data)`, a notice.
+    """
+
+    def __init__(
+        self, torch: Any, manifest: Manifest, tell: Callable[[str, Dict[str, Any]], None]
+    ) -> None:
+        self._torch = torch
+        self._manifest = manifest
+        self._tell = tell
+        self._changed: Dict[Tuple[int, str], Tuple[Any, Any]] = {}  # as it was, as it is
+        self._said: List[str] = []
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to filter or to put back."""
+        return bool(self._manifest.shards or self._changed)
+
+    def filter(self, dataset: Any) -> None:
+        """A loader is about to begin a pass through `dataset`."""
+        for owner in _within(dataset):
+            for name in NAMES:
+                value = owner.__dict__.get(name)
+                if type(value) in (list, tuple):
+                    self._filter(owner, name, value)
+
+    def _filter(self, owner: Any, name: str, value: Any) -> None:
+        key = id(owner), name
+        was, now = self._changed.get(key, (value, value))
+        if value is not now:  # the job made another one
+            was = value
+        kept = [entry for entry in was if not self._manifest.holds(_name(entry))]
+        self._changed.pop(key, None)
+        new = was
+        if len(kept) < len(was):
+            what = f"{name} of {type(owner).__name__}"
+            if not kept:
+                self._say(f"all of {what} is in quarantine: nothing is left out")
+            elif self._by_index(owner):
+                self._say(f"{what} is read by index, so nothing can be left out of it")
+            else:
+                new = type(was)(kept)
+                self._changed[key] = was, new
+                self._say(f"{len(was) - len(kept)} of {len(was)} {what} are left out")
+        if new is not value:
+            owner.__dict__[name] = new
+
+    def _by_index(self, owner: Any) -> bool:
+        get = getattr(type(owner), "__getitem__", None)
+        return get is not None and get is not self._torch.utils.data.Dataset.__getitem__
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said = [*self._said[1 - LOOKED_AT :], message]
+            self._tell(message, {"generation": self._manifest.generation})
+
+
+def _within(dataset: Any) -> Iterator[Any]:
+    """Yield `dataset` and what it is made of, each once."""
+    todo: List[Any] = [dataset]
+    seen: Set[int] = set()
+    while todo and len(seen) < LOOKED_AT:
+        owner = todo.pop(0)
+        if id(owner) in seen or not isinstance(getattr(owner, "__dict__", None), dict):
+            continue
+        seen.add(id(owner))
+        yield owner
+        for name in INSIDE:
+            inner = owner.__dict__.get(name)
+            todo += inner if type(inner) in (list, tuple) else [inner]
+
+
+def _name(entry: Any) -> Any:
+    """Return the name of an entry: itself, or what one of its keys or attributes says."""
+    if isinstance(entry, (str, bytes, os.PathLike)):
+        return entry
+    attributes = entry if isinstance(entry, dict) else getattr(entry, "__dict__", {})
+    return next((attributes[key] for key in TELLS if attributes.get(key)), None)

@@ -1,0 +1,191 @@
+"""Where savepoints are kept: in host memory up to a budget, older ones in files.
+
+Rule 1: the copies in memory never take more than the budget, those being written to disk included;
+only a rollback in the middle of writing one for another process may have that one on top.
+Rule 2: the job does not wait for a disk. While one savepoint is being written no other is taken;
+one that cannot be written is given up when its memory is needed.
+"""
+
+from types import ModuleType
+from typing import Any, Callable, List, Optional
+
+from .background import Background
+from .copies import Copies, Pool
+from .frames import CannotRestore
+from .spill import Spill
+
+STOP_S = 5.0  # how long a rollback waits for the disk to take the chunk it is at
+
+
+class Savepoint:
+    """One savepoint: the parts that `Savepoints` fills in, and where its copies are.
+
+    Attributes:
+        pinned: its copies are being read, and must stay as they are.
+        mark: where the loaders stood.
+    """
+
+    __slots__ = (
+        "__weakref__", "attempt", "copies", "extra", "mark", "pinned", "program", "rng", "spill",
+        "step", "training",
+    )  # fmt: skip
+
+    def __init__(self, step: int, attempt: int, extra: Any, copies: Copies) -> None:
+        self.step, self.attempt, self.extra = step, attempt, extra
+        self.copies = copies
+        self.spill: Optional[Spill] = None
+        self.pinned = False
+        self.mark: List[Any] = []
+        self.training: Any = None
+        self.program: Any = None
+        self.rng: List[Any] = []
+
+    @property
+    def held(self) -> int:
+        """Bytes of host memory."""
+        return self.copies.nbytes if self.copies.in_memory else 0
+
+
+class Shelf:
+    """The newest savepoints, oldest first.
+
+    Attributes:
+        saved: the savepoints. troubles: sentences about a disk that failed, for whoever tells.
+        max_bytes: of memory. reserved: how many of these are somebody else's.
+    """
+
+    def __init__(
+        self, torch: ModuleType, keep: int, max_bytes: int, directory: Optional[str]
+    ) -> None:
+        """`directory`: for savepoints beyond `max_bytes`; None: these are given up."""
+        self._torch = torch
+        self._keep = max(1, keep)
+        self.max_bytes = max_bytes
+        self.reserved = 0
+        self._directory = directory
+        self._background = Background()
+        self.saved: List[Savepoint] = []
+        self.troubles: List[str] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a savepoint is being written."""
+        return self._background.busy or any(saved.pinned for saved in self.saved)
+
+    @property
+    def held(self) -> int:
+        """Bytes of host memory that all of them take."""
+        return sum(saved.held for saved in self.saved)
+
+    def make_room(self, nbytes: int) -> Pool:
+        """Make memory free for a new savepoint of `nbytes`; its buffers are used again.
+
+        Raises:
+            CannotRestore: not even one fits.
+        """
+        if nbytes > self.max_bytes:
+            raise CannotRestore(
+                f"one savepoint takes {nbytes:,} bytes, more than the {self.max_bytes:,} that are "
+                f"allowed for all of them"
+            )
+        pool = Pool()
+        while len(self.saved) >= self._keep:
+            self._drop(self.saved[0], pool)
+        held = self.held + self.reserved
+        for saved in [saved for saved in self.saved if saved.copies.in_memory]:
+            if held + nbytes <= self.max_bytes:
+                break
+            held -= saved.held
+            if saved.spill is not None and saved.spill.state == "written":
+                saved.copies.release(pool)
+            else:
+                self._drop(saved, pool)
+        return pool
+
+    def add(self, new: Savepoint) -> None:
+        """Take a new savepoint in, and write out what the next one will need the memory of."""
+        self.saved.append(new)
+        if self._directory is None:
+            return
+        staying = self.saved[max(0, len(self.saved) + 1 - self._keep) :]
+        needed = sum(saved.held for saved in staying) + new.copies.nbytes + self.reserved
+        needed -= self.max_bytes
+        for saved in staying:
+            if needed <= 0:
+                break
+            needed -= saved.held
+            if saved.held and (saved.spill is None or saved.spill.state == "failed"):
+                saved.spill = Spill(self._directory)
+                self._background.do(self._write, saved)
+
+    def _write(self, saved: Savepoint) -> None:
+        spill = saved.spill
+        if spill is not None:
+            spill.write(saved.copies)
+            if spill.error:
+                self.troubles.append(
+                    f"the savepoint of step {saved.step} could not be written to "
+                    f"{self._directory}: {spill.error}"
+                )
+
+    def bring(self, wanted: Savepoint) -> None:
+        """Have the copies of `wanted` in memory; all newer savepoints are given up for it.
+
+        Raises:
+            CannotRestore: the disk does not give them back; `wanted` is given up too.
+        """
+        self.settle()
+        pool = Pool()
+        for saved in [saved for saved in self.saved if saved.step > wanted.step]:
+            self._drop(saved, pool)
+        if wanted.copies.in_memory or wanted.spill is None:
+            return
+        self._make_way(wanted, pool)
+        try:
+            wanted.spill.read(self._torch, wanted.copies, pool)
+        except OSError as error:
+            self._drop(wanted, pool)
+            raise CannotRestore(
+                f"the savepoint of step {wanted.step} cannot be read back: {error}"
+            ) from error
+
+    def _make_way(self, wanted: Savepoint, pool: Pool) -> None:
+        """Free the memory that `wanted` needs; older savepoints that are in memory give way."""
+        for saved in list(self.saved):
+            if self.held + self.reserved + wanted.copies.nbytes <= self.max_bytes:
+                return
+            if saved is not wanted and saved.copies.in_memory:
+                self._drop(saved, pool)
+
+    def settle(self) -> None:
+        """Call off what is being written; a rollback is about to write into memory.
+
+        Raises:
+            CannotRestore: the disk does not let go.
+        """
+        for saved in self.saved:
+            if saved.spill is not None:
+                saved.spill.stop()
+        if not self._background.close(STOP_S):
+            raise CannotRestore("the disk is still busy with an older savepoint; ask again later")
+        for saved in self.saved:
+            if saved.spill is not None and saved.spill.state == "writing":
+                saved.spill = None  # its turn never came
+
+    def clear(self) -> None:
+        """Give all of them up."""
+        self.keep_only(lambda saved: False)
+
+    def keep_only(self, wanted: Callable[[Savepoint], bool]) -> None:
+        """Give up those that are not `wanted`."""
+        for saved in [saved for saved in self.saved if not wanted(saved)]:
+            self._drop(saved, None)
+
+    def _drop(self, saved: Savepoint, pool: Optional[Pool]) -> None:
+        self.saved.remove(saved)
+        if saved.spill is not None:
+            saved.spill.stop()
+            if saved.spill.state == "written":
+                saved.spill.close()
+        if pool is not None and saved.copies.in_memory and not saved.pinned:
+            saved.copies.release(pool)

@@ -1,0 +1,42 @@
+"""The verb `loss_scale`: the job's GradScaler starts again from a scale."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, Dict
+
+from ..errors import Refused
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+class LossScale:
+    """Writes into the scalers of the job, in place: no device is waited for.
+
+    Source: torch/amp/grad_scaler.py; `_growth_tracker` counts steps since the scale last changed.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+
+    def do_loss_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Set the scale of every enabled scaler to `scale`, or None: to the one it began with.
+
+        The boundary lies before the job's own `scaler.update()`: where the step just made had
+        overflowed, the next one has `backoff` times this scale.
+        """
+        scalers = [each for each in self._probe.registry.scalers if each.is_enabled()]
+        if not scalers:
+            raise Refused("the job has no GradScaler that is enabled")
+        asked = args.get("scale")
+        if asked is not None and not 0.0 < float(asked) < inf:
+            raise Refused(f"a loss scale of {asked} is none")
+        for scaler in scalers:
+            value = float(scaler._init_scale if asked is None else asked)
+            if scaler._scale is None:  # made at its first use
+                scaler._init_scale = value
+                continue
+            scaler._scale.fill_(value)
+            scaler._growth_tracker.fill_(0)
+        return {"loss_scale": value, "backoff": float(scalers[-1].get_backoff_factor())}

@@ -1,0 +1,65 @@
+"""Loss scale: let the job's GradScaler start again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ..core.action import Action, Aim, Job, refuse_several_ranks
+from ..errors import ActionError
+
+TOLERANCE = 0.01
+LARGEST = 2.0**24  # scales above it overflow FP16 for any gradient that matters
+
+
+@dataclass(frozen=True)
+class LossScale(Action):
+    """Set the loss scale of the job's GradScaler, or put it back to the one it began with.
+
+    The scaler goes on from there by its own rules: halved at an overflow, doubled after 2000 steps
+    without one. It is for a scale that fell so low that small gradients vanish, or that starts a
+    storm of skipped steps by being far too high. A job without a GradScaler (BF16, FP32) refuses.
+
+    Example:
+        - loss_scale: {set: 1024}
+
+    Undo: none; the scaler finds its scale by itself.
+    Source: torch.amp.GradScaler: 65536 to begin with, growth 2, backoff 0.5, interval 2000 steps.
+    """
+
+    changes_training: ClassVar[bool] = True
+    budget: ClassVar[str | None] = "loss_scale"
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    set: float | Literal["default"] = "default"
+
+    def check(self) -> list[tuple[str, str]]:
+        if self.set != "default" and not 0.0 < self.set <= LARGEST:
+            return [("set", f"must be above 0 and at most {LARGEST:g}, not {self.set:g}")]
+        return []
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        refuse_several_ranks(aim, "loss_scale")
+        return {"scale": None if self.set == "default" else self.set}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("loss_scale", args, key=key, deadline_s=self.deadline_s)
+        scale, asked = seen.get("loss_scale"), args["scale"]
+        if not isinstance(scale, int | float) or (asked is not None and scale != asked):
+            raise ActionError(f"asked for a loss scale of {asked or 'old'}, the job has {scale}")
+        return seen
+
+    def effect(
+        self,
+        args: Mapping[str, Any],
+        result: Mapping[str, Any],
+        frame: Mapping[str, float | None],
+        step: int,
+        attempt: int,
+    ) -> str | None:
+        shown, scale = frame.get("loss_scale"), result["loss_scale"]
+        least = scale * result.get("backoff", 1.0)  # the step before it may have overflowed
+        if shown is None or least * (1.0 - TOLERANCE) <= shown <= scale * (1.0 + TOLERANCE):
+            return None
+        return f"the loss scale is {shown:g}, not {scale:g}"

@@ -1,0 +1,116 @@
+"""Quarantine: the job does not train on this data again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ..core.action import Action, Aim, Job, Refused
+from ..errors import ActionError
+from .unquarantine import Unquarantine
+
+SHARDS_AT_ONCE = 64  # in one action; the list goes into the audit log
+
+
+@dataclass(frozen=True)
+class Quarantine(Action):
+    """Put shards, or the batches of the steps up to the first breach, into the run's quarantine.
+
+    `shards: suspects` are those that troubles keep beginning in: at least twice, and more often
+    than chance allows over all shards seen (1 % for the run). One spike makes no suspect. A list
+    names shards, as the job tells them. For a job that tells of no shards, `positions: breach`
+    takes the batches of the six steps up to the breach by their fingerprint; when one of them is
+    met again, after a rollback or in the next epoch, its update is dropped.
+
+    An empty selection is an error, never "nothing to do" and never "all". So is one that would make
+    the quarantine larger than `max_fraction` of the shards seen. It is kept in the run directory
+    and obeyed by every later launch. With several ranks it waits for the next launch, and works
+    through the dataset's own list or `supervise_probe.is_quarantined` only: a rank that passed over
+    batches alone would leave the others waiting.
+
+    Example:
+        - quarantine: {shards: suspects, max_fraction: 0.02}
+
+    Undo: unquarantine of what this incident brought in.
+    Source: PaLM, arXiv:2204.02311, section 5.1: the batches of a spike did not spike from another
+        checkpoint, so the data is the last to be blamed. Kubernetes MachineHealthCheck acts no more
+        above `maxUnhealthy`; 2 % is ours.
+    """
+
+    destructive: ClassVar[bool] = True  # what is not trained on is not made up for
+    budget: ClassVar[str | None] = "quarantine"
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    shards: Literal["suspects", "none"] | tuple[str, ...] = "suspects"
+    positions: Literal["none", "breach"] = "none"
+    max_fraction: float = 0.02
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if self.shards == "none" and self.positions == "none":
+            wrong.append(("shards", "selects nothing, and so does positions"))
+        if not isinstance(self.shards, str):
+            if not 1 <= len(self.shards) <= SHARDS_AT_ONCE:
+                wrong.append(("shards", f"must name 1 to {SHARDS_AT_ONCE}, not {len(self.shards)}"))
+            if "" in self.shards:
+                wrong.append(("shards", "must not hold an empty name"))
+        if not 0.0 < self.max_fraction <= 0.5:
+            wrong.append(
+                ("max_fraction", f"must be above 0 and at most 0.5, not {self.max_fraction:g}")
+            )
+        return wrong
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        shards, most = self._shards(aim)
+        entries = [{"kind": "shard", "name": name} for name in shards]
+        if self.positions == "breach":
+            entries += [{"kind": "batch", "name": str(each)} for each in _batches(aim)]
+        return {
+            "add": entries,
+            "most": most,
+            "step": aim.breach_step,
+            "attempt": aim.attempt,
+            "incident": aim.incident,
+            "why": "troubles keep beginning in it" if self.shards == "suspects" else "by name",
+        }
+
+    def _shards(self, aim: Aim) -> tuple[tuple[str, ...], int | None]:
+        """Return the names, and how many shards may be in quarantine at once."""
+        if self.shards == "none":
+            return (), None
+        named = self.shards if isinstance(self.shards, tuple) else ()
+        names = named or aim.suspects
+        if not names and not aim.shards:
+            raise Refused("the job does not tell which shards its data is from")
+        if not names:
+            raise Refused(f"none of the {aim.shards} shards seen was blamed beyond chance")
+        if not aim.shards:
+            return names, None
+        most = math.floor(self.max_fraction * aim.shards)
+        if len(names) > most:
+            raise Refused(
+                f"{len(names)} of {aim.shards} shards are more than {self.max_fraction:.3g} of them"
+            )
+        return names, most
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.quarantine(args, key=key, deadline_s=self.deadline_s)
+        held, wanted = seen.get("held"), seen["generation"]
+        if not isinstance(held, int) or held < wanted:
+            raise ActionError(f"the job holds generation {held} of the quarantine, not {wanted}")
+        return seen
+
+    def undo(self) -> Action | None:
+        return Unquarantine()
+
+
+def _batches(aim: Aim) -> tuple[int, ...]:
+    if aim.world_size > 1:
+        raise Refused(
+            f"{aim.world_size} ranks have batches of their own and cannot drop one update together"
+        )
+    if not aim.batches:
+        raise Refused("no batch of the steps up to the breach has a fingerprint")
+    return aim.batches

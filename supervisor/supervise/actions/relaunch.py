@@ -1,0 +1,99 @@
+"""Relaunch: stop the job, put a good checkpoint in its place, and start it again from there.
+
+What a rollback in process cannot reach, this can: several ranks, a process that has died, a state
+that nobody kept in memory. It costs what a start of the job costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.action import Action, Aim, Job, Refused
+from ..core.checkpoints import newest_before
+from ..core.shapes import Steps
+from ..errors import ActionError
+from ._rate import rate_shows
+
+NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
+
+
+@dataclass(frozen=True)
+class Relaunch(Action):
+    """Start the job again from the newest good checkpoint that is `at_least` steps older.
+
+    Good is one that the guard verified and that was saved before the first breach; `at_least` is
+    counted from there. All ranks are stopped first: an interrupt at a step boundary, then TERM,
+    then KILL. Checkpoints that are newer are set aside, never deleted. The job gets the arguments
+    and the environment that the policy's `job.relaunch` gives, and a new attempt number. The
+    learning rate starts at `start` times what the job asks for and is back at 1.0 after `rewarm`
+    steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the first breach
+    are dropped when they come again.
+
+    Example:
+        - relaunch: {at_least: 10, start: 0.1, rewarm: 50, skip: 20}
+
+    Undo: none. What was set aside stays beside the checkpoints.
+    Source: PaLM, arXiv:2204.02311, section 5.1: restarted about 100 steps before the spike and
+        skipped 200 to 500 batches. 10 steps and 50 are those of `rollback`.
+    """
+
+    destructive: ClassVar[bool] = True
+    budget: ClassVar[str | None] = "restart"
+    deadline_s: ClassVar[float] = 600.0  # the checkpoint is copied, whatever its size
+
+    at_least: Steps = 10
+    start: float = 0.1
+    rewarm: Steps = 50
+    skip: Steps = 0
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = [
+            (name, f"must not be negative, not {value}")
+            for name in ("at_least", "rewarm", "skip")
+            if (value := getattr(self, name)) < 0
+        ]
+        if not 0.0 < self.start <= 1.0:
+            wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
+        return wrong
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        if "relaunch" in aim.unable:
+            raise Refused(aim.unable["relaunch"])
+        before = aim.breach_step - self.at_least
+        found = newest_before(aim.good, before)
+        if found is None:
+            raise Refused(
+                f"the trouble began at step {aim.breach_step}, and no good checkpoint is "
+                f"{self.at_least} steps older ({len(aim.good)} good in all)"
+            )
+        first = max(found.step + 1, aim.breach_step - self.skip + 1)
+        return {
+            "checkpoint": found.id,
+            "path": found.path,
+            "step": found.step,
+            "attempt": aim.attempt + 1,
+            "rewarm": {"start": self.start, "steps": self.rewarm} if self.rewarm else None,
+            "skip": [[first, aim.breach_step]] if self.skip else None,
+        }
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.relaunch(args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(seen.get("pid"), int) or seen.get("attempt") != args["attempt"]:
+            raise ActionError(f"the job was not started again: {seen}")
+        return seen
+
+    def effect(
+        self,
+        args: Mapping[str, Any],
+        result: Mapping[str, Any],
+        frame: Mapping[str, float | None],
+        step: int,
+        attempt: int,
+    ) -> str | None:
+        first = args["step"] + 1
+        if attempt != result["attempt"] or not first <= step <= first + NEAR:
+            return f"the job is at step {step} of attempt {attempt}, not at step {first}"
+        rewarm = args["rewarm"]
+        return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None

@@ -1,0 +1,10 @@
+"""The supervisor of one run, its parts put together.
+
+`settings` is what a run is started with, `launching` starts the job, `desk` turns events into
+decisions and these into deeds, `loop` reads everything in its turn for as long as the job lives.
+"""
+
+from .loop import App
+from .settings import Settings
+
+__all__ = ["App", "Settings"]

@@ -1,0 +1,125 @@
+"""A new supervisor takes the place of a dead one, and goes on as if nothing had happened.
+
+In this order: what was decided and not written down is written; the state of every part is put in
+place; an action that was under way is performed again under the key that it has had, so that the
+job changes at most once; messages without a result are posted again, under their keys too. What
+happened since is read and judged only then: the effect of an action is looked for in the first
+frame after it.
+
+Source: policy.md, section 6: an intent that is on disk, receivers that know a repeated order, and
+probing for the effect are each needed for one effect per order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..core import replay
+from ..core.incident import verb_of
+from ..core.runner import awaited
+from ..core.values import Adopted, Decision, Event
+from ..inputs import clock
+from ..inputs.company import Company
+from ..inputs.segment import Segments
+from ..job.control import Control
+from ..outputs.outbox import Outbox, message_of
+from ..store import audit
+from ..store.recorder import Recorder
+from ..store.rundir import RunDir
+from .desk import Desk
+from .past import Past
+
+ANSWER_S = 2.0  # for an answer that already lies there to come round
+
+
+class Adoption:
+    """Puts the parts of a supervisor where the one before it stood.
+
+    Args:
+        past: of the run. The other parts are new, and nothing has gone through them.
+    """
+
+    def __init__(
+        self,
+        past: Past,
+        run: RunDir,
+        desk: Desk,
+        recorder: Recorder,
+        control: Control,
+        segments: Segments,
+    ) -> None:
+        self._past = past
+        self._run = run
+        self._desk = desk
+        self._recorder = recorder
+        self._control = control
+        self._segments = segments
+
+    def begin(self, company: Company, outbox: Outbox) -> list[Event]:
+        """Take over; return what the segments have had to say since, to be judged now."""
+        past, desk = self._past, self._desk
+        desk.resume(past)
+        for announced in past.announced.values():
+            company.recall(announced)
+        for number, at_ns, decision in past.unwritten:
+            self._recorder.decision(decision, number, at_ns)
+        repeated = self._repeat(outbox)
+        events = self._segments.poll()
+        self._control.resume(past.lease_s, past.exit_code)
+        alive = self._control.process.returncode is None
+        told = {
+            "pid": os.getpid(),
+            "late": len(past.unwritten),
+            "messages": repeated,
+            "channels": outbox.channels,
+        }
+        self._recorder.note("recovered", desk.state.step, "another supervisor took over", told)
+        now_ns = clock.monotonic_ns()
+        desk.take(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
+        self._perform_again()
+        if past.asked is not None:
+            desk.reload(past.asked)
+        return events
+
+    def _repeat(self, outbox: Outbox) -> int:
+        """Post again what no channel has answered for; return how many messages that were."""
+        posted: list[tuple[Decision, str]] = []
+        settled: dict[str, set[str]] = {}
+        for record in audit.read(self._run.audit_path):
+            data = record.get("data") or {}
+            for channel in data.get("channels") or ():
+                settled.setdefault(channel, set())
+            if record["kind"] == "notify_intent":
+                posted.append((_decision(record), f"{self._run.id}:{record['seq']}"))
+            elif record["kind"] == "notify_result":
+                settled.setdefault(data["channel"], set()).update(data["keys"])
+        messages = [(message_of(d, self._run.id, self._recorder.head), key) for d, key in posted]
+        return outbox.resume(messages, settled)
+
+    def _perform_again(self) -> None:
+        incident = self._desk.state.incident
+        run = incident.run if incident is not None else None
+        if run is None or run.waiting_for is None:
+            return
+        verb = verb_of(awaited(self._desk.state))
+        why = f"{run.waiting_for} was under way: performed again under its key"
+        action = {"id": run.waiting_for, "verb": verb}
+        self._recorder.note("recovered", self._desk.state.step, why, {"action": action})
+        if verb == "stop" and self._control.process.returncode is not None:
+            # It ended in the middle of our stop: that this was by chance cannot be shown.
+            self._control.exit_code = run.args["exit_code"]
+        answered = self._control.answered(self._desk.key(run.waiting_for))
+        self._desk.again()
+        until = time.monotonic() + ANSWER_S
+        while answered and self._desk.performing and time.monotonic() < until:
+            self._control.pump(clock.monotonic_ns())
+            self._desk.returns()
+            time.sleep(0.005)
+
+
+def _decision(record: Mapping[str, Any]) -> Decision:
+    fields = {name: record[name] for name in replay.FIELDS}
+    return Decision(**fields)

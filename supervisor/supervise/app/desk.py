@@ -1,0 +1,139 @@
+"""Where events are judged and decisions leave: write, then act.
+
+    event -> journal -> core.engine.step -> audit log -> performer, outbox
+
+Actions run on the performer's thread and messages on the outbox's; what they come to returns as
+events and notes of later rounds.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core import engine, runner
+from ..core.incident import verb_of
+from ..core.values import Announced, Decision, Event, Finished, Frame, Told
+from ..inputs import clock
+from ..outputs.outbox import Outbox, Result, message_of
+from ..outputs.performer import Performer
+from ..store.recorder import Recorder
+from .past import WINDOW_FRAMES, Past
+from .settings import Settings
+
+
+class Desk:
+    """Judges one event after another.
+
+    Attributes:
+        policy: the one in force.
+        state: the engine's.
+        last: the newest decision.
+        names: per rank, its newest table of metric names.
+        window: the newest frames, each with its names.
+        performing: verb of the action that is under way, "" when there is none.
+    """
+
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        self.policy = settings.policy
+        self.recorder = recorder
+        self.state = engine.start(self.policy)
+        self.last: Decision | None = None
+        self.names: dict[int, tuple[str, ...]] = {}
+        self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
+        self.performing = ""
+        self._run = settings.run
+        self._reloader = settings.reloader
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+
+    def open(self, performer: Performer, outbox: Outbox) -> None:
+        """Let decisions be carried out by these from now on."""
+        self.performer, self._outbox = performer, outbox
+
+    def resume(self, past: Past) -> None:
+        """Go on where the records of the run end."""
+        self.policy, self.state, self.last = past.policy, past.state, past.last
+        self.names.update(past.names)
+        self.window.extend(past.window)
+
+    def take(self, event: Event) -> None:
+        """Number and write an event, judge it, write the decisions, then carry them out."""
+        number = self.recorder.event(event)
+        if isinstance(event, Announced):
+            self.names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            self.window.append((self.names.get(event.rank, ()), event))
+        self.state, decisions = engine.step(self.policy, self.state, event)
+        written = [self.recorder.decision(made, number, event.at_ns) for made in decisions]
+        for decision, seq in zip(decisions, written, strict=True):
+            self.last = decision
+            if decision.kind == "intent":
+                self._start(decision.data["action"])
+            elif decision.kind == "notify_intent":
+                self._post(decision, seq)
+
+    def told(self, word: Told) -> None:
+        """Take a word of an operator; after `reload` another policy is in force, if it can be."""
+        self.take(word)
+        if word.word == "reload":
+            self.reload(word)
+
+    def reload(self, word: Told) -> None:
+        """Let another policy take over, or tell why it cannot."""
+        self.policy, events = self._reloader.reload(word, self.policy, self.state)
+        for event in events:
+            self.take(event)
+
+    def returns(self) -> None:
+        """Take what actions and messages came to since the last call."""
+        finished = self.performer.poll()
+        if finished is not None:
+            self.performing = ""
+            self.take(finished)
+        self.take_results()
+
+    def take_results(self) -> None:
+        """Write down what became of messages."""
+        while not self._results.empty():
+            result = self._results.get_nowait()
+            data = {
+                "channel": result.channel,
+                "ok": result.ok,
+                "keys": list(result.keys),
+                "tries": result.tries,
+            }
+            reason = f"{result.channel}: {result.detail}"
+            self.recorder.note("notify_result", self.state.step, reason, data)
+
+    def delivered(self, result: Result) -> None:
+        """For the outbox's threads: a message was delivered, or given up."""
+        self._results.put(result)
+
+    def again(self) -> None:
+        """Perform the action that waits for its outcome, which somebody else began."""
+        incident = self.state.incident
+        assert incident is not None
+        assert incident.run is not None
+        verb = verb_of(runner.awaited(self.state))
+        self._start({"id": incident.run.waiting_for, "verb": verb, "args": incident.run.args})
+
+    def key(self, action_id: str) -> str:
+        """Return the key under which the job knows an action, whoever performs it."""
+        return f"{self._run.id}:{action_id}"
+
+    def _start(self, action: Mapping[str, Any]) -> None:
+        trouble = self.recorder.trouble
+        if trouble is not None:
+            # Law 2: a decision that is not on disk must not be acted on.
+            self.take(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
+            return
+        self.performing = action["verb"]
+        awaited, key = runner.awaited(self.state), self.key(action["id"])
+        self.performer.start(action["id"], awaited, action["args"], key=key)
+
+    def _post(self, decision: Decision, seq: int | None) -> None:
+        number = decision.step if seq is None else seq
+        message = message_of(decision, self._run.id, self.recorder.head)
+        self._outbox.post(message, key=f"{self._run.id}:{number}")

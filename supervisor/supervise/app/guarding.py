@@ -1,0 +1,63 @@
+"""The checkpoint guard of a run: what it is told of the run, and what it tells in return."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.rule import Policy
+from ..core.values import Event, Noticed
+from ..inputs.checkpoints import Guard, Moment
+from .desk import Desk
+from .past import Past
+from .settings import Settings
+
+
+def guard(settings: Settings, desk: Desk) -> Guard:
+    """Return the guard of the job's checkpoints, by the policy that the job was started with.
+
+    Raises:
+        StoreError: the register of this run cannot be read.
+    """
+    policy = settings.policy
+    facts = {"argv": list(settings.argv), "policy": policy.name, "policy_digest": policy.digest}
+    return Guard(
+        policy.job["checkpoints"],
+        settings.run.path,
+        Path.cwd(),
+        lambda: moment(desk),
+        facts=facts,
+        data=policy.job["manifest"],
+    )
+
+
+def hear(guard: Guard, event: Event, policy: Policy) -> None:
+    """Let the guard hear what a probe said of a save.
+
+    Where a relaunch begins with a savepoint, nothing else can be gone back to.
+    """
+    if not isinstance(event, Noticed) or event.kind != "checkpoint-saved":
+        return
+    resume = (policy.job.get("relaunch") or {}).get("resume")
+    if resume != "savepoint" or event.data.get("how") == "savepoint":
+        guard.saved(event)
+
+
+def take_up(guard: Guard, past: Past, policy: Policy) -> None:
+    """Let the guard go on for one whose supervisor died."""
+    guard.resume(past.checkpoints)
+    for notice in past.saves.values():
+        hear(guard, notice, policy)
+
+
+def moment(desk: Desk) -> Moment:
+    """Return where the run is."""
+    state = desk.state
+    leader = state.leader()
+    newest = next((row for row in reversed(desk.window) if row[1].rank == leader), None)
+    values = {}
+    if newest is not None:
+        names, frame = newest
+        pairs = zip(names, frame.values, strict=False)
+        values = {name: value for name, value in pairs if value is not None}
+    suspects = state.checkpoints.suspects()
+    return Moment(state.step, state.attempt, values, suspects, state.world_size)

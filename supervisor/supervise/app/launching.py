@@ -1,0 +1,198 @@
+"""How the job is started, the first time and again.
+
+Every launch has a number of its own, the attempt, which exceeds those of all earlier launches and
+rollbacks. The number stands in `probe.json`, from where the probe's frames have it, and in the
+job's environment, from where a supervisor that comes later knows whether a launch has been made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..core.rule import Policy
+from ..core.values import ACTING_MODES
+from ..errors import ActionError, StoreError
+from ..job import environment, shm
+from ..job.adopted import start_ticks
+from ..job.process import Process
+from ..job.terminal import Terminal
+from ..store.rundir import RunDir
+
+SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
+PORTABLE = 4  # savepoints in memory for each that is written to disk; project default
+SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
+LAUNCHED = "launch.json"  # of the run directory: the newest launch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the run.
+
+    Attributes:
+        attempt: its number; the probe counts on from it at every rollback.
+        step: the last optimizer step that is in the checkpoint, -1: it begins at the beginning.
+        path: the checkpoint, "" without one.
+        rewarm: `{"start", "steps"}` of the learning rate, or None.
+        skip: `[first, last]` of steps whose update is dropped.
+    """
+
+    attempt: int = 0
+    step: int = -1
+    path: str = ""
+    rewarm: Mapping[str, Any] | None = None
+    skip: Sequence[Sequence[int]] | None = None
+
+    def fill(self, template: str) -> str:
+        """Put this launch's checkpoint in the place of {checkpoint}, {directory} and {step}."""
+        values = {
+            "{checkpoint}": self.path,
+            "{directory}": str(Path(self.path).parent),
+            "{step}": str(self.step + 1),
+        }
+        for name, value in values.items():
+            template = template.replace(name, value)
+        return template
+
+
+class Launcher:
+    """Starts the job of one run.
+
+    Args:
+        argv, environ: the command as the user gave it.
+        directory: of the segments.
+        drills: what the probe injects.
+        adopt: makes a `Process` of a pid and its start time in ticks that is not our child, where
+            we came later than it did.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        run: RunDir,
+        directory: Path,
+        drills: Sequence[Any] = (),
+        *,
+        terminal: Terminal | None = None,
+        adopt: Callable[[int, int], Process] | None = None,
+    ) -> None:
+        self._argv = list(argv)
+        self._environ = dict(environ)
+        self._run = run
+        self._directory = directory
+        self._drills = drills
+        self._terminal = terminal
+        self._adopt = adopt
+
+    def start(self, policy: Policy, launch: Launch) -> Process:
+        """Tell the probe what is new, and start the process; one that has been started is taken.
+
+        Raises:
+            LaunchError: the command was not found or is not executable.
+            StoreError: the probe cannot be told.
+            ActionError: it has been started by somebody else.
+        """
+        name = f"{self._run.id}:{launch.attempt}"
+        made = self._made(launch.attempt, name) if launch.attempt else None
+        if made is not None:
+            return self._take(*made)
+        config = probe_config(self._run, self._directory, policy, self._drills)
+        argv, environ = list(self._argv), dict(self._environ)
+        if launch.path:
+            how = policy.job["relaunch"]
+            config |= _resuming(launch, how)
+            argv += [launch.fill(word) for word in how["args"]]
+            environ |= {key: launch.fill(value) for key, value in how["env"].items()}
+        self._run.write_json("probe.json", config)
+        environ = environment.child_environment(environ, self._run.probe_config_path, name)
+        process = Process.start(argv, environ, terminal=self._terminal)
+        self._write_down(launch.attempt, process.pid)
+        return process
+
+    def _made(self, attempt: int, name: str) -> tuple[int, int] | None:
+        """Return pid and start time of this launch, if a supervisor before us has made it."""
+        last = last_launch(self._run)
+        if last is not None and last["attempt"] == attempt:
+            return last["pid"], last["start_ticks"]
+        pid = environment.launched(name)
+        ticks = None if pid is None else start_ticks(pid)
+        return None if pid is None or ticks is None else (pid, ticks)
+
+    def _take(self, pid: int, ticks: int) -> Process:
+        if self._adopt is None:
+            raise ActionError(f"it has been started already, as process {pid}")
+        return self._adopt(pid, ticks)
+
+    def _write_down(self, attempt: int, pid: int) -> None:
+        """Keep who the job is, for a supervisor after us; the job comes first, if that fails."""
+        shm.lend(self._directory, pid)
+        made = {"attempt": attempt, "pid": pid, "start_ticks": start_ticks(pid) or 0}
+        with suppress(StoreError):
+            self._run.write_json(LAUNCHED, made, durable=True)
+
+
+def last_launch(run: RunDir) -> dict[str, int] | None:
+    """Return `attempt`, `pid` and `start_ticks` of the newest launch, None where there is none."""
+    try:
+        return dict(run.read_json(LAUNCHED))
+    except StoreError:
+        pid = environment.launched(f"{run.id}:0")  # where there was no time to write it down
+        ticks = None if pid is None else start_ticks(pid)
+        if pid is None or ticks is None:
+            return None
+        return {"attempt": 0, "pid": pid, "start_ticks": ticks}
+
+
+def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the probe of a later launch is told beside the rest."""
+    own = how["resume"] != "args"
+    return {
+        "attempt": launch.attempt,
+        "first_step": launch.step + 1,
+        "resume": {"how": how["resume"], "path": launch.path} if own else None,
+        "rewarm": None if launch.rewarm is None else dict(launch.rewarm),
+        "skip": None if launch.skip is None else [list(pair) for pair in launch.skip],
+    }
+
+
+def probe_config(
+    run: RunDir, directory: Path, policy: Policy, told: Sequence[Any]
+) -> dict[str, Any]:
+    """Return what the probe is told. Below `approve` it gets no means to change the job."""
+    may_act = policy.mode in ACTING_MODES
+    memory = psutil.virtual_memory().total
+    return {
+        "run": run.id,
+        "package": str(environment.inject_dir().parent),
+        "shm": str(directory),
+        "marks": str(run.marks_path),
+        "slots": shm.slots(directory, SLOTS),
+        "capacity": CAPACITY,
+        "savepoints": {
+            "max_bytes": memory // SAVEPOINT_SHARE,
+            **policy.savepoints,
+            **_portable(run, policy),
+        }
+        if may_act and policy.savepoints
+        else None,
+        "standing_orders": dict(policy.standing_orders) if may_act else {},
+        "sampling": dict(policy.sampling),
+        "peak_flops": policy.job.get("peak_flops"),
+        "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
+        "drills": list(told),
+        "lease_s": 900,
+    }
+
+
+def _portable(run: RunDir, policy: Policy) -> dict[str, Any]:
+    """Say where savepoints for another process go, when a relaunch would begin with one."""
+    if (policy.job.get("relaunch") or {}).get("resume") != "savepoint":
+        return {}
+    every = int(policy.savepoints["every"]) * PORTABLE
+    return {"portable": {"every": every, "keep": 2, "directory": str(run.path / "savepoints")}}

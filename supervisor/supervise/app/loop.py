@@ -1,0 +1,252 @@
+"""The life of one run: builds the parts, owns the loop, decides nothing.
+
+One queue, one order, one thread: whatever happens becomes an event that the desk takes. Once the
+job runs, nothing here may end it: a fault of ours is reported, and the loop shrinks to waiting for
+the job.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core import machine
+from ..core.values import Event, Exited, Launched, Noticed, Tick
+from ..errors import ActionError, SegmentError
+from ..inputs import clock, hardware
+from ..inputs.company import Company
+from ..inputs.hardware import Hardware
+from ..inputs.segment import Segments
+from ..inputs.words import Words
+from ..job.control import Control
+from ..job.process import Process, exit_code
+from ..job.signals import FINAL, Forwarder
+from ..outputs.evidence import Evidence
+from ..outputs.outbox import Outbox
+from ..outputs.performer import Performer
+from ..store.quarantine import Quarantine
+from ..store.recorder import Recorder
+from . import guarding
+from .adoption import Adoption
+from .desk import Desk
+from .launching import Launch, Launcher
+from .past import Past
+from .relaunching import Relauncher
+from .settings import Settings
+from .status import TICK_NS, Status
+
+UNEASY = (machine.SUSPECT, machine.ACTING, machine.PROBATION)  # the probes sample more densely
+SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
+
+
+class App:
+    """Watches one job until it ends for good; a test can start it too.
+
+    Attributes:
+        desk: judges events. control: the job as actions see it, None before it runs.
+    """
+
+    def __init__(
+        self, settings: Settings, launcher: Launcher, forwarder: Forwarder, recorder: Recorder
+    ) -> None:
+        self.settings = settings
+        self.recorder = recorder
+        self.desk = Desk(settings, recorder)
+        self.control: Control | None = None
+        self._launcher = launcher
+        self._forwarder = forwarder
+        taken = None if settings.past is None else settings.past.taken
+        self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
+        self._status = Status(settings, self.desk, recorder)
+        self._guard = guarding.guard(settings, self.desk)
+        self._tick_ns = 0
+        self._suspended_ns = 0
+        self._gone: Process | None = None  # the newest one whose end the engine knows of
+        heard = () if settings.past is None else settings.past.heard
+        self._words = Words(settings.run.path, clock.monotonic_ns, heard)
+        self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
+
+    def run(self, process: Process, outbox: Outbox) -> int:
+        """Watch the job to its end, under whatever process; return the exit code to pass on."""
+        try:
+            self._watch(process, outbox)
+        except Exception:
+            # The first law: our own fault must not cost the job anything.
+            self.settings.tell("supervise: internal error; the job goes on unwatched")
+            self.settings.tell(traceback.format_exc())
+        if self.control is not None:
+            process = self.control.process
+        while process.poll() is None:
+            process.wait(0.5)
+        if self.control is not None and self.control.exit_code is not None:
+            return self.control.exit_code
+        return exit_code(process.returncode or 0)
+
+    def close(self, outbox: Outbox, code: int) -> None:
+        """Let messages out, write the last record, and close what was opened."""
+        outbox.close()
+        self.desk.take_results()
+        data = {"exit_code": code, "head": self.recorder.head}
+        self.recorder.note("run_end", self.desk.state.step, f"exit code {code}", data)
+        self.recorder.close()
+
+    # ── the loop ──────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self, process: Process, outbox: Outbox) -> None:
+        run, desk = self.settings.run, self.desk
+        evidence = Evidence(
+            run.incidents_path, run.marks_path, lambda: list(desk.window),
+            onset=lambda: desk.state.incident, directory=Path.cwd(),
+        )  # fmt: skip
+        relaunch = Relauncher(run, self._guard.put_back, self._start_again)
+        control = self.control = Control(
+            process, self._segments, evidence.collect, relaunch, Quarantine(run.quarantine_path)
+        )
+        desk.open(Performer(control), outbox)
+        self._machine = Hardware(control.processes, Path.cwd(), hardware.driver())
+        self._company = Company(self._beside)
+        self._machine.start()
+        if self.settings.past is not None:
+            self._take_over(self.settings.past, process, outbox)
+        else:
+            self._status.started(process.pid)
+            self._launched(process, 0)
+        self._guard.start()
+        while not self._over(control):
+            self._round(control)
+            if clock.monotonic_ns() >= self._tick_ns:
+                self._second(control)
+            self._nap.wait(self._segments.interval_s())
+        self._machine.close()
+        self._guard.close()
+        self._status.write(control, clock.monotonic_ns())
+
+    def _over(self, control: Control) -> bool:
+        """Whether the process has ended, the engine knows it, and nothing will start it again."""
+        process = control.process
+        if process.poll() is None:
+            return False
+        if process is not self._gone:
+            while self._round(control):
+                pass  # a last burst may be longer than one poll takes
+            if control.process is not process or self.desk.performing == "stop":
+                return False  # another one runs; or what the stop comes to is told before the end
+            self._ended(process)
+        return self._forwarder.final is not None or self.desk.state.over
+
+    def _round(self, control: Control) -> int:
+        """Take what is there now; return how many events the segments had."""
+        desk, found = self.desk, self._read()
+        control.pump(clock.monotonic_ns())
+        for sentence in (*control.late(), *self._machine.troubles()):
+            desk.take(Noticed(clock.monotonic_ns(), "note", sentence))
+        for event in self._guard.poll():
+            desk.take(event)
+        for signum, at_ns in self._forwarder.taken():
+            if signum not in SILENT:
+                name, final = signal.Signals(signum).name, signum in FINAL
+                data = {"signal": name, "final": final}
+                desk.take(Noticed(at_ns, "signal", f"{name} was passed on", data=data))
+        for told in self._words.poll():
+            desk.told(told)
+        desk.returns()
+        return found
+
+    def _read(self) -> int:
+        """Take what the segments have; return how many events that were."""
+        events = self._segments.poll()
+        self._judge(events)
+        return len(events)
+
+    def _judge(self, events: Sequence[Event]) -> None:
+        for event in events:
+            for completed in self._company.complete(event):
+                self.desk.take(completed)
+            guarding.hear(self._guard, event, self.desk.policy)
+
+    def _beside(self, pid: int, leads: bool) -> dict[str, float]:
+        """Return what joins the next frame of this process: its machine, and a checkpoint."""
+        machine = self._machine.newest(pid, leads)
+        return {**machine, **self._guard.newest()} if leads else machine
+
+    def _second(self, control: Control) -> None:
+        """Once a second: time, heartbeat, status, and the question where the probe is."""
+        now_ns, desk = clock.monotonic_ns(), self.desk
+        self._tick_ns = now_ns + TICK_NS
+        suspended_ns = control.process.suspended_ns
+        suspended_s = (suspended_ns - self._suspended_ns) / 1e9
+        if suspended_s > 0:
+            self._suspended_ns = suspended_ns
+            told = f"stopped and continued from the terminal after {suspended_s:.0f} s"
+            desk.take(Noticed(now_ns, "suspended", told))
+        beats = []
+        for segment in self._segments.ranks.values():
+            try:
+                segment.stamp(now_ns)
+                beats.append(segment.beat())
+            except SegmentError:
+                continue  # the next poll tells it, once
+        desk.take(Tick(now_ns, tuple(beats)))
+        changed = self._segments.tighten(desk.state.machine in UNEASY, now_ns)
+        if changed is not None:
+            self.recorder.note("sampling", desk.state.step, changed, {})
+        self._status.look_for_probe(now_ns)
+        self._status.write(control, now_ns)
+
+    # ── the life of a process ─────────────────────────────────────────────────────────────────────
+
+    def _launched(self, process: Process, attempt: int) -> None:
+        """The job is this process from now on."""
+        now_ns = clock.monotonic_ns()
+        self._status.launched(now_ns)
+        self._suspended_ns = 0
+        self.desk.names.clear()
+        self.desk.take(Launched(now_ns, process.pid, attempt))
+
+    def _take_over(self, past: Past, process: Process, outbox: Outbox) -> None:
+        """The job is this process, and a supervisor before us watched it until it died itself."""
+        assert self.control is not None
+        adoption = Adoption(
+            past, self.settings.run, self.desk, self.recorder, self.control, self._segments
+        )
+        if past.launched is not None:
+            self._status.launched(past.launched.at_ns, told=past.blind)
+            self._gone = process if past.exited else None
+        events = adoption.begin(self._company, outbox)
+        if past.launched is None:
+            self._launched(process, 0)
+        guarding.take_up(self._guard, past, self.desk.policy)
+        self._judge(events)
+
+    def _start_again(self, launch: Launch) -> int:
+        """In a round, with all processes of the job dead: start it; return its pid."""
+        control, forwarder = self.control, self._forwarder
+        assert control is not None
+        while self._read():
+            pass
+        if control.process.returncode is not None and control.process is not self._gone:
+            self._ended(control.process)
+        self._segments.forget()
+        forwarder.detach()
+        if forwarder.final is not None:
+            raise ActionError(f"not started again after {forwarder.final}")
+        process = self._launcher.start(self.desk.policy, launch)
+        forwarder.attach(process)
+        control.replace(process)
+        self._machine.begin_anew()
+        if self.desk.state.launched != launch.attempt:  # else a supervisor before us told it
+            self._launched(process, launch.attempt)
+        return process.pid
+
+    def _ended(self, process: Process) -> None:
+        """Tell the end of a process that was read to its end."""
+        self._gone = process
+        now_ns = clock.monotonic_ns()
+        self._status.look_for_probe(now_ns, last=True)
+        if process.unknown:
+            text = f"how the job ended cannot be known: {process.returncode} stands for its code"
+            self.desk.take(Noticed(now_ns, "note", text))
+        self.desk.take(Exited(now_ns, process.returncode or 0))

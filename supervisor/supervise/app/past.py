@@ -1,0 +1,165 @@
+"""What a run has come to, folded from its records: where a supervisor that takes over begins.
+
+The journal is the truth. The audit log must say the same, but may lack its end: decisions of the
+last events that a killed supervisor judged and had no time to write down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import engine, replay
+from ..core.rule import Policy
+from ..core.state import State
+from ..core.values import (
+    Announced,
+    Decision,
+    Event,
+    Exited,
+    Finished,
+    Frame,
+    Launched,
+    Noticed,
+    Reloaded,
+    Told,
+)
+from ..errors import StoreError
+from ..inputs.segment import Taken
+from ..store import audit, journal, policies
+from ..store.policies import Load
+from ..store.rundir import RunDir
+
+WINDOW_FRAMES = 512  # newest frames that go into an evidence bundle
+
+
+class Past:
+    """A run up to its last recorded event; get one from `read`.
+
+    Attributes:
+        policy, state: in force then; `started` is the policy that the job was started with.
+        last: the newest decision.
+        unwritten: (event number, at_ns, decision) of those that the audit log lacks.
+        announced: per rank, its newest announcement since the launch.
+        window: the newest frames, each with its names. taken: how far the segments were read.
+        launched: the newest launch, None when none was written down.
+        exited: whether the job's end is in the journal.
+        blind: whether it was told that no probe reports.
+        checkpoints: id -> whether the newest word on it calls it good.
+        saves: path -> the newest notice of a save that nothing was said of since.
+        heard: keys of the words of operators that were taken.
+        reload: file and mode of the last reload that named any; `asked` is one without an answer.
+        lease_s: lease of the pause in force, None without one.
+        exit_code: what the supervisor was to exit with, since a policy stopped the job; else None.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = self.started = policy
+        self.state: State = engine.start(policy)
+        self.last: Decision | None = None
+        self.unwritten: list[tuple[int, int, Decision]] = []
+        self.announced: dict[int, Announced] = {}
+        self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
+        self.taken = Taken()
+        self.launched: Launched | None = None
+        self.exited = False
+        self.blind = False
+        self.checkpoints: dict[str, bool] = {}
+        self.saves: dict[str, Noticed] = {}
+        self.heard: set[str] = set()
+        self.reload: tuple[str | None, str | None] = (None, None)
+        self.lease_s: float | None = None
+        self.exit_code: int | None = None
+        self._asked: dict[str, dict[str, Any]] = {}  # action id -> action, of all intents
+        self.asked: Told | None = None
+
+    @property
+    def names(self) -> dict[int, tuple[str, ...]]:
+        """Per rank, its newest table of metric names."""
+        return {rank: announced.names for rank, announced in self.announced.items()}
+
+    @classmethod
+    def read(cls, run: RunDir, load: Load) -> Past:
+        """Fold the records of `run`.
+
+        Raises:
+            StoreError: they are damaged, or the audit log says something else than the journal.
+        """
+        past = cls(load(run.policy_path))
+        log = [record for record in audit.read(run.audit_path) if record["actor"] == "engine"]
+        events, find = journal.read(run.journal_path), policies.finder(run, load)
+        written = 0
+        for number, event, policy, state, made in replay.fold(past.policy, events, None, find):
+            past.policy, past.state = policy, state
+            past._see(event)
+            for decision in made:
+                past._decided(decision)
+                if written == len(log):
+                    past.unwritten.append((number, event.at_ns, decision))
+                    continue
+                if not replay.same(log[written], number, replay.record(decision)):
+                    raise _apart(run, log[written])
+                written += 1
+        if written < len(log):
+            raise _apart(run, log[written])
+        return past
+
+    def _see(self, event: Event) -> None:
+        self.taken.take(event)
+        if isinstance(event, Frame):
+            self.window.append((self.names.get(event.rank, ()), event))
+        elif isinstance(event, Announced):
+            self.announced[event.rank] = event
+        elif isinstance(event, Launched):
+            self.launched, self.exited, self.blind, self.lease_s = event, False, False, None
+            self.announced.clear()
+        elif isinstance(event, Exited):
+            self.exited = True
+        elif isinstance(event, Finished):
+            self._finished(event)
+        elif isinstance(event, Noticed):
+            self._noticed(event)
+        elif isinstance(event, Told):
+            self.heard |= {str(event.args["key"])} if "key" in event.args else set()
+            self.asked = event if event.word == "reload" else self.asked
+        elif isinstance(event, Reloaded) and self.asked is not None:
+            policy, mode = self.reload
+            if event.refused is None:
+                args = self.asked.args
+                self.reload = (args.get("policy") or policy, args.get("mode") or mode)
+            self.asked = None
+
+    def _noticed(self, event: Noticed) -> None:
+        path = str(event.data.get("path"))
+        if event.kind == "no-probe":
+            self.blind = True
+        elif event.kind == "checkpoint-saved":
+            self.saves[path] = event
+        elif event.kind == "checkpoint":
+            self.saves.pop(path, None)
+            self.checkpoints[str(event.data["id"])] = bool(event.data["ok"])
+
+    def _decided(self, decision: Decision) -> None:
+        self.last = decision
+        if decision.kind == "intent":
+            action = decision.data["action"]
+            self._asked[action["id"]] = action
+
+    def _finished(self, event: Finished) -> None:
+        action = self._asked.get(event.action_id, {})
+        verb = action.get("verb")
+        if verb == "pause" and event.ok:
+            self.lease_s = float(action["args"]["lease_s"])
+        elif verb == "resume":
+            self.lease_s = None
+        elif verb == "stop" and event.ok:
+            self.exit_code = event.result.get("exit_code")
+
+
+def _apart(run: RunDir, record: dict[str, Any]) -> StoreError:
+    return StoreError(
+        f"the audit log of {run.path} does not follow from its journal from record "
+        f"{record['seq']} on, so nobody can take the run over",
+        hint="`supervise replay RUN` shows the difference; another version may have written it",
+    )

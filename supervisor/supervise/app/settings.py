@@ -1,0 +1,37 @@
+"""What a run is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.rule import Policy
+from ..store.policies import Reloader
+from ..store.rundir import RunDir
+from .past import Past
+
+
+@dataclass
+class Settings:
+    """What a run is started with.
+
+    Attributes:
+        reloader: loads another policy when an operator asks for it.
+        tier, tier_reason: the forecast of `job.environment.tier`.
+        facts: what goes into the audit log's `run_start` beside the command and the policy.
+        tell: shows a line to the person at the terminal.
+        past: what the run has come to, when a supervisor before this one died; None: it begins.
+    """
+
+    argv: Sequence[str]
+    policy: Policy
+    reloader: Reloader
+    run: RunDir
+    shm: Path
+    tier: str
+    tier_reason: str | None
+    tell: Callable[[str], None]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    past: Past | None = None

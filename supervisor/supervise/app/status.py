@@ -1,0 +1,82 @@
+"""What is told of a run beside its decisions: its start, its newest status, a missing probe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.values import Noticed
+from ..errors import SegmentError, StoreError
+from ..inputs import clock
+from ..job.control import Control
+from ..outputs import live
+from ..store.recorder import Recorder
+from .desk import Desk
+from .settings import Settings
+
+TICK_NS = 1_000_000_000
+PROBE_DEADLINE_S = (
+    120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
+)
+
+
+class Status:
+    """Writes `state.json`, and says once per launch that no probe reports."""
+
+    def __init__(self, settings: Settings, desk: Desk, recorder: Recorder) -> None:
+        self._settings = settings
+        self._desk = desk
+        self._recorder = recorder
+        self._tier = settings.tier
+        self._launched_ns = 0
+        self._told = False
+
+    def started(self, pid: int) -> None:
+        """Write down what was started."""
+        policy = self._desk.policy
+        facts: dict[str, Any] = {
+            "argv": list(self._settings.argv),
+            "pid": pid,
+            "policy": policy.name,
+            "policy_digest": policy.digest,
+            "mode": policy.mode,
+            "tier": self._settings.tier,
+            **self._settings.facts,
+        }
+        self._recorder.note("run_start", -1, "the job was started", facts)
+
+    def launched(self, at_ns: int, *, told: bool = False) -> None:
+        """A process was launched; `told`: it is known already that no probe reports from it."""
+        self._launched_ns, self._told = at_ns, told
+
+    def look_for_probe(self, now_ns: int, *, last: bool = False) -> None:
+        """Tell why nothing was seen, when a probe should have reported by now; `last`: at all."""
+        waited_s = (now_ns - self._launched_ns) / 1e9
+        known = self._settings.tier == "T0" and waited_s > TICK_NS / 1e9
+        if self._told or self._desk.names or not (last or known or waited_s > PROBE_DEADLINE_S):
+            return
+        self._told, self._tier = True, "T0"
+        marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
+        message = live.no_probe(marks, self._settings.tier_reason)
+        if message is not None:
+            self._desk.take(Noticed(now_ns, "no-probe", message))
+
+    def write(self, control: Control, now_ns: int) -> None:
+        """Write the newest status."""
+        try:
+            ranks = control.ranks()
+        except SegmentError:
+            ranks = {}
+        found = live.snapshot(
+            self._desk.policy,
+            self._desk.state,
+            ranks,
+            wall=clock.wall(),
+            now_ns=now_ns,
+            tier="T1" if self._desk.names else self._tier,
+            last=self._desk.last,
+            trouble=self._recorder.trouble,
+        )
+        try:
+            self._settings.run.write_json("state.json", found)
+        except StoreError as error:
+            self._recorder.failed(error)

@@ -1,0 +1,135 @@
+"""`supervise adopt`: take the place of a supervisor that died."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from ..app import App, Settings
+from ..app.launching import Launcher, last_launch
+from ..app.past import Past
+from ..catalog import load_policy
+from ..errors import StoreError, UsageError
+from ..inputs.segment import recorded_end
+from ..job import shm
+from ..job.adopted import AdoptedProcess
+from ..job.signals import Forwarder
+from ..notifiers import build
+from ..outputs.outbox import Outbox
+from ..report import receipt
+from ..store import audit
+from ..store.policies import Reloader
+from ..store.recorder import Recorder
+from ..store.rundir import RunDir
+from ._watching import Record, Tell, record, teller, watch
+
+
+@click.command(name="adopt")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+def command(run: Path, quiet: bool) -> int:
+    """Go on watching a run whose supervisor died; the job notices nothing.
+
+    What the job published meanwhile is read and judged, as far as its ring still holds it. An
+    action that was under way has its effect once. Messages that were not delivered are sent. Holds,
+    budgets and open incidents stay. From then on it is as `supervise run`: signals are passed on,
+    and the exit code is the job's; 255 when the job ended and nobody can tell how.
+
+    \b
+    Examples:
+      supervise adopt runs/20260105-101112-7f3a9c
+      nohup supervise adopt --quiet "$(ls -d runs/* | tail -n 1)" &
+    """
+    return adopt(run, teller(quiet=quiet))
+
+
+def adopt(path: Path, tell: Tell, record: Record = record) -> int:
+    """Watch the run in the directory `path` to its end; return the exit code to pass on."""
+    run = RunDir.open(path.absolute())
+    described = run.read_json("run.json")
+    if described["host"] != socket.gethostname():
+        raise UsageError(f"{path} runs on {described['host']}", hint="take it over there")
+    recorder = record(run, tell)
+    try:
+        _refuse_if_over(run)
+        past = Past.read(run, load_policy)
+        process, launcher = _job(run, described)
+        app, outbox, forwarder = _supervisor(run, described, past, launcher, recorder, tell)
+    except BaseException:
+        recorder.close()
+        raise
+    forwarder.install()
+    forwarder.attach(process)
+    tell(receipt.opening(run, past.policy, described["tier"], described["tier_reason"]))
+    return watch(app, process, outbox, forwarder, tell)
+
+
+def _refuse_if_over(run: RunDir) -> None:
+    last = deque(audit.read(run.audit_path), maxlen=1)
+    if last and last[0]["kind"] == "run_end":
+        raise UsageError(
+            f"{run.path} is over: {last[0]['reason']}", hint="`supervise status RUN` shows its end"
+        )
+
+
+def _job(run: RunDir, described: Mapping[str, Any]) -> tuple[AdoptedProcess, Launcher]:
+    """Return the job as a process, and what can start it again."""
+    made = last_launch(run)
+    if made is None:
+        raise StoreError(
+            f"the job of {run.path} was not started, as far as anybody wrote down",
+            hint="look whether it runs; if it does not, start the run again",
+        )
+    directory = Path(run.read_json("probe.json")["shm"])
+    shm.own(directory)
+    adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
+    process = adopt(made["pid"], made["start_ticks"])
+    try:
+        environ = psutil.Process(process.pid).environ() if process.returncode is None else {}
+    except (psutil.Error, OSError):
+        environ = {}
+    os.chdir(described["cwd"])
+    launcher = Launcher(
+        described["argv"], environ or dict(os.environ), run, directory, described["drills"],
+        adopt=adopt,
+    )  # fmt: skip
+    return process, launcher
+
+
+def _supervisor(
+    run: RunDir,
+    described: Mapping[str, Any],
+    past: Past,
+    launcher: Launcher,
+    recorder: Recorder,
+    tell: Tell,
+) -> tuple[App, Outbox, Forwarder]:
+    source, mode = described["reload"]
+    reloader = Reloader(
+        run, past.started, load_policy, past.reload[0] or source, past.reload[1] or mode
+    )
+    settings = Settings(
+        described["argv"],
+        past.started,
+        reloader,
+        run,
+        Path(run.read_json("probe.json")["shm"]),
+        described["tier"],
+        described["tier_reason"],
+        tell,
+        past=past,
+    )
+    forwarder = Forwarder()
+    app = App(settings, launcher, forwarder, recorder)
+    senders, unset = build({"console": {}, **past.started.notify}, os.environ)
+    for warning in unset:
+        tell(f"supervise: warning: {warning}")
+    return app, Outbox(senders, app.desk.delivered), forwarder

@@ -1,0 +1,56 @@
+"""What actions may know before they are begun, and whether a whole runbook can work here.
+
+Pure questions about the state: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .action import Aim, Refused
+from .incident import Incident
+from .rule import Runbook
+from .state import Turn
+
+
+def aim(turn: Turn, incident: Incident, before: int | None = None) -> Aim:
+    """Return what an action may know when its arguments are worked out.
+
+    Args:
+        before: the step that counts as the first breach; None: that of the incident.
+    """
+    state = turn.state
+    return Aim(
+        incident=incident.id,
+        step=state.step,
+        breach_step=incident.breach_step if before is None else before,
+        attempt=max(state.attempt, state.launched),  # also of a launch without a frame
+        world_size=state.world_size,
+        severity=incident.severity,
+        unable=state.unable,
+        good=state.checkpoints.good(),
+        suspects=state.blame.suspects(),
+        shards=state.blame.shards,
+        batches=incident.batches,
+    )
+
+
+def refusal(turn: Turn, incident: Incident, book: Runbook, before: int | None = None) -> str:
+    """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
+    where = aim(turn, incident, before)
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        try:
+            step.aim(where)
+        except Refused as refused:
+            return f"{verb}: {refused}"
+    return ""
+
+
+def plan(turn: Turn, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
+    """Return `{"verb", "args"}` of every step that touches the job; all of them can be aimed."""
+    where = aim(turn, incident)
+    return [
+        {"verb": verb, "args": step.aim(where)}
+        for verb, step in zip(book.verbs, book.steps, strict=True)
+        if step.touches_job
+    ]

@@ -1,0 +1,73 @@
+"""Where an incident comes to: closed, held until a person comes, or past all help here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import approvals, questions
+from .incident import CLOSED, HELD, Incident
+from .state import Turn
+
+NOTHING = "nothing to do"
+
+
+def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
+    """Stop acting and wait for a person. The job itself goes on; one that has ended is over.
+
+    Args:
+        exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
+    """
+    approvals.settle(turn, "withdrawn", f"{incident.id} is held")
+    incident.phase, incident.run = HELD, None
+    if turn.state.returncode is not None:
+        turn.state.stays = why
+        return
+    incident.exhausted |= exhausted
+    incident.verdict = questions.conclude(turn, incident) if exhausted else incident.verdict
+    found, then = incident.verdict, "no further action until `supervise release RUN`"
+    turn.move("hold", why)
+    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
+    turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
+    turn.tell(
+        incident.severity if incident.severity != "SEV2" else "SEV1",
+        f"{incident.id}: held, a person is needed",
+        verdict=why if found is None else f"{why}; {found.text}",
+        then=f"{then}; the job goes on" + (f"; {found.advice}" if found is not None else ""),
+        news=True,
+    )
+
+
+def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
+    """Say that the runbook that is wanted cannot work here, and why."""
+    turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
+    goes = "goes on" if turn.state.returncode is None else "has ended"
+    turn.state.stays = f"{name}: {refusal}"
+    turn.tell(
+        incident.severity if incident.severity != "SEV2" else "SEV1",
+        f"{incident.id}: nothing can be done about it here",
+        verdict=incident.headline,
+        why=f"{name}: {refusal}",
+        then=f"evidence is taken; the job {goes}; a person should look",
+        news=True,
+    )
+
+
+def close(turn: Turn, incident: Incident, why: str, then: str = NOTHING) -> None:
+    """Close an incident; a request that waits for it is withdrawn."""
+    approvals.settle(turn, "withdrawn", f"{incident.id} is over")
+    acted = incident.runs > 0
+    found = questions.conclude(turn, incident)
+    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
+    incident.phase = CLOSED
+    turn.say(
+        "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
+        opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
+        **data,
+    )  # fmt: skip
+    if found is not None:
+        questions.remember_onset(turn.state, incident)
+        why, then = f"{why}; {found.text}", found.advice if then == NOTHING else then
+    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
+    if acted:
+        turn.state.floor = (incident.rung, turn.state.pace)
+    turn.state.incident = None

@@ -1,0 +1,163 @@
+"""The life of the job's processes: started, noticed, ended, started again, over.
+
+A job that ends by itself may be started again by the runbook that `job.on_crash` names. The run is
+over when the job has ended and nothing is under way that would start another one.
+"""
+
+from __future__ import annotations
+
+from . import approvals, ending, ladder, opening, runner
+from .incident import HELD, Run
+from .state import State, Turn
+from .values import ACTING_MODES, Exited, Launched, Noticed
+
+# Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
+ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
+# 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
+# scheduler for another turn: a job that says one of these knows better than we do.
+MEANT = frozenset((125, *range(64, 79)))
+
+
+def launched(turn: Turn, event: Launched) -> None:
+    """Others run in the place of processes that ended: what is known of those counts no more."""
+    state = turn.state
+    state.returncode, state.ended, state.stays = None, False, ""
+    state.launched = event.attempt
+    for bank in state.banks.values():
+        bank.leave()
+    state.unable.pop("rollback", None)  # of the process that is gone
+    if event.attempt:
+        turn.say("note", f"the job was started again as attempt {event.attempt}", what="launched",
+                 pid=event.pid)  # fmt: skip
+
+
+def noticed(turn: Turn, event: Noticed) -> None:
+    """Take what was noticed about the watching, or about the job's checkpoints."""
+    state = turn.state
+    turn.say(
+        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step, **event.data
+    )
+    if event.kind == "suspended":  # silence meanwhile means nothing
+        for bank in state.banks.values():
+            bank.awake(event.at_ns)
+    if event.kind == "shard":
+        state.blame.named(event.rank, event.data.get("shards"))
+    if event.kind == "signal":
+        state.called_off |= bool(event.data.get("final"))
+    if event.kind == "checkpoint":
+        state.checkpoints.notice(event.data, _suspicion(state, event))
+    if event.kind == "shard":
+        state.blame.named(event.rank, event.data.get("shards"))
+    verb, _, how = event.kind.rpartition("-")
+    if how == "unavailable":  # rollback, relaunch
+        state.unable[verb] = event.message
+    if event.kind in ("probe-off", "segment-fault"):
+        for rank, bank in state.banks.items():
+            bank.deaf |= event.rank is None or event.rank == rank
+    if event.kind in ("no-probe", "probe-off", "segment-fault"):
+        turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
+
+
+def _suspicion(state: State, event: Noticed) -> str:
+    """Say why a checkpoint that was just found must not be gone back to, "" when it may."""
+    incident = state.incident
+    if incident is None or incident.tainted is None:
+        return ""
+    attempt, first = incident.tainted
+    saved, step = int(event.data.get("attempt", 0)), int(event.data["step"])
+    in_trouble = saved == attempt and not 0 <= step < first
+    return f"saved after {incident.id} began" if in_trouble else ""
+
+
+def exited(turn: Turn, event: Exited) -> None:
+    """The job's processes are gone; what is under way comes to its end before that is answered."""
+    state, incident = turn.state, turn.state.incident
+    state.returncode = event.returncode
+    run = incident.run if incident is not None else None
+    if incident is not None:
+        incident.standing.clear()  # it ended with the process
+    if run is not None and run.waiting_for is not None and run.verb == "relaunch":
+        if not state.called_off:
+            turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
+            return
+        turn.say("abort", f"{run.waiting_for} failed: the end of the job was asked for meanwhile",
+                 action={"id": run.waiting_for})  # fmt: skip
+    approvals.settle(turn, "withdrawn", f"the job {_how(state)}")
+    state.ended = True
+
+
+def _how(state: State) -> str:
+    code = state.returncode or 0
+    return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _crashed(state: State) -> bool:
+    """Return whether the job ended by itself and not as it, or anybody, meant to."""
+    code = state.returncode
+    meant = state.stopping or state.called_off or code in ASKED or code in MEANT
+    return bool(code) and not meant
+
+
+def _awaited(state: State, run: Run, name: str) -> bool:
+    """Return whether the outcome of an action comes first: only one is performed at a time.
+
+    Args:
+        name: the runbook that is to follow, "" for none.
+    """
+    if run.waiting_for is None or state.stopping or state.called_off:
+        return False
+    return bool(name) or not state.ended or "relaunch" in run.runbook.verbs[run.index :]
+
+
+def _answer(turn: Turn, name: str) -> None:
+    """Start the runbook for a crash, unless a person is needed or it would only crash again."""
+    state, incident, policy = turn.state, turn.state.incident, turn.policy
+    state.crashes = [step for step in state.crashes if step >= state.step]
+    if policy.mode not in ACTING_MODES:
+        turn.say("suppressed", f"{policy.mode}: would have run {name}", runbook=name,
+                 suppressed_by=f"mode:{policy.mode}")  # fmt: skip
+    elif incident is not None and incident.phase == HELD:
+        state.stays = f"{incident.id} was held"
+    elif state.step in state.crashes:
+        state.stays = f"it ended at step {state.step} before, and made no progress"
+    else:
+        state.crashes.append(state.step)
+        text = f"the job {_how(state)} at step {state.step}"
+        if incident is None:
+            bank = next(iter(state.banks.values()), None)
+            incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
+        _, rung = ladder.entry(policy.ladder, name, -1)
+        runner.start(turn, incident, name, rung, text)
+
+
+def conclude(turn: Turn) -> None:
+    """The run is over when the job has ended and nobody is about to start another one."""
+    state, incident = turn.state, turn.state.incident
+    name = str(turn.policy.job.get("on_crash") or "") if state.ended and _crashed(state) else ""
+    run = incident.run if incident is not None else None
+    if state.over or (run is not None and _awaited(state, run, name)):
+        return
+    if state.ended:
+        state.ended, state.stays = False, ""
+        if incident is not None:
+            incident.run = None  # nothing can be verified any more
+        if name:
+            _answer(turn, name)
+    incident = state.incident
+    if incident is not None and (incident.run is not None or state.pending):
+        return
+    state.over = True
+    how = f"the job {_how(state)}"
+    why = f"not started again: {state.stays}" if state.stays else ""
+    if incident is not None:
+        then = ending.NOTHING if state.returncode == 0 else "look at what it left"
+        ending.close(turn, incident, f"{how}; {why}" if why else how, then)
+    turn.move("exited", f"{how}; {why}" if why else how)
+    if state.stopping:
+        by = state.stopped_by
+        turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, news=True)
+    elif state.returncode == 0:
+        turn.tell("INFO", f"finished at step {state.step}", news=True)
+    else:
+        title, then = f"{how} at step {state.step}", "look at its last output"
+        turn.tell("SEV1", title, verdict=why, then=then, news=True)

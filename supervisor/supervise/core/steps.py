@@ -1,0 +1,103 @@
+"""One step of a runbook on its way to the job: its arguments, its budget, its intent on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import aiming
+from .action import Action, Refused
+from .incident import Incident, Run, brief, verb_of
+from .state import Turn
+
+OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
+
+
+def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) -> str | None:
+    """Intend a step, when it can work, is what was approved, and its budget allows it.
+
+    Returns:
+        Why not, one sentence; None when it was intended.
+    """
+    try:
+        args = action.aim(aiming.aim(turn, incident, run.before))
+    except Refused as refusal:
+        why = f"{verb} refused: {refusal}"
+        turn.say("abort", why, what="refused", verb=verb)
+        return why
+    allowed = run.approved is None or {"verb": verb, "args": args} in run.approved
+    if action.touches_job and not allowed:
+        why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
+        turn.say("abort", why, what="refused", verb=verb)
+        run.exhausted = True
+        return why
+    spent = _spent(turn, run, action, verb)
+    if spent is None:
+        _intend(turn, incident, run, action, verb, f"{run.index}-{verb}", args)
+    return spent
+
+
+def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:
+    """Intend to take something back; no budget and no approval stands in its way."""
+    try:
+        args = action.aim(aiming.aim(turn, incident))
+    except Refused:
+        args = {}  # it is tried all the same: what it cannot do must be heard of
+    verb = verb_of(action)
+    _intend(turn, incident, run, action, verb, f"{label}-{verb}", args)
+
+
+def _spent(turn: Turn, run: Run, action: Action, verb: str) -> str | None:
+    """Count the intent in its budget; return why it may not be, None when it may."""
+    state, kind = turn.state, action.budget
+    if kind is None:
+        return None
+    spent = state.ledger.exhausted(turn.policy.budgets, kind, state.pace, state.at_ns)
+    if spent is not None and not run.operator:
+        name, budget, used = spent
+        why = f"budget {name} is spent ({used} of {budget.max})"
+        turn.say(
+            "suppressed", f"{verb}: {why}", suppressed_by=f"budget:{name}", verb=verb, used=used,
+            max=budget.max,
+        )  # fmt: skip
+        run.exhausted = True
+        return why
+    if spent is not None:  # a person may, and it counts
+        name, budget, used = spent
+        turn.say(
+            "override", f"{verb} by {run.operator}, although budget {name} is spent "
+            f"({used} of {budget.max})", verb=verb, operator=run.operator, budget=name, used=used,
+            max=budget.max,
+        )  # fmt: skip
+    state.ledger.spend(kind, state.pace, state.at_ns)
+    return None
+
+
+def _intend(
+    turn: Turn,
+    incident: Incident,
+    run: Run,
+    action: Action,
+    verb: str,
+    label: str,
+    args: dict[str, Any],
+) -> None:
+    state = turn.state
+    run.waiting_for = f"{incident.id}/{run.number}/{label}"
+    run.action, run.verb, run.args = action, verb, args
+    run.overdue_ns = state.at_ns + int((action.deadline_s + OVERDUE_S) * 1e9)
+    turn.say(
+        "intent",
+        f"{verb} {brief(args)}".rstrip(),
+        severity=incident.severity,
+        action={
+            "id": run.waiting_for,
+            "verb": verb,
+            "runbook": run.runbook.name,
+            "args": args,
+            "destructive": action.destructive,
+            "touches_job": action.touches_job,
+        },
+        budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
+    )
+    if verb == "stop":
+        state.stopping, state.stopped_by = True, run.operator or "policy"

@@ -1,0 +1,43 @@
+"""What was done about an incident and still stands, and how it is taken back.
+
+An action that can be undone leaves its opposite in `Incident.standing` when it is committed. The
+opposite goes when it was carried out, whether by us or by a later step (`resume` after `pause`).
+What did not help is taken back before anything else is tried.
+"""
+
+from __future__ import annotations
+
+from .action import Action
+from .incident import Incident, Run, verb_of
+
+
+def committed(incident: Incident, run: Run, action: Action, verb: str) -> None:
+    """Take note of an action that was done. What a person asked for is not ours to take back."""
+    incident.standing = [(n, undo) for n, undo in incident.standing if verb_of(undo) != verb]
+    opposite = action.undo()
+    if opposite is not None and not run.operator:
+        incident.standing.append((run.number, opposite))
+
+
+def tried(incident: Incident, action: Action) -> None:
+    """Take note of an undo that was carried out, or failed: it is not tried again."""
+    incident.standing = [pair for pair in incident.standing if pair[1] is not action]
+
+
+def everything(incident: Incident) -> list[Action]:
+    """Return what takes back all that stands, newest first."""
+    return [undo for _, undo in reversed(incident.standing)]
+
+
+def of_run(incident: Incident, run: Run, sent: int | None) -> list[Action]:
+    """Return what takes back this runbook's own steps, newest first.
+
+    Args:
+        sent: index of a step that failed after it was asked for, and may have half happened.
+    """
+    found = [undo for number, undo in incident.standing if number == run.number]
+    if sent is not None:
+        found = [undo for undo in found if verb_of(undo) != run.runbook.verbs[sent]]
+        opposite = run.runbook.steps[sent].undo()
+        found += [] if opposite is None or run.operator else [opposite]
+    return found[::-1]

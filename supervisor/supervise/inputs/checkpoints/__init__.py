@@ -1,0 +1,225 @@
+"""The checkpoint guard: finds the job's checkpoints, verifies them, and keeps good ones safe.
+
+Two threads, both as nice as can be: one looks once a second what is there, the other verifies (one
+at a time, in a process of its own), pins, and drops what is pinned for longer than needed. The loop
+only ever takes what they came to. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.values import Event, Noticed
+from ...store.checkpoints import BAD, VANISHED, VERIFIED, Entry, Register
+from .. import clock
+from .keeper import Keeper
+from .news import News
+from .verifier import LIMIT_S
+from .watch import Moment, Saved, Watch
+
+EVERY_S = 1.0
+IDLE = 20.0  # times as long as a look took, until the next; project default
+NICE = 19
+SHARE = 0.5  # project default
+__all__ = ["Guard", "Moment"]
+
+
+class Guard:
+    """Guards the checkpoints of one run, from `start` to `close`.
+
+    For the loop: `saved(notice)` for each `checkpoint-saved` of a probe; `poll()` for events: kind
+    `checkpoint`, whose data `{"id", "step", "attempt", "path", "ok", "bytes", "seconds",
+    "problems"}` tell that one was verified, is bad, or is gone; kind `note` for what people should
+    know. `newest()` for the leading rank's next frame: `checkpoint_ok` and `checkpoint_size`, once
+    per checkpoint (`checkpoint_time` is the probe's). None of the three ever waits.
+
+    For the thread of an action: `put_back(id)`, which may take as long as a copy.
+
+    Args:
+        form: `policy.job["checkpoints"]`, see `catalog.job_form.CheckpointsForm`.
+        run: the run directory.
+        cwd: the job's working directory.
+        now: where the run is; called by `saved`, and by `poll` every `every_s`.
+        facts: what a manifest tells of the run: its command, its policy.
+        data: files whose hashes belong into a manifest, `policy.job["manifest"]`.
+        every_s: between two looks. limit_s: see `verifier.LIMIT_S`.
+        share: of the time that may be spent verifying; of a job that saves more often than that,
+            the newest ones are verified.
+
+    Raises:
+        StoreError: the register of this run cannot be read.
+    """
+
+    def __init__(
+        self,
+        form: Mapping[str, Any],
+        run: Path,
+        cwd: Path,
+        now: Callable[[], Moment],
+        *,
+        facts: Mapping[str, Any] | None = None,
+        data: Sequence[str] = (),
+        every_s: float = EVERY_S,
+        limit_s: float = LIMIT_S,
+        share: float = SHARE,
+    ) -> None:
+        self._now, self._every_s = now, every_s
+        self._test_s: float | None = form["restore_test"]
+        self._register, self._news = Register(run), News()
+        self._watch = Watch(self._register, tuple(form["glob"]), cwd, float(form["settle"]))
+        self._keeper = Keeper(
+            self._register, self._news, run, cwd, tuple(form["verify"]), limit_s,
+            int(form["keep_good"]), form["pin"] == "link", dict(facts or {}), tuple(data),
+        )  # fmt: skip
+        self._ready: list[Entry] = []
+        self._moment = Moment()
+        self._judged: frozenset[str] = frozenset()
+        self._asked_s, self._tested_s = float("-inf"), time.monotonic()
+        self._rest_s, self._share = float("-inf"), share
+        self._over, self._wake = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(what,), name=name, daemon=True)
+            for name, what in (("checkpoints", self.look), ("verify", self.work))
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End; a verification or a copy under way is given up. Safe to repeat."""
+        self._over.set()
+        self._wake.set()
+        self._keeper.close()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=2.0)
+
+    # ── for the loop ──────────────────────────────────────────────────────────────────────────────
+
+    def saved(self, event: Noticed) -> None:
+        """Take a notice `checkpoint-saved`. Of its data only `path` is needed.
+
+        The notice's step is that of the step under way: what was saved ends with the one before.
+        """
+        self._moment = moment = self._now()
+        about = event.data
+        path, inode = about.get("path"), about.get("inode")
+        if not isinstance(path, str):
+            return
+        self._watch.told(
+            Saved(
+                path=path,
+                step=moment.step if event.step is None else event.step - 1,
+                attempt=int(about.get("attempt", moment.attempt)),
+                how=str(about.get("how", "its library")),
+                rank=event.rank or 0,
+                ranks=int(about.get("ranks", moment.ranks)),
+                wall=clock.wall(),
+                seconds=about.get("seconds"),
+                inode=(int(inode[0]), int(inode[1])) if inode else None,
+                python=about.get("python"),
+                values=moment.values,
+            )
+        )
+
+    def resume(self, heard: Mapping[str, bool]) -> None:
+        """Before `start`: go on for a guard whose supervisor died; tell what nobody has heard.
+
+        Args:
+            heard: id -> whether the newest event that the run took calls it good.
+        """
+        self._news.delivered |= heard.keys()
+        for entry in self._register.entries:
+            said = heard.get(entry.id)
+            if entry.state == VERIFIED and said is not True:
+                self._news.verified(entry, first=said is None)
+            elif entry.state == BAD and said is not False:
+                self._news.bad(entry)
+            elif entry.state == VANISHED and said:
+                self._news.gone(entry, "; ".join(entry.problems))
+
+    def poll(self) -> list[Event]:
+        """Return what happened since the last call, oldest first."""
+        if time.monotonic() >= self._asked_s + self._every_s:
+            self._asked_s = time.monotonic()
+            self._moment = self._now()
+            self._judged = frozenset(self._news.delivered)
+        return self._news.take()
+
+    def newest(self) -> dict[str, float]:
+        """Return the values of one checkpoint that no frame has yet, `{}` if there is none."""
+        return self._news.frame()
+
+    # ── for an action ─────────────────────────────────────────────────────────────────────────────
+
+    def put_back(self, name: str) -> dict[str, Any]:
+        """Put a verified checkpoint to where the job looks for it; the job must not run.
+
+        Files that are newer (by step or by time of saving) or bad are moved out of the way, so
+        that a job that takes the newest takes this one. A second call finds nothing to do. What
+        still lies there unchanged stays; else the pinned copy takes its place, if its hashes are
+        those that were verified.
+
+        Returns:
+            `path`, and `moved`: where what was moved is now.
+
+        Raises:
+            StoreError: it is unknown, not verified, damaged, or cannot be written; nothing else
+                was chosen in its place.
+        """
+        return self._keeper.put_back(name, lambda: self.look(closely=True))
+
+    # ── what the threads do ───────────────────────────────────────────────────────────────────────
+
+    def look(self, *, closely: bool = False) -> bool:
+        """Look once what is there; `closely` also at what was verified already."""
+        with self._keeper.lock:
+            now_s, wall = time.monotonic(), clock.wall()
+            changes = self._watch.look(self._moment, now_s, wall, closely=closely)
+            self._ready = changes.ready
+            for entry in changes.lost:
+                self._keeper.lost(entry)
+            for entry in changes.bad:
+                self._news.bad(entry)
+            if changes.any:
+                self._register.write()
+        return False
+
+    def work(self) -> bool:
+        """Do the most urgent piece of work; return whether there was any."""
+        self._keeper.look_at_code()
+        self._keeper.drop(self._judged, self._moment.suspects)
+        began_s = time.monotonic()
+        if began_s < self._rest_s:
+            return False
+        with self._keeper.lock:
+            entry = self._ready.pop() if self._ready else None
+        if entry is not None:
+            self._keeper.take(entry)
+        elif self._test_s and began_s - self._tested_s >= self._test_s:
+            self._tested_s = began_s
+            self._keeper.test()
+        else:
+            return False
+        now_s = time.monotonic()
+        self._rest_s = now_s + (now_s - began_s) * (1.0 / self._share - 1.0)
+        return True
+
+    def _run(self, what: Callable[[], bool]) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # this thread's alone
+        while not self._over.is_set():
+            more, began_s = False, time.monotonic()
+            try:
+                more = what()
+            except Exception as error:  # the guard may fail, the run may not
+                told = f"the checkpoint guard failed: {type(error).__name__}: {error}"
+                self._news.say(told, once=told)
+            if not more:  # a pattern that leads through a large tree is followed less often
+                self._wake.wait(max(self._every_s, IDLE * (time.monotonic() - began_s)))

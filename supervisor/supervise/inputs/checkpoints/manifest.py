@@ -1,0 +1,89 @@
+"""What is needed to make a checkpoint again: code, packages, command, data, randomness.
+
+The code is looked at once, when the run begins: what a person edits later is not what runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...store.checkpoints import Entry
+
+GIT_S = 20.0
+PIECE = 1 << 24  # bytes
+
+
+def code(cwd: Path) -> dict[str, Any]:
+    """Return the commit of the job's directory and the SHA-256 of what differs from it.
+
+    Empty without git, or outside a repository. Files that git does not know are not in it.
+    """
+    commit = _git(cwd, "rev-parse", "HEAD")
+    diff = _git(cwd, "diff", "HEAD", "--no-ext-diff", "--binary")
+    if commit is None or diff is None:
+        return {}
+    changed = "sha256:" + hashlib.sha256(diff).hexdigest() if diff else None
+    return {"commit": commit.decode("ascii", "replace").strip(), "diff": changed}
+
+
+def _git(cwd: Path, *args: str) -> bytes | None:
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # the job may use git too
+    try:
+        done = subprocess.run(
+            ["git", *args], cwd=cwd, env=environ, capture_output=True, timeout=GIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
+    """Return the SHA-256 of each file that the policy names, None of one that cannot be read."""
+    found: dict[str, str | None] = {}
+    for name in paths:
+        sha = hashlib.sha256()
+        try:
+            with (cwd / name).open("rb") as file:
+                while piece := file.read(PIECE):
+                    sha.update(piece)
+            found[name] = "sha256:" + sha.hexdigest()
+        except OSError:
+            found[name] = None
+    return found
+
+
+def describe(
+    entry: Entry,
+    facts: Mapping[str, Any],
+    code: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    inputs: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, JSON-ready.
+
+    Args:
+        facts: of the run: its command, its policy.
+    """
+    return {
+        "checkpoint": {
+            "id": entry.id,
+            "path": entry.path,
+            "step": entry.step,
+            "attempt": entry.attempt,
+            "saved": entry.saved,
+            "verified": entry.verified,
+            "bytes": entry.bytes,
+            "files": entry.files,
+        },
+        **facts,
+        "code": code,
+        "environment": environment,
+        "inputs": inputs,
+        "rng": "its random states are in the checkpoint" if entry.rng else "no random state in it",
+        "metrics": entry.values,
+    }

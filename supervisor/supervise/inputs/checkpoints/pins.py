@@ -1,0 +1,223 @@
+"""Keeps copies of checkpoints where the job's own rotation cannot reach, and puts them back.
+
+    <run>/checkpoints/<id>/data/...        the files          .../<id>/manifest.json
+    <run>/checkpoints/aside/<id>-<name>    what a job must not take for the newest
+
+Every copy is synced and hashed before it counts. A name appears when all of it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ...errors import StoreError
+from ...store.checkpoints import PINNED, Entry
+from ...store.files import sync_directory
+from .finding import stamp
+
+PIECE = 1 << 24  # bytes
+DATA, ASIDE = "data", "aside"
+RESERVE = 0.05  # of the disk, and
+RESERVE_BYTES = 1 << 30  # that much, stays free; project defaults
+
+
+class Pins:
+    """The pinned checkpoints of one run.
+
+    Args:
+        run: the run directory.
+        link: by hard links: at no cost, and lost when the job writes into the same files again.
+        over: asked between two pieces; true ends a copy with InterruptedError.
+    """
+
+    def __init__(self, run: Path, *, link: bool, over: Callable[[], bool]) -> None:
+        self._home = run / PINNED
+        self._link = link
+        self._over = over
+
+    def folder(self, entry: Entry) -> Path:
+        """Return the directory of a pinned checkpoint."""
+        return self._home / entry.id
+
+    def data(self, entry: Entry) -> Path:
+        """Return where the files of a pinned one are: a file or a directory, named as the job's."""
+        return self.folder(entry) / DATA / entry.name
+
+    def no_room(self, size: int) -> str:
+        """Return why `size` bytes cannot be pinned, "" if they can."""
+        if self._link:
+            return ""
+        self._home.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(self._home)
+        keep = max(disk.total * RESERVE, RESERVE_BYTES)
+        if disk.free - size >= keep:
+            return ""
+        return (
+            f"{disk.free / 1e9:.1f} GB are free, {size / 1e9:.1f} GB are needed, and "
+            f"{keep / 1e9:.1f} GB stay free"
+        )
+
+    def pin(self, entry: Entry) -> None:
+        """Pin a verified checkpoint; a copy has the hashes that were verified, or is none.
+
+        Raises:
+            StoreError: its files have changed since.
+            OSError: it cannot be copied or linked. InterruptedError: `over`.
+        """
+        whole = self.folder(entry)
+        fresh = whole.with_name(f".{entry.id}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            target = fresh / DATA / entry.name
+            self._bring(Path(entry.path), target, entry.hashes, link=self._link)
+            shutil.rmtree(whole, ignore_errors=True)
+            fresh.rename(whole)
+            sync_directory(self._home)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+
+    def drop(self, entry: Entry) -> None:
+        """Let go of a pinned one."""
+        shutil.rmtree(self.folder(entry), ignore_errors=True)
+
+    def differs(self, entry: Entry, path: Path) -> str:
+        """Return in what the files at `path` are not those that were verified, "" if in nothing.
+
+        Raises:
+            InterruptedError: `over`.
+        """
+        for name, wanted in entry.hashes.items():
+            file = _member(path, name, entry)
+            try:
+                if self._digest(file) != wanted:
+                    return f"{file} does not have the hash that was verified"
+            except InterruptedError:
+                raise
+            except OSError as error:
+                return f"{file}: {error.strerror}"
+        return "" if entry.hashes else "it was never verified"
+
+    def differs_by_stamp(self, entry: Entry) -> bool:
+        """Whether a linked one was written into, as sizes and times tell."""
+        return stamp(str(self.data(entry))) != entry.stamp
+
+    def restore(self, entry: Entry) -> Path | None:
+        """Put the pinned copy to the path that the job knows; return where what lay there is now.
+
+        A file is replaced in one go. A directory is moved aside first: for an instant there is
+        none.
+
+        Raises:
+            StoreError: the pinned copy is not what was verified; nothing was changed.
+            OSError: it cannot be copied; what lay there is still there.
+        """
+        pinned, path = self.data(entry), Path(entry.path)
+        wrong = self.differs(entry, pinned)
+        if wrong:
+            raise StoreError(f"the pinned copy of {entry.id} is damaged: {wrong}")
+        fresh = path.with_name(f".{path.name}.{entry.id}")
+        _remove(fresh)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._bring(pinned, fresh, entry.hashes, link=False)
+            moved = self.aside(path, f"before-{entry.id}", keep=True) if path.exists() else None
+            fresh.replace(path)
+        except BaseException:
+            _remove(fresh)
+            raise
+        sync_directory(path.parent)
+        return moved
+
+    def aside(self, path: Path, mark: str, *, keep: bool = False) -> Path:
+        """Move what lies at `path` out of the job's way, and return where it is now.
+
+        Into the run directory; where that is on another disk, to a hidden name beside, since a
+        copy might not fit. A file that is to be replaced in one go may `keep` its name as well.
+        Raises OSError.
+        """
+        home = self._home / ASIDE
+        home.mkdir(parents=True, exist_ok=True)
+        there = home / f"{mark}-{path.name}"
+        near = path.with_name(f".aside-{mark}-{path.name}")
+        _remove(there)
+        _remove(near)
+        keep = keep and path.is_file()
+        try:
+            there.hardlink_to(path) if keep else path.rename(there)
+        except OSError:
+            there = near
+            near.hardlink_to(path) if keep else path.rename(near)
+        sync_directory(path.parent)
+        return there
+
+    def _bring(self, source: Path, target: Path, hashes: Mapping[str, str], *, link: bool) -> None:
+        """Copy or link all files of one checkpoint.
+
+        Raises:
+            StoreError: a file does not have its hash.
+            OSError: it cannot be read or written.
+        """
+        directory = source.is_dir()
+        folders = {target.parent}
+        for name, wanted in hashes.items():
+            old = source / name if directory else source
+            new = target / name if directory else target
+            new.parent.mkdir(parents=True, exist_ok=True)
+            folders |= {new.parent}
+            if link:
+                os.link(old, new)
+            else:
+                self._copy(old, new)
+            if self._digest(new) != wanted:
+                raise StoreError(f"{old} has changed since it was verified")
+        for folder in folders:
+            sync_directory(folder)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        with source.open("rb") as old, target.open("wb") as new:
+            by_kernel = True  # shares blocks where the file system can
+            while not self._interrupted():
+                try:
+                    count = (
+                        os.copy_file_range(old.fileno(), new.fileno(), PIECE) if by_kernel else 0
+                    )
+                except OSError:  # not between these two file systems
+                    count, by_kernel = 0, False
+                if not count:
+                    old.seek(new.seek(0, os.SEEK_END))
+                    piece = old.read(PIECE)
+                    count = new.write(piece)
+                    new.flush()
+                if not count:
+                    break
+            os.fsync(new.fileno())
+        shutil.copystat(source, target)
+
+    def _digest(self, path: Path) -> str:
+        sha = hashlib.sha256()
+        with path.open("rb") as file:
+            while not self._interrupted() and (piece := file.read(PIECE)):
+                sha.update(piece)
+        return sha.hexdigest()
+
+    def _interrupted(self) -> bool:
+        if self._over():
+            raise InterruptedError("the supervisor ends")
+        return False
+
+
+def _member(path: Path, name: str, entry: Entry) -> Path:
+    single = list(entry.files) == [entry.name] and not path.is_dir()
+    return path if single else path / name
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,142 @@
+"""Starts the verifier in the job's interpreter, one at a time, and says what became of it.
+
+A process of its own: reading a damaged file may crash it, hang it or fill memory, and none of that
+may reach the supervisor or the job. It is as nice as can be and never sees a device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LIMIT_S = 900.0  # for one checkpoint, and one second more for each SLOWEST bytes; project defaults
+SLOWEST = 20_000_000
+# What reading a damaged file may end in; other signals come from somebody else.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What verifying came to.
+
+    Attributes:
+        ok: None where it could not be told.
+        problems: why not, one sentence each.
+        found: what the verifier told of the checkpoint, see `supervise_offline.checkpoint.verify`.
+        environment: of the interpreter; empty if it did not get so far.
+    """
+
+    ok: bool | None
+    problems: tuple[str, ...] = ()
+    found: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Verifier:
+    """Verifies checkpoints by `wanted`: some of `load`, `finite`, `optimizer`."""
+
+    def __init__(self, wanted: Iterable[str], limit_s: float = LIMIT_S) -> None:
+        self._wanted = dict.fromkeys(wanted, True)
+        self._wanted["load"] = bool(self._wanted)
+        self._limit_s = limit_s
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+        spec = importlib.util.find_spec("supervise_offline")
+        places = spec.submodule_search_locations if spec is not None else None
+        self._program = str(Path(*places, "checkpoint")) if places else ""
+
+    def verify(self, path: str, size: int, python: str | None) -> Answer:
+        """Verify one checkpoint of `size` bytes. Blocks; never raises for what is in it.
+
+        Args:
+            python: the job's interpreter; None, or one that is not here: our own.
+        """
+        if python is None or not os.access(python, os.X_OK):
+            python = sys.executable
+        limit_s = self._limit_s + size / SLOWEST
+        try:
+            lines, error, code = self._run([python, "-I", self._program], [path], limit_s)
+        except OSError as failed:
+            return Answer(None, (f"the verifier could not be started: {failed}",))
+        except subprocess.TimeoutExpired:
+            return Answer(None, (f"the verifier took longer than {limit_s:.0f} s",))
+        environment: dict[str, Any] = lines[0].get("environment", {}) if lines else {}
+        found = next((r for r in lines if r.get("path") == path), None)
+        if found is not None:
+            problems = (*found["problems"], *found["unread"])
+            return Answer(found["ok"], problems, found, environment)
+        ok, problem = _ending(code, [r["error"] for r in lines if "error" in r], error)
+        return Answer(ok, (problem,), {}, environment)
+
+    def close(self) -> None:
+        """End what is running; whatever waits for it gets an answer."""
+        self._closed = True
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+
+    def _run(
+        self, command: Sequence[str], paths: Sequence[str], limit_s: float
+    ) -> tuple[list[dict[str, Any]], str, int]:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
+        environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        process = self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environ,  # and our process group: in another one it would be taken for the job's
+        )
+        try:
+            if self._closed:  # while it was being started
+                process.kill()
+            _be_modest(process.pid)
+            request = json.dumps({"paths": list(paths), **self._wanted})
+            out, error = process.communicate(request, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        finally:
+            self._process = None
+        return [_object(line) for line in out.splitlines()], error, process.returncode
+
+
+def _be_modest(pid: int) -> None:
+    """Let everybody else read first, where the system knows such a thing."""
+    try:
+        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_IDLE)
+    except (psutil.Error, AttributeError, OSError):
+        pass
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ending(code: int, told: Sequence[str], error: str) -> tuple[bool | None, str]:
+    """Return verdict and sentence for a verifier that gave no answer."""
+    if told:
+        return None, told[0]
+    if -code in CRASHES:
+        return False, f"reading it crashes a process: {signal.strsignal(-code)}"
+    if code < 0:
+        return None, f"the verifier was killed ({signal.strsignal(-code)}), perhaps for memory"
+    last = (error.strip().splitlines() or ["no word"])[-1]
+    return None, f"the verifier ended with exit code {code}: {last[:200]}"

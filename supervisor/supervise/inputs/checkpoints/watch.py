@@ -1,0 +1,254 @@
+"""Follows checkpoints from the first sight of a file to the moment in which all of it is there.
+
+What the job tells is trusted for its step and its inode, never for being complete. Looks at names,
+sizes and times only; whoever owns it calls `look` about once a second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...store.checkpoints import (
+    BAD,
+    FOUND,
+    UNVERIFIED,
+    VANISHED,
+    VERIFIED,
+    Entry,
+    Register,
+    Stamp,
+)
+from . import finding
+
+SETTLED_EVERY = 10  # looks between two at what was verified already: a network disk is slow
+PATIENCE_S = 60.0  # for files that are missing, and for the last name of one that is renamed
+METRICS = (
+    *("train_loss_raw", "train_loss_ema", "val_loss", "grad_global_norm"),
+    *("learning_rate", "tokens_seen"),
+)
+PART = "each rank wrote a file of its own; name their directory in job.checkpoints.glob"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where the run is.
+
+    Attributes:
+        step: of the newest frame, -1 before the first.
+        values: of the newest frame of the leading rank.
+        suspects: ids of checkpoints that must not be gone back to.
+        ranks: world size.
+    """
+
+    step: int = -1
+    attempt: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    suspects: frozenset[str] = frozenset()
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the job told of one save; see `saves.py` of the probe.
+
+    Attributes:
+        step: 0-based, the last whole optimizer step before it.
+        inode: device and inode of what was written, None where nobody could tell.
+    """
+
+    path: str
+    step: int
+    attempt: int
+    how: str
+    rank: int
+    ranks: int
+    wall: str
+    seconds: float | None = None
+    inode: tuple[int, int] | None = None
+    python: str | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Waiting:
+    since_s: float
+    told: bool = False
+    inode: tuple[int, int] | None = None
+    ranks: int = 1
+
+
+@dataclass
+class Changes:
+    """What one look came to: `ready` to be verified, `lost` from its path, found to be `bad`."""
+
+    ready: list[Entry] = field(default_factory=list)
+    lost: list[Entry] = field(default_factory=list)
+    bad: list[Entry] = field(default_factory=list)
+    any: bool = False
+
+
+class Watch:
+    """Keeps the register's entries true to what is on the disk.
+
+    Args:
+        patterns: where checkpoints are; relative ones from `cwd`.
+        settle_s: how long what nobody told of must have been still.
+    """
+
+    def __init__(
+        self, register: Register, patterns: Sequence[str], cwd: Path, settle_s: float
+    ) -> None:
+        self._register = register
+        self._patterns = patterns
+        self._cwd = cwd
+        self._settle_s = settle_s
+        self._told: deque[Saved] = deque()
+        self._waiting: dict[str, _Waiting] = {}
+        self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
+        self._looks = 0
+        if register.fresh:
+            for path in finding.matches(patterns, cwd):
+                if look := finding.stamp(path):
+                    register.before[path] = look
+
+    def told(self, saved: Saved) -> None:
+        """The job tells of a save; the next look will find it. For any thread."""
+        self._told.append(saved)
+
+    def look(self, moment: Moment, now_s: float, wall: str, *, closely: bool = False) -> Changes:
+        """Look at everything once.
+
+        Args:
+            now_s: of a clock that only goes forward.
+            wall: UTC, for entries that are new.
+            closely: also at what was verified already.
+        """
+        changes = Changes()
+        matched = finding.matches(self._patterns, self._cwd)
+        while self._told:
+            self._take(self._told.popleft(), matched, now_s, changes)
+        self._looks += 1
+        closely = closely or self._looks % SETTLED_EVERY == 0
+        for entry in [e for e in self._register.entries if e.there]:
+            if entry.state == FOUND:
+                self._follow(entry, now_s, changes)
+            elif closely and finding.stamp(entry.path) != entry.stamp:
+                self._lose(entry, changes)
+        for path in matched:
+            self._find(path, matched, moment, now_s, wall, changes)
+        found = {entry.id for entry in self._register.entries if entry.state == FOUND}
+        self._waiting = {name: w for name, w in self._waiting.items() if name in found}
+        return changes
+
+    # ── new ones ──────────────────────────────────────────────────────────────────────────────────
+
+    def _find(
+        self,
+        path: str,
+        matched: Sequence[str],
+        moment: Moment,
+        now_s: float,
+        wall: str,
+        changes: Changes,
+    ) -> None:
+        if self._register.at(path) is not None or finding.whole(path, matched) != path:
+            return
+        look = finding.stamp(path)
+        if look is None or look == self._register.before.get(path):
+            return
+        entry = self._register.add(path, step=moment.step, attempt=moment.attempt, saved=wall)
+        _see(entry, look)
+        entry.values = _told_of(moment.values)
+        self._waiting[entry.id] = _Waiting(now_s, ranks=moment.ranks)
+        changes.any = True
+
+    def _take(self, saved: Saved, matched: Sequence[str], now_s: float, changes: Changes) -> None:
+        named = finding.named(saved.path, saved.inode) or saved.path
+        path = finding.whole(named, matched)
+        entry = self._register.at(path) or self._by_inode(saved)
+        if entry is not None and entry.state != FOUND:
+            if finding.stamp(entry.path) == entry.stamp:  # told of late, or by another rank too
+                self._part(saved, entry, changes)
+                return
+            self._lose(entry, changes)  # written anew, or its inode is another file's by now
+            entry = None
+        if entry is not None and finding.is_partial(entry.name):
+            waiting = self._waiting.get(entry.id)
+            if waiting is not None and waiting.inode != saved.inode:
+                entry = None  # the name is used again before the last one got its own
+        if entry is None:
+            entry = self._register.add(path)
+            _see(entry, finding.stamp(path) or ())
+        entry.step, entry.attempt, entry.how = saved.step, saved.attempt, saved.how
+        entry.saved, entry.seconds, entry.python = saved.wall, saved.seconds, saved.python
+        entry.values = _told_of(saved.values)
+        self._waiting[entry.id] = _Waiting(now_s, True, saved.inode, saved.ranks)
+        self._part(saved, entry, changes)
+        changes.any = True
+
+    def _by_inode(self, saved: Saved) -> Entry | None:
+        """Return what was found under another name before the job told of it."""
+        if saved.inode is None:
+            return None
+        for entry in reversed(self._register.entries):
+            if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.inode[1]:
+                return entry if Path(entry.path).parent == Path(saved.path).parent else None
+        return None
+
+    def _part(self, saved: Saved, entry: Entry, changes: Changes) -> None:
+        """Several ranks tell of one step: a file of each is no checkpoint."""
+        ranks = self._by_step.setdefault((saved.attempt, saved.step), {})
+        ranks[saved.rank] = entry
+        while len(self._by_step) > 8:  # steps; ranks save at about the same time
+            del self._by_step[next(iter(self._by_step))]
+        if len({each.id for each in ranks.values()}) < 2:
+            return
+        for part in ranks.values():
+            if part.state == VERIFIED:
+                changes.lost.append(part)
+            part.state, part.problems = UNVERIFIED, [PART]
+
+    # ── known ones ────────────────────────────────────────────────────────────────────────────────
+
+    def _follow(self, entry: Entry, now_s: float, changes: Changes) -> None:
+        waiting = self._waiting.setdefault(entry.id, _Waiting(now_s))
+        look = finding.stamp(entry.path)
+        if look is None or finding.is_partial(entry.name):
+            named = finding.named(entry.path, waiting.inode)
+            if named is not None and named != entry.path:
+                entry.path, look = named, finding.stamp(named)
+                changes.any = True
+        still_s = now_s - waiting.since_s
+        if look is None or finding.is_partial(entry.name):
+            if still_s >= PATIENCE_S or not waiting.told:
+                entry.state, entry.problems = VANISHED, ["it went away before it was verified"]
+                entry.there = False
+                changes.any = True
+        elif look != entry.stamp:
+            waiting.since_s = now_s
+            _see(entry, look)
+        elif waiting.told or still_s >= self._settle_s:
+            lacks = finding.missing(entry.path, look, waiting.ranks)
+            if not lacks:
+                changes.ready.append(entry)
+            elif still_s >= max(PATIENCE_S, self._settle_s):
+                entry.state, entry.problems = BAD, [lacks]
+                changes.bad.append(entry)
+                changes.any = True
+
+    def _lose(self, entry: Entry, changes: Changes) -> None:
+        entry.there = False
+        changes.lost.append(entry)
+        changes.any = True
+
+
+def _see(entry: Entry, look: Stamp) -> None:
+    entry.stamp, entry.bytes = look, sum(size for _, size, _, _ in look)
+
+
+def _told_of(values: Mapping[str, float]) -> dict[str, float]:
+    """Return what the register tells of a frame."""
+    return {name: values[name] for name in METRICS if name in values}

@@ -1,0 +1,115 @@
+"""The job as a process that is not our child: its supervisor died, and we took its place.
+
+What a child cannot hide from its parent has to be asked for here. Whether it lives: by pid and
+start time, in `/proc`. Which processes belong to it: all that carry the run's mark in their
+environment, with their descendants, since orphans went to whoever adopts them on this machine. How
+it ended: from the kernel while it is a zombie, else from what the job itself recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from .environment import LAUNCH
+from .process import UNKNOWN, Process
+from .tree import Tree, alive
+
+Recorded = Callable[[int, int], int | None]
+_STATE, _STARTED, _EXIT = 0, 19, 49  # places in /proc/<pid>/stat, behind the name
+
+
+class AdoptedProcess(Process):
+    """The job's first process, which somebody else started; as `Process` in all other ways."""
+
+    def __init__(self, pid: int, ticks: int, run_id: str, recorded: Recorded) -> None:
+        """Watch process `pid`, if it is still the one that was started at `ticks` after boot.
+
+        Args:
+            recorded: `(pid, ticks)` -> the returncode that the job itself recorded, or None.
+        """
+        self._ticks = ticks
+        self._recorded = recorded
+        super().__init__(pid, AdoptedTree(pid, ticks, run_id), None, _created(pid))
+        self._look()
+
+    def _look(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                stat = _stat(self.pid)
+                if stat is None or int(stat[_STARTED]) != self._ticks:
+                    self._end(self._recorded(self.pid, self._ticks))
+                elif stat[_STATE] in (b"Z", b"X"):
+                    self._end(os.waitstatus_to_exitcode(int(stat[_EXIT])))
+            return self.returncode
+
+    def _end(self, returncode: int | None) -> None:
+        self.unknown = returncode is None
+        self.returncode = UNKNOWN if returncode is None else returncode
+
+    def signal(self, signum: int, *, group: bool = False) -> bool:
+        """Send `signum` as `Process` does, after a look whether the pid is still the job's."""
+        return self._look() is None and super().signal(signum, group=group)
+
+    def _job_control(self) -> None:
+        """It has another terminal, or none."""
+
+
+class AdoptedTree(Tree):
+    """Every process of a job that is not our child."""
+
+    def __init__(self, leader: int, ticks: int, run_id: str) -> None:
+        super().__init__(leader)
+        self._ticks = ticks
+        self._mark = f"{run_id}:"
+
+    def members(self) -> list[psutil.Process]:
+        """Return the living processes of the job, parents before their children."""
+        found: dict[psutil.Process, None] = {}
+        for root in self._children():
+            found[root] = None
+            try:
+                found.update(dict.fromkeys(root.children(recursive=True)))
+            except psutil.NoSuchProcess:
+                continue
+        return [process for process in found if process.pid != os.getpid() and alive(process)]
+
+    def reap(self, every_s: float = 1.0) -> int:
+        """Collect nothing: they are not our children."""
+        return 0
+
+    def _children(self) -> list[psutil.Process]:
+        """The first process, and all that carry the mark, oldest first."""
+        marked = [process for process in psutil.process_iter() if self._belongs(process)]
+        return sorted(marked, key=lambda process: process.create_time())
+
+    def _belongs(self, process: psutil.Process) -> bool:
+        if process.pid == self._leader:
+            return start_ticks(process.pid) == self._ticks
+        try:
+            return process.environ().get(LAUNCH, "").startswith(self._mark)
+        except (psutil.Error, OSError):  # gone, or another user's
+            return False
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when process `pid` was started, in clock ticks since boot; None when it is gone."""
+    stat = _stat(pid)
+    return None if stat is None else int(stat[_STARTED])
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _created(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0

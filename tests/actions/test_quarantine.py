@@ -1,0 +1,108 @@
+"""Quarantine refuses before it harms: without suspects, with too many, with several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.quarantine import Quarantine
+from supervise.actions.unquarantine import Unquarantine
+from supervise.core.action import Refused
+from supervise.errors import ActionError
+
+HELD = {"generation": 3, "held": 3, "entries": 4, "ranks": 1}
+
+
+@pytest.fixture
+def job(fake_job):
+    """A job whose quarantine answers as told."""
+
+    def make(answer):
+        made = fake_job(answer)
+
+        def quarantine(args, *, key, deadline_s):
+            made.calls.append((args, key))
+            return dict(answer)
+
+        made.quarantine = quarantine
+        return made
+
+    return make
+
+
+def test_suspects_become_names(aim, job):
+    """Absolute, with the most that may be in quarantine at once, and what to answer for."""
+    args = Quarantine().aim(aim(suspects=("a.tar", "b.tar"), shards=149))
+
+    assert args["add"] == [
+        {"kind": "shard", "name": "a.tar"},
+        {"kind": "shard", "name": "b.tar"},
+    ]
+    assert (args["most"], args["incident"], args["step"], args["attempt"]) == (2, "inc-1", 150, 0)
+    made = job(HELD)
+    assert Quarantine().perform(made, args, key="k")["generation"] == 3
+    assert made.calls == [(args, "k")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"shards": 40}, "none of the 40 shards seen was blamed"),
+        ({}, "does not tell which shards"),
+        ({"suspects": ("a.tar",), "shards": 40}, "1 of 40 shards are more than 0.02 of them"),
+    ],
+)
+def test_an_empty_selection_and_a_large_one_are_refused(changes, why, aim):
+    """Never nothing, never all."""
+    with pytest.raises(Refused, match=why):
+        Quarantine().aim(aim(**changes))
+
+
+def test_named_shards_are_taken_as_they_are(aim):
+    """In a job that tells of none there is nothing to count them against."""
+    named = Quarantine(shards=("x.tar",))
+
+    assert named.aim(aim())["most"] is None
+    assert named.aim(aim(shards=100))["add"] == [{"kind": "shard", "name": "x.tar"}]
+    with pytest.raises(Refused, match="1 of 10 shards"):
+        named.aim(aim(shards=10))
+
+
+def test_positions_are_the_batches_up_to_the_breach(aim):
+    """By fingerprint, of one rank."""
+    action = Quarantine(shards="none", positions="breach")
+
+    assert action.aim(aim(batches=(17, 18)))["add"] == [
+        {"kind": "batch", "name": "17"},
+        {"kind": "batch", "name": "18"},
+    ]
+    with pytest.raises(Refused, match="has a fingerprint"):
+        action.aim(aim())
+    with pytest.raises(Refused, match="2 ranks"):
+        action.aim(aim(batches=(17,), world_size=2))
+
+
+def test_a_job_that_holds_an_older_generation_is_a_failure(aim, job):
+    """The ack names the generation."""
+    with pytest.raises(ActionError, match="holds generation 2 of the quarantine, not 3"):
+        Quarantine().perform(job({**HELD, "held": 2}), {}, key="k")
+
+
+def test_undo_releases_what_the_incident_brought_in(aim, job):
+    """Also when it is not known whether it came to that."""
+    undo = Quarantine().undo()
+    made = job(HELD)
+    undo.perform(made, undo.aim(aim()), key="k")
+
+    assert made.calls[0][0]["release"] == {"incident": "inc-1"}
+    assert Unquarantine(shards=("a.tar",)).aim(aim())["release"] == ["a.tar"]
+
+
+def test_what_selects_nothing_is_no_action():
+    """Said when the policy is loaded."""
+    wrong = Quarantine(shards="none"), Quarantine(shards=()), Quarantine(max_fraction=0.0)
+
+    assert [[field for field, _ in each.check()] for each in wrong] == [
+        ["shards"], ["shards"], ["max_fraction"],
+    ]  # fmt: skip
+    assert [field for field, _ in Unquarantine(shards=("",)).check()] == ["shards"]
+    assert Quarantine().check() == [] == Unquarantine().check()

@@ -1,0 +1,85 @@
+"""Relaunch."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.relaunch import Relaunch
+from supervise.core.action import Refused
+from supervise.errors import ActionError
+
+ANSWER = {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []}
+
+
+def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(aim):
+    """First breach at 150 with a margin of 10: the one of step 119, in the next attempt."""
+    assert Relaunch().aim(aim()) == {
+        "checkpoint": "ckpt-2",
+        "path": "/c/119.pt",
+        "step": 119,
+        "attempt": 1,
+        "rewarm": {"start": 0.1, "steps": 50},
+        "skip": None,
+    }
+    assert Relaunch(at_least=40).aim(aim())["checkpoint"] == "ckpt-1"
+    assert Relaunch(rewarm=0).aim(aim(attempt=4))["rewarm"] is None
+    assert Relaunch().aim(aim(attempt=4))["attempt"] == 5
+
+
+@pytest.mark.parametrize(("skip", "steps"), [(5, [146, 150]), (1, [150, 150]), (900, [120, 150])])
+def test_what_is_skipped_ends_with_the_first_breach(skip, steps, aim):
+    """No more than comes again behind the checkpoint."""
+    assert Relaunch(skip=skip).aim(aim())["skip"] == [steps]
+
+
+def test_without_a_checkpoint_that_is_old_enough_it_is_refused(aim):
+    """A younger one may hold the trouble already."""
+    said = "began at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
+    with pytest.raises(Refused, match=said):
+        Relaunch().aim(aim(breach_step=80))
+
+
+def test_without_words_in_the_policy_it_is_refused(aim):
+    """Nobody knows how this job resumes."""
+    with pytest.raises(Refused, match="does not say how"):
+        Relaunch().aim(aim(unable={"relaunch": "the policy does not say how"}))
+
+
+def test_another_attempt_than_the_one_asked_for_is_a_failure(aim, fake_job):
+    """Its frames would be taken for those of another launch."""
+    action = Relaunch()
+
+    with pytest.raises(ActionError, match="was not started again"):
+        action.perform(fake_job({**ANSWER, "attempt": 2}), action.aim(aim()), key="k")
+
+
+@pytest.mark.parametrize(
+    ("step", "attempt", "ratio", "missing"),
+    [
+        (120, 1, 0.1, None),
+        (121, 1, 0.118, None),
+        (120, 0, 0.1, "the job is at step 120 of attempt 0, not at step 120"),
+        (0, 1, 0.1, "the job is at step 0 of attempt 1, not at step 120"),
+        (125, 1, 0.1, "the job is at step 125 of attempt 1, not at step 120"),
+        (120, 1, 1.0, "the learning rate is 1 of the job's own, not 0.1"),
+    ],
+)
+def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, missing, aim):
+    """Right behind the checkpoint, at the lower rate."""
+    action = Relaunch()
+    frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
+
+    assert action.effect(action.aim(aim()), ANSWER, frame, step, attempt) == missing
+
+
+def test_it_cannot_be_taken_back():
+    """The point of no return of a runbook."""
+    assert Relaunch().undo() is None
+    assert Relaunch.destructive
+
+
+def test_values_that_cannot_work_are_named():
+    """Each by its own key."""
+    wrong = Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1)
+
+    assert [field for field, _ in wrong.check()] == ["at_least", "rewarm", "skip", "start"]

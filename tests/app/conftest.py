@@ -1,0 +1,72 @@
+"""Processes that stand for a job, ended with the test, and a main loop on a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from supervise.job.control import Control
+from supervise.job.process import Process
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Callable[[Mapping[str, str]], int]]:
+    """Start a process with these variables in its environment; return its pid."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(environ: Mapping[str, str]) -> int:
+        popen = subprocess.Popen(["sleep", "60"], env={**os.environ, **environ})
+        started.append(popen)
+        return popen.pid
+
+    yield start
+    for popen in started:
+        popen.kill()
+        popen.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Start a command in this process; every process of it is killed at the end."""
+    started: list[Process] = []
+
+    def begin(*argv: str) -> Process:
+        started.append(Process.start(argv, os.environ))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.tree.end(signal.SIGKILL, 5.0)
+        process.wait(5.0)
+
+
+@pytest.fixture
+def looping() -> Iterator[Callable[[Process, Any], Control]]:
+    """A control without ranks, pumped every 2 ms; `relaunch` is what it relaunches with."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def loop(control: Control) -> None:
+        while not over.is_set():
+            control.process.poll()
+            control.pump(time.monotonic_ns())
+            time.sleep(0.002)
+
+    def begin(process: Process, relaunch: Any) -> Control:
+        control = Control(process, SimpleNamespace(ranks={}), lambda *_: {}, relaunch)
+        threads.append(threading.Thread(target=loop, args=(control,)))
+        threads[-1].start()
+        return control
+
+    yield begin
+    over.set()
+    for thread in threads:
+        thread.join()

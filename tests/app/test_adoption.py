@@ -1,0 +1,199 @@
+"""A dead supervisor's work is taken up: one effect, one outcome, no message lost or doubled."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.app.adoption import Adoption
+from supervise.app.desk import Desk
+from supervise.app.past import Past
+from supervise.app.settings import Settings
+from supervise.catalog import load_policy
+from supervise.core import replay
+from supervise.core.values import Frame, Noticed
+from supervise.inputs.company import Company
+from supervise.outputs.outbox import Outbox
+from supervise.outputs.performer import Performer
+from supervise.store import audit, journal
+from supervise.store.audit import Audit
+from supervise.store.journal import Journal
+from supervise.store.policies import Reloader
+from supervise.store.recorder import Recorder
+
+
+class FakeJob:
+    """A job that answers at once, and remembers under which key it was asked for what."""
+
+    def __init__(self, returncode=None, heard=()):
+        self.process = SimpleNamespace(returncode=returncode)
+        self.world_size = 1
+        self.exit_code = None
+        self.lease_s = None
+        self.asked = []
+        self._heard = heard
+
+    def resume(self, lease_s, exit_code):
+        self.lease_s, self.exit_code = lease_s, exit_code
+
+    def answered(self, key):
+        return key in self._heard
+
+    def pump(self, now_ns):
+        pass
+
+    def command(self, verb, args, *, key, deadline_s):
+        self.asked.append((verb, key))
+        return {"lr_scale": args.get("value"), "ranks": 1, "ack_step": 20}
+
+    def snapshot(self, incident, *, key, deadline_s):
+        return {"path": "x", "sha256": "0", "bytes": 1, "files": []}
+
+    def stop(self, *, grace_s, term_s, exit_code):
+        self.asked.append(("stop", exit_code))
+        return {"how": "ended", "returncode": 0, "survivors": [], "exit_code": self.exit_code}
+
+
+class FakeSender:
+    name, min_sev = "console", "INFO"
+    group_s = gap_s = 0.0
+    per_hour = None
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message, *, key):
+        self.sent.append((key, message.title))
+        return "printed"
+
+
+@pytest.fixture
+def take_over():
+    """A function that lets a new supervisor begin on a run; returns its parts."""
+    opened = []
+
+    def begin(run, job, *events):
+        past = Past.read(run, load_policy)
+        now = itertools.count(10**12)
+        log = Audit.open(run.audit_path, run.id, at_ns=next(now), wall="")
+        recorder = Recorder(Journal.open(run.journal_path), log, lambda: (next(now), ""), print)
+        reloader = Reloader(run, past.started, load_policy)
+        settings = Settings([], past.policy, reloader, run, run.path, "T1", None, print, past=past)
+        desk, sender = Desk(settings, recorder), FakeSender()
+        outbox = Outbox([sender], desk.delivered)
+        desk.open(Performer(job), outbox)
+        segments = SimpleNamespace(poll=lambda: list(events))
+        adoption = Adoption(past, run, desk, recorder, job, segments)
+        rest = adoption.begin(Company(lambda pid, leads: {}), outbox)
+        until = time.monotonic() + 20
+        while desk.performing and time.monotonic() < until:
+            desk.returns()
+        outbox.close()
+        desk.take_results()
+        opened.append(recorder)
+        return SimpleNamespace(desk=desk, sent=sender.sent, rest=rest, past=past)
+
+    yield begin
+    for recorder in opened:
+        recorder.close()
+
+
+def kinds(run, *wanted):
+    return [r for r in audit.read(run.audit_path) if r["kind"] in wanted]
+
+
+def assert_replayed(run):
+    events, log = journal.read(run.journal_path), audit.read(run.audit_path)
+    _, differences = replay.compare(load_policy(run.policy_path), events, log)
+    assert differences == []
+
+
+@pytest.fixture
+def open_intent(keep_run, make_frames):
+    """A run whose supervisor died with an order on disk and no outcome."""
+    events = make_frames(0, *[2.0] * 20, 8.0)
+    return keep_run(events, ended=False, answer=lambda action: None)
+
+
+def test_an_order_without_an_outcome_is_given_again_under_its_key(open_intent, take_over):
+    """It is committed once, and both supervisors' records make one story."""
+    job = FakeJob()
+    (intent,) = kinds(open_intent, "intent")
+    name = intent["data"]["action"]["id"]
+
+    take_over(open_intent, job)
+
+    assert job.asked == [("lr_scale", f"{open_intent.id}:{name}")]
+    assert [r["data"]["action"]["id"] for r in kinds(open_intent, "commit")] == [name]
+    assert len(kinds(open_intent, "intent")) == 1
+    reasons = [r["reason"] for r in kinds(open_intent, "recovered")]
+    assert reasons[0] == "another supervisor took over"
+    assert reasons[1] == f"{name} was under way: performed again under its key"
+    assert_replayed(open_intent)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_answer_that_lies_there_comes_before_the_frames_behind_it(open_intent, take_over, known):
+    """Its effect is looked for in the first of them."""
+    (intent,) = kinds(open_intent, "intent")
+    heard = [f"{open_intent.id}:{intent['data']['action']['id']}"] if known else []
+    frame = Frame(10**13, 0, 0, 21, (2.0, 1.0))
+
+    taken = take_over(open_intent, FakeJob(heard=heard), frame)
+
+    assert taken.rest == [frame]
+    assert len(kinds(open_intent, "commit")) == 1
+
+
+def test_decisions_are_written_late_and_messages_sent_under_their_keys(open_intent, take_over):
+    """The log is cut right after the rule that fired: all that follows from it is made up for."""
+    lines = open_intent.audit_path.read_bytes().splitlines(keepends=True)
+    fired = next(i for i, line in enumerate(lines) if b'"kind":"rule"' in line)
+    open_intent.audit_path.write_bytes(b"".join(lines[: fired + 1]))
+    job = FakeJob()
+
+    taken = take_over(open_intent, job)
+
+    posted = kinds(open_intent, "notify_intent")
+    keys = [f"{open_intent.id}:{r['seq']}" for r in posted]
+    results = [key for r in kinds(open_intent, "notify_result") for key in r["data"]["keys"]]
+    assert set(results) == set(keys)
+    assert [key for key, _ in taken.sent] == [key for key in keys if key in dict(taken.sent)]
+    assert [verb for verb, _ in job.asked] == ["lr_scale"]
+    assert kinds(open_intent, "recovered")[0]["data"]["late"] > 2
+    assert_replayed(open_intent)
+
+
+def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
+    keep_run, make_frames, small, take_over
+):
+    """With which code to exit was decided before anybody died."""
+    text = small.read_text().replace("{lr_scale: {set: 0.5, rewarm: 10}}", "snapshot, {stop: {}}")
+    text = text.replace("    verify: {within: 30, clear_for: 5}\n", "")
+    small.write_text(text.replace("  lr_scale: {max: 2, per: 1000}\n", ""))
+    run = keep_run(
+        make_frames(0, *[2.0] * 20, 8.0), ended=False,
+        answer=lambda action: None if action["verb"] == "stop" else {},
+    )  # fmt: skip
+    job = FakeJob(returncode=0)
+
+    taken = take_over(run, job)
+
+    assert job.asked == [("stop", 78)]
+    assert job.exit_code == 78
+    assert taken.desk.state.stopping
+    (commit,) = [r for r in kinds(run, "commit") if "stop" in r["reason"]]
+    assert commit["data"]["result"]["exit_code"] == 78
+
+
+def test_where_nothing_was_under_way_nothing_is_done(keep_run, make_frames, take_over):
+    """What the segments have had to say is left to be judged."""
+    run = keep_run(make_frames(0, *[2.0] * 5), ended=False)
+    note = Noticed(10**13, "note", "hello")
+    job = FakeJob()
+
+    assert take_over(run, job, note).rest == [note]
+    assert job.asked == []

@@ -1,0 +1,110 @@
+"""What a launch gives to the job: the command, the environment, the probe's orders."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+
+from supervise.app.launching import Launch, Launcher
+from supervise.core.rule import Policy
+from supervise.errors import ActionError
+from supervise.job import environment
+from supervise.store.rundir import RunDir
+
+TELL = """
+import json, os, pathlib, sys
+pathlib.Path(sys.argv[1]).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
+"""
+POLICY = Policy("p", "sha256:0", "enforce", {}, ())
+HOW = {
+    "resume": "args",
+    "args": ["--init_from=resume", "--ckpt={checkpoint}", "--dir={directory}", "x={y}"],
+    "env": {"START_STEP": "{step}"},
+}
+AGAIN = Launch(3, 99, "/ckpt/at-99.pt", {"start": 0.1, "steps": 50}, [[120, 139]])
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path / "run", argv=[], policy=POLICY, wall="2026-01-05T10:11:12Z")
+
+
+@pytest.fixture
+def launcher(run, tmp_path):
+    argv = [sys.executable, "-c", TELL, str(tmp_path / "told")]
+    return Launcher(argv, {**os.environ, "START_STEP": "0"}, run, tmp_path, ["drill"])
+
+
+@pytest.fixture
+def told(tmp_path, run, launcher):
+    """Start a launch; return its further arguments, its environment, and what the probe reads."""
+
+    def start(policy, launch):
+        assert launcher.start(policy, launch).wait(20.0) == 0
+        (_, *words), environ = json.loads((tmp_path / "told").read_text())
+        return words, environ, run.read_json("probe.json")
+
+    return start
+
+
+def test_the_first_launch_is_the_command_as_it_was_given(told, run):
+    """No argument and no order more; its name is attempt 0 of the run."""
+    words, environ, config = told(replace(POLICY, job={"relaunch": HOW}), Launch())
+
+    assert words == []
+    assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("0", f"{run.id}:0")
+    assert config["drills"] == ["drill"]
+    assert "first_step" not in config
+
+
+def test_a_later_launch_gets_what_the_policy_says(told, run):
+    """Templates are filled in, other braces are the job's own; the probe counts on."""
+    words, environ, config = told(replace(POLICY, job={"relaunch": HOW}), AGAIN)
+
+    assert words == ["--init_from=resume", "--ckpt=/ckpt/at-99.pt", "--dir=/ckpt", "x={y}"]
+    assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("100", f"{run.id}:3")
+    assert (config["attempt"], config["first_step"]) == (3, 100)
+    assert (config["rewarm"], config["skip"]) == ({"start": 0.1, "steps": 50}, [[120, 139]])
+    assert config["resume"] is None
+
+
+def test_a_library_is_told_by_the_probe(told):
+    """Where no argument can say it."""
+    how = {"resume": "library", "args": [], "env": {}}
+
+    words, _, config = told(replace(POLICY, job={"relaunch": how}), AGAIN)
+
+    assert words == []
+    assert config["resume"] == {"how": "library", "path": "/ckpt/at-99.pt"}
+
+
+def test_a_launch_that_was_made_is_not_made_again(launcher, run, tmp_path, sleeper):
+    """A supervisor that died behind the start left a process that carries its name."""
+    policy = replace(POLICY, job={"relaunch": HOW})
+    pid = sleeper({environment.LAUNCH: f"{run.id}:3"})
+    with pytest.raises(ActionError, match=f"started already, as process {pid}"):
+        launcher.start(policy, AGAIN)
+
+    later = Launcher(["false"], {}, run, tmp_path, adopt=lambda found, _: found)
+
+    assert later.start(policy, AGAIN) == pid
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [
+        ("torchrun --max-restarts=3 train.py", 3),
+        ("python -m torch.distributed.run --max_restarts 2 train.py", 2),
+        ("torchrun --nproc-per-node=2 train.py", 0),
+        ("torchrun --max-restarts=0 train.py", 0),
+        ("python train.py --max-restarts=3", 0),
+        ("torchrun --max-restarts", 0),
+    ],
+)
+def test_restarts_that_multiply_with_ours_are_found(command, times):
+    """Both spellings, with and without an equals sign; the script's own option is none of ours."""
+    assert environment.inner_restarts(command.split()) == times

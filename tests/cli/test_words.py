@@ -1,0 +1,156 @@
+"""Words on the command line: they reach the supervisor, and what becomes of them is printed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.cli import WORDS, _speak
+from supervise.core import engine
+from supervise.core.values import Finished
+from supervise.inputs.words import Words, post
+from supervise.store.audit import Audit
+from supervise.store.journal import Journal
+from supervise.store.recorder import Recorder
+
+
+def test_a_word_arrives_once_with_its_speaker(tmp_path):
+    """Taken in order, removed once taken; what is no word is dropped."""
+    post(tmp_path, "release", "anna", {}, at_ns=2)
+    post(tmp_path, "ack", "bo", {"incident": "inc-1"}, at_ns=1)
+    (tmp_path / "control" / "9-9.json").write_text("no JSON")
+    (tmp_path / "control" / "9-8.json").write_text('{"word": "lr", "operator": 3, "args": [1]}')
+    nan = '{"word": "lr", "operator": "bo", "args": {"value": NaN}}'
+    (tmp_path / "control" / "9-7.json").write_text(nan)
+    words = Words(tmp_path, lambda: 7)
+
+    told = words.poll()
+    assert [(t.word, t.operator, t.args) for t in told] == [
+        ("ack", "bo", {"incident": "inc-1"}),
+        ("release", "anna", {}),
+    ]
+    assert words.poll() == []
+    assert not list((tmp_path / "control").iterdir())
+
+
+def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
+    """It stays until it is in the journal; what is there already is not taken again."""
+    post(tmp_path, "approve", "anna", {"key": "1-1"}, at_ns=1)
+    post(tmp_path, "pause", "bo", {"key": "2-2"}, at_ns=2)
+    assert [told.operator for told in Words(tmp_path, lambda: 7).poll()] == ["anna", "bo"]
+
+    heir = Words(tmp_path, lambda: 8, {"1-1"})
+
+    assert [told.operator for told in heir.poll()] == ["bo"]
+    assert heir.poll() == []
+    assert not list((tmp_path / "control").iterdir())
+
+
+@pytest.fixture
+def supervised(keep_run, make_frames, small, monkeypatch):
+    """A run whose supervisor takes words on a thread, and whose job does what it is told."""
+    monkeypatch.setattr(_speak, "PAUSE_S", 0.02)
+    run = keep_run(make_frames(0, *[2.0] * 20), ended=False)
+    audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
+    recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (0, ""), print)
+    policy = load_policy(small)
+    over = threading.Event()
+
+    def loop():
+        state = engine.start(policy)
+        events = [*make_frames(0, *[2.0] * 20)]
+        words = Words(run.path, time.monotonic_ns)
+        while not over.wait(0.01):
+            events += words.poll()
+            while events:
+                event = events.pop(0)
+                number = recorder.event(event)
+                state, made = engine.step(policy, state, event)
+                for decision in made:
+                    recorder.decision(decision, number, event.at_ns)
+                    if decision.kind == "intent":
+                        action = decision.data["action"]
+                        ok = action["verb"] != "savepoint"
+                        error = None if ok else "no room for it"
+                        events.append(Finished(event.at_ns, action["id"], ok, {}, error))
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    yield run
+    over.set()
+    thread.join()
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        (("lr", "RUN", "0.5", "--rewarm", "9"), 0, "lr_scale is asked of the job"),
+        (("lr", "RUN", "2"), 1, "lr_scale: set must be above 0"),
+        (("pause", "RUN"), 0, "inc-1/1/0-pause done"),
+        (("resume", "RUN"), 0, "inc-1/1/0-resume done"),
+        (("savepoint", "RUN"), 1, "failed: no room for it"),
+        (("rollback", "RUN", "--before", "9"), 0, "inc-1/1/1-rollback done"),
+        (("skip", "RUN", "--steps", "2"), 0, "inc-1/1/0-skip_step done"),
+        (("approve", "RUN", "ask-1", "--sha", "0"), 1, "no request 'ask-1' is waiting"),
+        (("deny", "RUN", "ask-1"), 1, "no request 'ask-1' is waiting"),
+        (("ack", "RUN", "--incident", "inc-1"), 1, "no incident is open"),
+        (("silence", "RUN", "nix"), 1, "there is no rule 'nix'"),
+        (("release", "RUN"), 1, "nothing is held"),
+        (("release", "RUN", "--shard", "a.tar"), 0, "unquarantine"),
+        (("quarantine", "RUN", "a.tar"), 0, "quarantine"),
+        (("stop", "RUN", "--requeue"), 0, "inc-1/1/0-stop done"),
+    ],
+)
+def test_every_word_is_answered(supervise, supervised, line, code, said):
+    """With the number of the record, who said it, and what came of it."""
+    line = [str(supervised.path) if part == "RUN" else part for part in line]
+    found, out, err = supervise(*line, "--by", "anna")
+
+    assert (found, out) == (code, ""), err
+    assert said in err
+    assert "anna: " in err
+
+
+def test_there_is_a_test_of_every_word():
+    """A word without one has not been tried."""
+    (mark,) = test_every_word_is_answered.pytestmark
+    assert {line[0] for line, _, _ in mark.args[1]} == set(WORDS)
+
+
+def test_the_only_living_run_need_not_be_named(supervise, supervised, monkeypatch, tmp_path):
+    """With none, and with arguments that are no run, it is said what to do."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = supervise("pause")
+    assert (code, "no run under ./runs has a supervisor" in err) == (64, True)
+    (tmp_path / "runs" / "r1").symlink_to(supervised.path)
+    assert supervise("pause")[0] == 0
+    code, _, err = supervise("pause", "nowhere")
+    assert (code, "nowhere" in err) == (64, True)
+    assert "too many arguments" in supervise("pause", "runs/r1", "x")[2]
+    code, _, err = supervise("approve")
+    assert (code, "too few arguments" in err) == (64, True)
+
+
+def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
+    """A supervisor that is gone: at once, with 64; one that is stuck: 75, the word stays."""
+    run = keep_run(make_frames(0, 2.0), ended=False)
+    code, _, err = supervise("pause", run.path)
+    assert code == 64
+    assert "has no supervisor any more" in err
+    assert not (run.path / "control").exists()
+
+    monkeypatch.setattr(_speak, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(_speak, "PAUSE_S", 0.02)
+    held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
+    code, _, err = supervise("pause", run.path)
+    held.close()
+    assert code == 75
+    assert "no answer within" in err
+    (word,) = (run.path / "control").glob("*.json")
+    assert json.loads(word.read_text())["word"] == "pause"

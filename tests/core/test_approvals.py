@@ -1,0 +1,219 @@
+"""Asking people first: bound to what was asked, durable, and never in the way of the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.actions.snapshot import Snapshot
+from supervise.core import engine
+from supervise.core.replay import record
+from supervise.core.rule import Approval, Runbook
+from supervise.core.values import Exited, Finished, Reloaded
+
+from .conftest import Reach, Verify
+
+
+def asked(tell, **changes):
+    """A run in trouble that waits for a yes to `soften`."""
+    story = tell(**({"mode": "approve"} | changes))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1"]
+    assert story.actions() == []
+    return story
+
+
+def test_nothing_touches_the_job_before_a_person_said_yes(tell):
+    """The message holds the command; the job goes on; then it runs as ever."""
+    story = asked(tell)
+    request = story.kinds("approval_requested")[0].data
+    assert request["args"] == [{"verb": "reach", "args": {}}]
+    assert request["args_sha256"].startswith("sha256:")
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert "supervise approve RUN ask-1" in message["next"]
+    assert "the job goes on meanwhile" in message["next"]
+    assert story.state.machine == "suspect"
+    story.frames(8.0, times=5)
+    assert len(story.kinds("approval_requested")) == 1
+    assert story.say("approve", id="ask-1").data["ok"]
+
+    assert [d.data["what"] for d in story.kinds("approval")] == ["approved"]
+    assert story.actions() == ["inc-1/2/0-reach"]
+    assert story.state.machine == "acting"
+    story.frames(2.0, times=60)
+    assert story.state.machine == "nominal"
+
+
+def test_evidence_is_taken_while_people_are_asked(tell):
+    """A yes that comes before it is complete waits for it."""
+    book = Runbook("soften", (Snapshot(), Reach(), Verify()), ("snapshot", "reach", "verify"))
+    base = tell().policy.runbooks
+    story = tell(mode="approve", runbooks={**base, "soften": book}, answer=lambda key: None)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    assert story.actions() == ["inc-1/1/0-snapshot"]
+    assert story.say("approve", id="ask-1").data["ok"]
+    assert len(story.actions()) == 1
+    story.send(Finished(story.at_ns, "inc-1/1/0-snapshot", True))
+
+    assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
+    assert story.kinds("approval")[0].data["operator"] == "anna"
+
+
+@pytest.mark.parametrize(("word", "what"), [("deny", "denied"), (None, "denied")])
+def test_no_and_silence_hold_the_run(tell, word, what):
+    """A person has taken it over, or is needed."""
+    story = asked(tell)
+    if word:
+        assert story.say(word, id="ask-1").data["ok"]
+    else:
+        story.tick(901)
+
+    assert story.kinds("approval")[0].data["what"] == what
+    assert story.state.machine == "holding"
+    assert story.actions() == []
+
+
+def test_silence_may_mean_yes(tell):
+    """Where the policy says so."""
+    story = asked(tell, approvals={"all": Approval(60.0, "allow")})
+    story.tick(61)
+
+    assert story.actions() == ["inc-1/2/0-reach"]
+    assert "nobody answered in time" in story.kinds("approval")[0].reason
+
+
+def test_a_late_yes_is_told_so(tell):
+    """And does nothing."""
+    story = asked(tell)
+    story.tick(901)
+    said = story.say("approve", id="ask-1")
+
+    assert not said.data["ok"]
+    assert said.data["answer"].startswith("too late: ask-1 was denied at step 50: nobody answered")
+    assert story.actions() == []
+
+
+def test_a_second_yes_is_harmless(tell):
+    """Said, and done once."""
+    story = asked(tell)
+    story.say("approve", id="ask-1")
+    said = story.say("approve", "bo", id="ask-1")
+
+    assert said.data["ok"]
+    assert "was approved" in said.data["answer"]
+    assert len(story.actions()) == 1
+
+
+def test_a_yes_to_other_arguments_is_none(tell):
+    """The start of the right digest will do."""
+    story = asked(tell)
+    sha = story.kinds("approval_requested")[0].data["args_sha256"]
+    said = story.say("approve", id="ask-1", sha="abcdef")
+    assert not said.data["ok"]
+    assert "about other arguments" in said.data["answer"]
+    assert story.say("approve", id="ask-1", sha=sha[7:15]).data["ok"]
+
+
+def test_what_ended_by_itself_needs_no_answer(tell):
+    """Withdrawn with the incident; the next one is asked for again, not climbed over."""
+    story = asked(tell)
+    story.frames(2.0, times=30)
+    assert story.kinds("approval")[0].data["what"] == "withdrawn"
+    assert story.state.incident is None
+    assert "too late" in story.say("approve", id="ask-1").data["answer"]
+    story.frames(8.0)
+
+    assert [d.data["runbook"] for d in story.kinds("approval_requested")] == ["soften", "soften"]
+
+
+def test_a_worse_rule_asks_for_its_own_runbook(tell):
+    """The older request is void."""
+    story = asked(tell)
+    story.frames(99.0)
+
+    assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1", "ask-2"]
+    assert story.kinds("approval")[0].data["what"] == "void"
+    assert not story.say("approve", id="ask-1").data["ok"]
+    assert story.say("approve", id="ask-2").data["ok"]
+    assert story.actions()[-1].endswith("0-touch")
+
+
+def test_what_is_another_by_now_is_asked_for_anew(tell):
+    """The world changed under the request: its yes is void."""
+    story = asked(tell)
+    story.state.pending.plan = [{"verb": "reach", "args": {"far": 1}}]
+    story.state.pending.sha = "sha256:0"
+    said = story.say("approve", id="ask-1")
+
+    assert not said.data["ok"]
+    assert "its arguments are others by now" in said.data["answer"]
+    assert story.kinds("approval")[0].data["what"] == "void"
+    assert story.kinds("approval_requested")[1].data["id"] == "ask-2"
+    assert story.say("approve", id="ask-2").data["ok"]
+    assert story.actions()[-1].endswith("0-reach")
+
+
+def test_a_reload_makes_it_void_and_asks_under_the_new_policy(tell):
+    """An approval holds for the policy that it was given under."""
+    story = asked(tell)
+    before = story.policy
+    story.policy = replace(before, digest="sha256:1")
+    story.send(Reloaded(story.at_ns, "bo", "sha256:1", "test", "approve", before.digest))
+
+    assert story.kinds("approval")[0].reason == "ask-1 void: the policy was reloaded"
+    assert story.kinds("approval_requested")[1].data["policy"] == "sha256:1"
+
+
+def test_terms_are_found_by_verb_runbook_and_all_in_this_order(tell):
+    """In `enforce` what has no terms runs, and the most severe may."""
+    terms = {"all": Approval(), "soften": Approval(unless="SEV1")}
+    story = tell(approvals=terms)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    assert story.actions() == ["inc-1/1/0-reach"]
+
+    story = tell(approvals=terms | {"reach": Approval(unless="SEV0")})
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    assert story.actions() == []
+    assert story.state.pending.runbook == "soften"
+
+
+def test_a_rule_may_ask_in_a_policy_that_acts(tell):
+    """What it leads to up the ladder is asked for, too."""
+    rules = list(tell().policy.rules)
+    rules[0] = replace(rules[0], mode="approve")
+    story = asked(tell, mode="enforce", rules=tuple(rules))
+    story.say("approve", id="ask-1")
+    story.frames(8.0, times=40)
+
+    assert story.actions() == ["inc-1/2/0-reach", "inc-1/2/undo-conftest"]
+    assert story.state.pending.runbook == "back"
+
+
+def test_a_job_that_ended_needs_no_answer(tell):
+    """The run is over, whatever was asked."""
+    story = asked(tell)
+    story.send(Exited(story.at_ns, 0))
+
+    assert story.kinds("approval")[0].data["what"] == "withdrawn"
+    assert story.state.over
+
+
+def test_a_request_outlives_the_supervisor(tell):
+    """It is in what folding the events gives back: the same id, and one effect."""
+    story = asked(tell)
+    state = engine.start(story.policy)
+    for event in story.events:
+        state, _ = engine.step(story.policy, state, event)
+    twin = state.copy()
+    twin.pending.granted = "somebody"
+    assert state.pending.granted == ""
+    story.say("approve", id="ask-1")
+    state, made = engine.step(story.policy, state, story.events[-2])
+
+    assert [record(d) for d in made] == [record(d) for d in story.log if d in made]
+    assert [d.data["action"]["id"] for d in made if d.kind == "intent"] == ["inc-1/2/0-reach"]

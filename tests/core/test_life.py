@@ -1,0 +1,320 @@
+"""The job's processes: crashes, starts again, checkpoints that may be gone back to, the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from supervise.actions.pause import Pause
+from supervise.actions.snapshot import Snapshot
+from supervise.core.action import Action, Refused
+from supervise.core.rule import Budget, Ladder, Runbook
+from supervise.core.values import Announced, Beat, Exited, Finished, Frame, Launched, Noticed, Tick
+from supervise.detectors.absence import Absence
+from supervise.detectors.robust_z import RobustZ
+
+from .conftest import Verify
+from .test_failure_groups import rule_on
+
+
+@dataclass(frozen=True)
+class Again(Action):
+    """Starts the job again from a checkpoint."""
+
+    destructive = True
+    budget = "restart"
+
+    def aim(self, aim):
+        if not aim.good:
+            raise Refused("no good checkpoint")
+        return {"checkpoint": aim.good[-1].id}
+
+
+AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))
+
+
+def crashing(tell, **changes):
+    """A job of 50 steps with a checkpoint, that is started again when it crashes."""
+    made = {
+        "runbooks": {**tell().policy.runbooks, "again": AGAIN},
+        "budgets": {"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
+        "job": {"on_crash": "again"},
+        "answer": lambda key: None if "relaunch" in key else Finished(0, key, True),
+    }
+    story = tell(**(made | changes))
+    story.frames(2.0, times=50)
+    save(story, "ckpt-1", 40)
+    return story
+
+
+def save(story, name, step, ok=True):
+    data = {"id": name, "step": step, "attempt": story.attempt, "path": f"/c/{name}", "ok": ok}
+    story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+
+
+def relaunched(story, step, pid=2, ended=False):
+    """The job is started again from `step`: its end, its start, its first words."""
+    action = story.actions()[-1]
+    story.attempt += 1
+    if ended:
+        story.send(Exited(story.at_ns, -2))
+    story.send(Launched(story.at_ns, pid, story.attempt))
+    result = {"pid": pid, "attempt": story.attempt, "step": step}
+    story.send(Finished(story.at_ns, action, True, result))
+    story.send(Announced(story.at_ns, 0, 1, pid, story.names))
+    story.step = step
+
+
+def good(story):
+    return [found.id for found in story.state.checkpoints.good()]
+
+
+def test_a_crash_is_answered_and_the_run_goes_on(tell):
+    """One incident from the crash to its recovery, and no end in between."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, -9))
+    assert story.kinds("incident", "opened")[0].reason.startswith(
+        "SEV1 the job ended with signal 9 at step 49"
+    )
+    assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
+    assert (story.state.over, story.state.machine) == (False, "acting")
+    relaunched(story, 40)
+    story.frames(2.0, times=40)
+
+    assert story.kinds("verify", "passed")
+    assert story.state.machine == "nominal"
+    assert "recovered" in story.kinds("incident", "closed")[0].reason
+    story.send(Exited(story.at_ns, 0))
+    assert (story.state.over, story.state.machine) == (True, "halted")
+
+
+@pytest.mark.parametrize("code", [0, -2, -15, -1, -10, 130, 143, 125, 64, 75, 78])
+def test_an_end_that_somebody_meant_is_the_end(tell, code):
+    """Signals that people send, and codes with which a job says what it wants."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, code))
+
+    assert story.state.over
+    assert story.actions() == []
+
+
+def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
+    """It is noted. A start that then fails is."""
+    story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
+    story.send(Exited(story.at_ns, -9))
+    story.send(Exited(story.at_ns, -9))
+    assert story.kinds("note", "relaunching")
+    assert not story.state.over
+    story.send(Finished(story.at_ns, story.actions()[-1], False, {}, "the checkpoint vanished"))
+
+    assert story.state.over
+    assert story.state.machine == "halted"
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert "not started again: inc-1/1/1-relaunch failed: the checkpoint" in message["verdict"]
+
+
+def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
+    """It would only happen once more; progress in between clears it of that."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.frames(2.0, times=9)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.over
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert "it ended at step 49 before, and made no progress" in message["verdict"]
+
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.frames(2.0, times=12)
+    story.send(Exited(story.at_ns, 1))
+    assert not story.state.over
+
+
+def test_a_spent_budget_ends_the_run(tell):
+    """There is nothing to hold."""
+    story = crashing(tell, budgets={"restart": Budget(1), "all": Budget(9)})
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.frames(2.0, times=60)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.over
+    assert "held" not in [d.data["what"] for d in story.kinds("incident")]
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert "budget restart is spent (1 of 1)" in message["verdict"]
+
+
+def test_a_crash_without_a_checkpoint_ends_the_run_with_the_reason(tell):
+    """Evidence first."""
+    story = crashing(tell)
+    save(story, "ckpt-1", 40, ok=False)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.actions() == ["inc-1/1/0-snapshot"]
+    assert story.state.over
+    assert "again: relaunch: no good checkpoint" in story.kinds("incident", "closed")[0].reason
+
+
+def test_a_crash_joins_the_incident_that_is_open(tell):
+    """It goes back to before the trouble, not to the newest checkpoint."""
+    story = crashing(tell)
+    story.frames(8.0)
+    save(story, "ckpt-2", 50)
+    story.send(Exited(story.at_ns, -11))
+
+    assert len(story.kinds("incident", "opened")) == 1
+    last = story.kinds("intent")[-1].data["action"]
+    assert (last["id"], last["args"]) == ("inc-1/2/1-relaunch", {"checkpoint": "ckpt-1"})
+
+
+@pytest.mark.parametrize("mode", ["observe", "shadow"])
+def test_where_nothing_acts_a_crash_is_the_end(tell, mode):
+    """What would have been done is on record."""
+    story = crashing(tell, mode=mode)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.over
+    assert story.kinds("suppressed")[-1].data["runbook"] == "again"
+
+
+def test_in_a_hold_a_person_is_needed_also_after_a_crash(tell):
+    """It is not started again behind the back of who was called."""
+    story = crashing(tell, ladder=Ladder(("soften", "hold")))
+    story.frames(8.0, times=60)
+    assert story.state.machine == "holding"
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.over
+    assert "inc-1 was held" in story.kinds("notify_intent")[-1].data["message"]["verdict"]
+
+
+def test_a_crash_may_have_to_be_asked_for(tell):
+    """The run waits for the answer though nothing runs; no means the end."""
+    for word in ("approve", "deny"):
+        story = crashing(tell, mode="approve")
+        story.send(Exited(story.at_ns, 1))
+        story.tick()
+        assert not story.state.over
+        story.say(word, id="ask-1")
+        assert story.state.over == (word == "deny")
+        assert story.actions()[-1].endswith("relaunch") == (word == "approve")
+
+
+def test_processes_that_are_gone_are_not_silent(tell):
+    """From their end to the first word of the new ones nothing is judged, whatever beats say."""
+    stalled = Absence(signal="heartbeat", after={"min": 30.0})
+    rules = (rule_on({"stalled": stalled}, "stalled", "SEV0", unknown="breach"),)
+    story = crashing(tell, detectors={"stalled": stalled}, rules=rules, inhibit=())
+    story.send(Exited(story.at_ns, 1))
+    old, before = story.at_ns, len(story.kinds("rule", "fired"))
+    story.send(Launched(story.at_ns, 2, 1))
+    for _ in range(40):
+        story.at_ns += 10**10
+        story.send(Tick(story.at_ns, (Beat(0, old, "step"),)))
+
+    assert len(story.kinds("rule", "fired")) == before
+    assert not story.kinds("blind")
+
+
+def test_frames_of_processes_that_are_gone_change_nothing(tell):
+    """They were read late."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.send(Frame(story.at_ns, 0, 0, 50, (99.0, 1.0)))
+
+    assert not story.kinds("rule", "fired")
+    assert story.state.step == 49
+
+
+def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
+    """The band is the incident's; a rule without enough samples is neither blind nor a relapse."""
+    detectors = {"z": RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)}
+    rules = (rule_on(detectors, "z", "SEV1", "again"),)
+    story = crashing(tell, detectors=detectors, rules=rules, inhibit=(), probation_steps=5,
+                     ladder=Ladder(("again", "hold")))  # fmt: skip
+    story.frames(2.0, 2.1, 1.9, times=30)
+    story.frames(9.0)
+    relaunched(story, 40, ended=True)
+    story.frames(2.0, 2.1, 1.9, times=3)
+    assert story.kinds("verify", "passed")
+
+    other = crashing(tell, detectors=detectors, rules=rules, inhibit=(),
+                     ladder=Ladder(("again", "hold")))  # fmt: skip
+    other.frames(2.0, 2.1, 1.9, times=30)
+    other.frames(9.0)
+    relaunched(other, 40, ended=True)
+    other.frames(9.0, times=40)
+    assert "loss 9" in other.kinds("verify", "failed")[0].reason
+
+
+def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
+    """Before it, after it, while it is open, of another attempt; not those of an advisory rule."""
+    story = tell()
+    story.frames(2.0, times=50)
+    save(story, "a", 30)
+    save(story, "b", 49)
+    story.frames(8.0)
+    save(story, "c", 50)
+    save(story, "late", 48)
+    save(story, "nobody-knows", -1)
+    assert good(story) == ["a", "late", "b"]
+    story.frames(2.0, times=60)
+    assert story.state.incident is None
+    save(story, "d", 90)
+    save(story, "c", 50)
+    assert good(story) == ["a", "late", "b", "d"]
+    story.frames(2.0, grad=20.0)
+    save(story, "e", 111)
+    assert good(story)[-1] == "e"
+    save(story, "e", 111, ok=False)
+    assert good(story)[-1] == "d"
+
+
+def test_a_copy_has_its_own_checkpoints(tell):
+    """And crashes, and silences."""
+    story = tell()
+    save(story, "a", 30)
+    twin = story.state.copy()
+    save(story, "a", 30, ok=False)
+    story.state.silenced["spike"] = (9, "anna")
+    story.state.crashes.append(3)
+
+    assert [found.id for found in twin.checkpoints.good()] == ["a"]
+    assert not twin.silenced
+    assert not twin.crashes
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, ok):
+    """One action at a time; what is left of its runbook is for a job that is gone."""
+    story = crashing(tell, answer=lambda key: None)
+    story.frames(8.0)
+    assert story.actions() == ["inc-1/1/0-reach"]
+    story.send(Exited(story.at_ns, -9))
+    story.tick()
+    assert len(story.actions()) == 1
+    story.send(Finished(story.at_ns, "inc-1/1/0-reach", ok, {}, None if ok else "it is gone"))
+
+    assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
+    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True))
+    assert story.actions()[2:] == ["inc-1/2/1-relaunch"]
+
+
+def test_a_runbook_that_starts_the_job_again_goes_on_when_it_crashes_meanwhile(tell):
+    """Its pause is passed over, its evidence and its start are not."""
+    book = Runbook("soften", (Pause(), Snapshot(), Again(), Verify()),
+                   ("pause", "snapshot", "relaunch", "verify"))  # fmt: skip
+    books = {**tell().policy.runbooks, "soften": book}
+    story = crashing(tell, answer=lambda key: None, runbooks=books, job={})
+    story.frames(8.0)
+    story.send(Exited(story.at_ns, -9))
+    story.send(Finished(story.at_ns, "inc-1/1/0-pause", True))
+    story.send(Finished(story.at_ns, "inc-1/1/1-snapshot", True))
+
+    assert story.actions()[-1] == "inc-1/1/2-relaunch"
+    assert not story.state.over

@@ -1,0 +1,101 @@
+"""Another supervisor takes over: silence meanwhile means nothing, and all else stays."""
+
+from __future__ import annotations
+
+from supervise.core import machine
+from supervise.core.replay import decisions, record
+from supervise.core.values import Adopted, Finished
+
+HOUR_NS = 3600 * 10**9
+
+
+def adopt(story, after_ns=HOUR_NS, alive=True):
+    story.at_ns += after_ns
+    return story.send(Adopted(story.at_ns, 4711, alive, after_ns))
+
+
+def test_it_is_on_record_and_replay_agrees(tell):
+    """One note, and one word to people that no pager hears."""
+    story = tell()
+    story.frames(2.0, times=30)
+    note, told = adopt(story)
+    story.frames(8.0, times=5)
+
+    assert "process 4711 took over" in note.reason
+    assert (told.kind, told.severity) == ("notify_intent", "INFO")
+    again = list(decisions(story.policy, enumerate(story.events)))
+    assert [d for _, d in again] == [record(d) for d in story.log]
+
+
+def test_an_action_under_way_gets_its_time_anew(tell):
+    """Its outcome is waited for as long as if it had just begun; then it is in doubt."""
+    story = tell(answer=lambda action_id: None)
+    story.frames(2.0, times=30)
+    story.frames(8.0)
+    (waiting,) = story.actions()
+    adopt(story)
+    story.tick()
+    assert not story.kinds("in_doubt")
+
+    story.send(Finished(story.at_ns, waiting, True, {"ack_step": story.step}))
+    assert [d.data["action"]["id"] for d in story.kinds("commit")] == [waiting]
+
+
+def test_an_action_that_nobody_finishes_is_in_doubt_in_the_end(tell):
+    """The taking over gives time, not absolution."""
+    story = tell(answer=lambda action_id: None)
+    story.frames(2.0, times=30)
+    story.frames(8.0)
+    adopt(story)
+    story.tick(seconds=3600.0)
+
+    assert story.kinds("in_doubt")
+
+
+def test_a_verification_does_not_fail_because_nobody_looked(tell):
+    """No frame for an hour means nothing when nobody could have seen one."""
+    story = tell()
+    story.frames(2.0, times=30)
+    story.frames(8.0)
+    story.frames(2.0)
+    adopt(story)
+    story.tick()
+
+    assert not story.kinds("verify", "failed")
+
+
+def test_a_hold_stays_a_hold(tell):
+    """A person was asked for; that a process died is no answer."""
+    story = tell(answer=lambda action_id: Finished(story.at_ns, action_id, False, {}, "no"))
+    story.frames(2.0, times=30)
+    story.frames(8.0)
+    assert story.state.machine == machine.HOLDING
+
+    adopt(story, alive=False)
+
+    assert story.state.machine == machine.HOLDING
+    assert "ended meanwhile" in story.kinds("note", "adopted")[0].reason
+
+
+def test_a_request_waits_on_and_can_be_answered(tell):
+    """The time in which nobody could have taken an answer does not count against it."""
+    story = tell(mode="approve")
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    adopt(story)
+    story.tick()
+    assert story.state.pending.id == "ask-1"
+
+    assert story.say("approve", id="ask-1").data["ok"]
+    assert len(story.actions()) == 1
+
+
+def test_a_request_that_nobody_answers_is_denied_in_the_end(tell):
+    """The taking over adds what was lost, and no more."""
+    story = tell(mode="approve")
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    adopt(story)
+    story.tick(seconds=86400.0)
+
+    assert [d.data["what"] for d in story.kinds("approval")] == ["denied"]

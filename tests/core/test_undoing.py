@@ -1,0 +1,200 @@
+"""What did not help does not stay; and what cannot work here gives way to what can."""
+
+from __future__ import annotations
+
+from supervise.actions.lr_scale import LrScale
+from supervise.actions.pause import Pause
+from supervise.actions.resume import Resume
+from supervise.actions.rollback import Rollback
+from supervise.actions.undo import Undo
+from supervise.core.rule import Budget, Ladder, Runbook
+from supervise.core.values import Announced, Finished, Noticed
+from supervise.detectors.threshold import Threshold
+
+from .conftest import Above, Touch, Verify
+from .test_failure_groups import rule_on
+
+
+def easing(tell, **changes):
+    """Two rungs: a lower rate, then a touch."""
+    books = {
+        "ease": Runbook("ease", (Pause(), LrScale(set=0.5, rewarm=200), Resume(), Verify()),
+                        ("pause", "lr_scale", "resume", "verify")),
+        "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
+        "other": Runbook("other", (Undo(), Touch(), Verify()), ("undo", "touch", "verify")),
+    }  # fmt: skip
+    detectors = {
+        "high": Above("train_loss_raw", 5.0),
+        "huge": Above("train_loss_raw", 50.0),
+    }
+    made = {
+        "detectors": detectors,
+        "rules": (
+            rule_on(detectors, "high", "SEV1", "ease"),
+            rule_on(detectors, "huge", "SEV0", "other"),
+        ),
+        "runbooks": books,
+        "ladder": Ladder(("ease", "back", "hold")),
+        "budgets": {name: Budget(9) for name in ("all", "lr_scale", "touch", "rollback")},
+        "inhibit": (),
+    }
+    story = tell(**(made | changes))
+    story.frames(2.0, times=50)
+    return story
+
+
+def labels(story):
+    return [action.split("/", 1)[1] for action in story.actions()]
+
+
+def test_a_lower_rate_that_did_not_help_is_taken_back_before_the_next_rung(tell):
+    """What a later step took back already (pause by resume) is not taken back again."""
+    story = easing(tell)
+    story.frames(8.0, times=35)
+
+    assert labels(story) == [
+        "1/0-pause", "1/1-lr_scale", "1/2-resume", "1/undo-lr_scale", "2/0-touch",
+    ]  # fmt: skip
+    undo = story.kinds("intent")[3].data["action"]
+    assert undo["args"] == {"value": 1.0, "rewarm_steps": 0}
+    order = [d.kind for d in story.log if d.kind in ("verify", "intent")]
+    assert order[-4:] == ["verify", "intent", "intent", "verify"]
+
+
+def test_it_is_taken_back_on_a_relapse_and_before_a_hold_too(tell):
+    """On probation its rate still stands."""
+    story = easing(tell, ladder=Ladder(("ease", "hold")))
+    story.frames(8.0)
+    story.frames(2.0, times=8)
+    assert story.state.machine == "probation"
+    story.frames(8.0, times=3)
+
+    assert labels(story)[-1] == "1/undo-lr_scale"
+    assert story.state.machine == "holding"
+
+
+def test_what_helped_stays(tell):
+    """Recovered: nothing is undone, it re-warms by itself."""
+    story = easing(tell)
+    story.frames(8.0)
+    story.frames(2.0, times=60)
+
+    assert story.state.machine == "nominal"
+    assert not any("undo" in label for label in labels(story))
+
+
+def test_an_undo_that_fails_holds_instead_of_climbing(tell):
+    """Two interventions at once would be neither judged nor taken back."""
+
+    def answer(key):
+        return Finished(0, key, "undo" not in key, {}, "gone" if "undo" in key else None)
+
+    story = easing(tell, answer=answer)
+    story.frames(8.0, times=60)
+
+    assert labels(story)[-1] == "1/undo-lr_scale"
+    assert story.state.machine == "holding"
+    assert story.state.incident.severity == "SEV0"
+
+
+def test_a_step_undo_takes_back_what_an_earlier_runbook_did(tell):
+    """Its own intents, in the runbook that has the step; with nothing to undo it is passed over."""
+    story = easing(tell)
+    story.frames(8.0)
+    story.frames(99.0)
+    assert labels(story)[3:] == ["2/0-undo-lr_scale", "2/1-touch"]
+
+    story = easing(tell)
+    story.frames(99.0)
+    assert labels(story) == ["1/1-touch"]
+
+
+def test_a_step_undo_that_fails_fails_its_runbook(tell):
+    """SEV0, held."""
+
+    def answer(key):
+        return Finished(0, key, "undo" not in key, {}, "gone" if "undo" in key else None)
+
+    story = easing(tell, answer=answer)
+    story.frames(8.0)
+    story.frames(99.0)
+
+    assert labels(story)[-1] == "2/0-undo-lr_scale"
+    assert story.state.machine == "holding"
+
+
+def refusing(tell, **changes):
+    books = {
+        "mend": Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"), if_refused="back"),
+        "back": Runbook("back", (Touch(), Verify()), ("touch", "verify"), if_refused="mend"),
+    }
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    made = {
+        "runbooks": books,
+        "rules": (rule_on(detectors, "high", "SEV1", "mend"),),
+        "detectors": detectors,
+        "ladder": Ladder(("mend", "back", "hold")),
+    }
+    return easing(tell, **(made | changes))
+
+
+def test_what_cannot_work_here_gives_way_to_what_can(tell):
+    """The rung is that of what ran."""
+    story = refusing(tell)
+    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.frames(8.0)
+
+    assert labels(story) == ["1/0-touch"]
+    refused = story.kinds("abort", "refused")[0]
+    assert refused.data == {"what": "refused", "runbook": "mend", "instead": "back"}
+    assert story.state.incident.rung == 1
+
+
+def test_it_gives_way_once(tell):
+    """When that cannot work either, evidence is all there is."""
+    story = refusing(tell, runbooks={
+        "mend": Runbook("mend", (Rollback(),), ("rollback",), if_refused="back"),
+        "back": Runbook("back", (LrScale(set=0.5),), ("lr_scale",), if_refused="mend"),
+    })  # fmt: skip
+    story.send(Announced(0, 0, 2, 1, story.names))
+    story.frames(8.0)
+
+    assert labels(story) == []
+    assert len(story.kinds("abort", "refused")) == 2
+    assert story.state.incident.phase == "open"
+
+
+def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):
+    """The rule is quiet, the loss is back, the updates are three times what they were."""
+    names = ("train_loss_raw", "update_norm")
+    detectors = {"wild": Threshold("update_norm", gt=9.0)}
+    book = Runbook("ease", (LrScale(set=0.5), Verify(within=30, clear_for=5)),
+                   ("lr_scale", "verify"))  # fmt: skip
+    for norm, passed in ((3.0, False), (1.2, True)):
+        story = easing(
+            tell, names=names, detectors=detectors, runbooks={"ease": book},
+            rules=(rule_on(detectors, "wild", "SEV1", "ease"),), ladder=Ladder(("ease", "hold")),
+        )  # fmt: skip
+        story.rows({"train_loss_raw": 2.0, "update_norm": 20.0})
+        story.rows(*[{"train_loss_raw": 2.0, "update_norm": norm}] * 40)
+        assert bool(story.kinds("verify", "passed")) == passed
+        if not passed:
+            assert "update_norm is 3 times what it was" in story.kinds("verify", "failed")[0].reason
+
+
+def test_what_the_job_itself_refuses_gives_way_too(tell):
+    """Found out only when it was asked: what was done before is taken back first."""
+
+    def answer(key):
+        if "rollback" in key:
+            return Finished(0, key, False, {"refused": True}, "no savepoint is older")
+        return Finished(0, key, True)
+
+    mend = Runbook("mend", (Pause(), Rollback(), Resume(), Verify()),
+                   ("pause", "rollback", "resume", "verify"), if_refused="back")  # fmt: skip
+    back = Runbook("back", (Touch(), Verify()), ("touch", "verify"))
+    story = refusing(tell, answer=answer, runbooks={"mend": mend, "back": back})
+    story.frames(8.0)
+
+    assert labels(story) == ["1/0-pause", "1/1-rollback", "1/undo-resume", "2/0-touch"]
+    assert story.kinds("abort", "refused")[0].data["instead"] == "back"

@@ -1,0 +1,206 @@
+"""Words of operators: answered in a sentence, done once, never in the way of an action."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.rule import Budget, Ladder
+from supervise.core.values import Exited, Finished
+
+
+def held(tell, **more):
+    """A run whose ladder has come to its end."""
+    story = tell(ladder=Ladder(("soften", "hold")), **more)
+    story.frames(2.0, times=50)
+    story.frames(8.0, times=60)
+    assert story.state.machine == "holding"
+    return story
+
+
+def test_every_word_has_an_answer(tell):
+    """Also one that nobody knows; the answer names the word that it answers."""
+    said = tell().say("dance")
+
+    assert not said.data["ok"]
+    assert said.data["word_id"] == "k1"
+    assert said.reason == "anna: dance: there is no word 'dance'"
+
+
+def test_a_rate_is_set_in_an_incident_of_its_own(tell):
+    """Asked, answered, intended, on probation, closed."""
+    story = tell()
+    story.frames(2.0, times=50)
+    said = story.say("lr", value=0.5, rewarm=100)
+
+    assert said.data["ok"]
+    assert story.actions() == [said.data["action"]] == ["inc-1/1/0-lr_scale"]
+    assert story.kinds("intent")[0].data["action"]["args"] == {"value": 0.5, "rewarm_steps": 100}
+    assert story.kinds("incident", "opened")[0].reason == "SEV2 lr_scale asked by anna"
+    assert story.state.machine == "probation"
+    story.frames(2.0, times=30)
+    assert story.state.machine == "nominal"
+    assert story.state.incident is None
+
+
+@pytest.mark.parametrize(
+    ("word", "args", "why"),
+    [
+        ("lr", {}, "needs `value`, a number"),
+        ("lr", {"value": "0.5"}, "needs `value`, a number"),
+        ("lr", {"value": float("nan")}, "needs `value`, a number"),
+        ("lr", {"value": 3.0}, "lr_scale: set must be above 0"),
+        ("lr", {"value": 0.5, "rewarm": True}, "needs `rewarm`, a whole number"),
+        ("skip", {"steps": 0}, "skip_step: count must be between"),
+        ("quarantine", {"shards": []}, "at least one name"),
+        ("quarantine", {"shards": [""]}, "a name in `shards` is empty"),
+        ("silence", {"rule": "nix"}, "there is no rule 'nix'"),
+        ("silence", {"rule": "gone"}, "gone is SEV0"),
+        ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
+        ("ack", {}, "no incident is open"),
+        ("release", {}, "nothing is held; the run is nominal"),
+        ("approve", {"id": "ask-1"}, "no request 'ask-1' is waiting"),
+        ("deny", {"id": "ask-1"}, "no request 'ask-1' is waiting"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, why):
+    """Whatever stands in the file of a word."""
+    story = tell()
+    story.frames(2.0, times=20)
+    said = story.say(word, **args)
+
+    assert not said.data["ok"]
+    assert why in said.data["answer"]
+    assert story.actions() == []
+    assert story.state.incident is None
+
+
+def test_several_ranks_refuse_what_cannot_be_done_together(tell):
+    """The reason of the action itself."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.state.world_size = 2
+
+    assert "2 ranks cannot be changed at the same step" in story.say("pause").data["answer"]
+
+
+def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(tell):
+    """Others are refused with its name."""
+    story = tell(answer=lambda key: None)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    (first,) = story.actions()
+    assert f"{first} is under way" in story.say("lr", value=0.5).data["answer"]
+    said = story.say("stop")
+    assert said.data["answer"] == f"waits until {first} is over"
+    assert story.actions() == [first]
+    story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
+
+    assert story.actions() == [first, "inc-1/2/0-stop"]
+    story.send(Exited(story.at_ns, -2))
+    assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith("stopped by anna")
+
+
+def test_a_verification_gives_way_to_a_person(tell):
+    """And what the person set is not taken back by the engine."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.say("lr", value=0.25)
+    story.frames(8.0, 8.0)
+
+    assert story.kinds("verify", "preempted")[0].reason == "soften gives way to anna"
+    assert story.actions()[:2] == ["inc-1/1/0-reach", "inc-1/2/0-lr_scale"]
+    assert not any("undo-lr_scale" in action for action in story.actions())
+
+
+def test_a_person_may_exceed_a_budget_and_it_counts(tell):
+    """On record as an override; the policy finds it spent."""
+    story = tell(budgets={"lr_scale": Budget(1), "all": Budget(9)})
+    story.frames(2.0, times=50)
+    for _ in range(2):
+        story.say("lr", value=0.5)
+        story.frames(2.0, times=30)
+
+    assert len(story.actions()) == 2
+    (override,) = story.kinds("override")
+    assert override.reason == "lr_scale by anna, although budget lr_scale is spent (1 of 1)"
+    assert story.state.ledger.usage(story.policy.budgets, 0, 0)["lr_scale"] == "2/1"
+
+
+def test_a_hold_stays_a_hold_whatever_is_asked_for(tell):
+    """A word acts in it, and does not end it; release does."""
+    story = held(tell)
+    story.say("lr", value=0.5)
+    assert story.actions()[-1].endswith("lr_scale")
+    assert story.state.machine == "holding"
+    assert story.state.incident.phase == "held"
+    assert story.say("release").data["ok"]
+    assert story.state.machine == "warming"
+
+
+def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
+    """No ladder, no hold: the answer of the job is on record and the run goes on."""
+    story = tell(answer=lambda key: Finished(0, key, False, {}, "no room"))
+    story.frames(2.0, times=50)
+    story.say("savepoint")
+
+    assert story.kinds("abort")[0].reason == "inc-1/1/0-savepoint failed: no room"
+    assert "not done for anna" in story.kinds("notify_intent")[-1].data["message"]["title"]
+    assert story.state.machine == "suspect"
+    story.frames(2.0, times=30)
+    assert story.state.machine == "nominal"
+
+
+def test_a_rollback_takes_evidence_first_and_goes_to_before_the_step_given(tell):
+    """Without a step, to the newest savepoint there is."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.say("rollback", before=30)
+    story.frames(2.0, times=30)
+    story.say("rollback")
+
+    args = [d.data["action"]["args"] for d in story.kinds("intent")]
+    assert [a.rpartition("-")[2] for a in story.actions()] == ["snapshot", "rollback"] * 2
+    assert [args[1]["before_step"], args[3]["before_step"]] == [30, 80]
+
+
+def test_in_shadow_a_person_acts_and_the_policy_still_does_not(tell):
+    """A rule that is in breach on the probation of an order starts nothing."""
+    story = tell(mode="shadow")
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.say("lr", value=0.5)
+    story.frames(8.0, times=40)
+
+    assert story.actions() == ["inc-1/1/0-lr_scale"]
+    assert story.state.machine != "holding"
+
+
+def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
+    """Its firing stays on record; when it still fires after its time, it is answered."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.say("silence", rule="spike", **{"for": 20})
+    told = len(story.kinds("notify_intent"))
+    story.frames(8.0, times=5)
+    assert story.kinds("suppressed")[0].data["suppressed_by"] == "silence:anna"
+    assert len(story.kinds("notify_intent")) == told
+    assert story.state.incident is None
+    story.frames(8.0, times=20)
+
+    assert story.actions()[0] == "inc-1/1/0-reach"
+    assert story.say("silence", rule="spike", **{"for": 0}).data["answer"] == "spike speaks again"
+
+
+def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
+    """`ack` ends the reminders of a hold, and nothing else."""
+    story = held(tell, hold_max_s=100.0)
+    story.tick(200)
+    reminded = [d for d in story.kinds("notify_intent") if "still held" in d.reason]
+    assert len(reminded) == 1
+    assert not story.say("ack", incident="inc-7").data["ok"]
+    assert story.say("ack").data["ok"]
+    story.tick(200)
+
+    assert len([d for d in story.kinds("notify_intent") if "still held" in d.reason]) == 1
+    assert story.state.machine == "holding"

@@ -1,0 +1,257 @@
+"""Supervisors that are killed in the middle of a rollback, and those that take their place.
+
+The job must come out as if one supervisor had watched it: one rollback, one closed incident, its
+own exit code, a log that verifies and that replay agrees with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervise.core.values import Adopted, Exited, Frame, Launched
+from supervise.store import journal
+
+pytestmark = pytest.mark.slow
+
+MORTAL = Path(__file__).with_name("mortal.py")
+KILLED = -signal.SIGKILL
+CODE = 7  # of the job
+STEPS = 300
+
+QUICK = """\
+version: supervise/v1
+policy: quick
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 0.7}
+rules:
+  - {id: high, when: high, sev: SEV1, run: back}
+runbooks:
+  back:
+    meaning: The loss is high.
+    impact: Some steps are lost.
+    steps:
+      - pause: {lease: 900s}
+      - snapshot
+      - rollback: {at_least: 5, start: 0.5, rewarm: 5}
+      - resume
+    verify: {within: 60, clear_for: 5}
+savepoints: {every: 10, keep: 40}
+budgets:
+  all: {max: 8, per: 1000}
+  rollback: {max: 2, per: 1000}
+escalate: {ladder: [back, hold], reset_after: 500}
+warmup: 10
+probation: 20
+"""
+RELAUNCH = """\
+version: supervise/v1
+policy: comes-back
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 5.0}
+rules:
+  - {id: blown, when: high, sev: SEV1, run: again, for: 2, cooldown: 100}
+job:
+  relaunch: {args: ["--init_from=resume"]}
+runbooks:
+  again:
+    meaning: The weights are damaged.
+    impact: Steps are lost.
+    steps:
+      - snapshot
+      - relaunch: {at_least: 10, start: 0.1, rewarm: 20}
+    verify: {within: 100, clear_for: 20}
+budgets:
+  all: {max: 4, per: 10000}
+  restart: {max: 2, per: 10000}
+escalate: {ladder: [again, hold], reset_after: 5000}
+warmup: 10
+probation: 20
+"""
+
+
+class Lives:
+    """One run under supervisors that die, one after the other."""
+
+    def __init__(
+        self, home: Path, job: list[str], drill: str = "lr_spike@60", policy: str = QUICK
+    ) -> None:
+        self.run = home / "run"
+        self.out = home / "out.txt"
+        self._home = home
+        self._job = job
+        self._drill = drill
+        self._env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        (home / "policy.yaml").write_text(policy)
+
+    def begin(self, death: str) -> int:
+        """Start the job under a supervisor that dies as told; return its returncode."""
+        return self._mortal("run", death, "policy.yaml", str(self.run), self._drill, *self._job)
+
+    def adopt(self, death: str = "never") -> int:
+        """Let another one take over, which dies as told."""
+        return self._mortal("adopt", death, str(self.run))
+
+    def _mortal(self, *args: str) -> int:
+        with self.out.open("a") as out:
+            return subprocess.run(
+                [sys.executable, str(MORTAL), *args], cwd=self._home, env=self._env, stdout=out,
+                stderr=subprocess.STDOUT, timeout=120, check=False,
+            ).returncode  # fmt: skip
+
+    def events(self, kind: type) -> list:
+        return [event for _, event in journal.read(self.run / "journal", only=(kind,))]
+
+    def gone(self) -> None:
+        """Wait for the end of the job."""
+        job = psutil.Process(json.loads((self.run / "launch.json").read_text())["pid"])
+        while job.is_running() and job.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def lives(tmp_path, tiny_job):
+    """A run of the small job that a drill throws off, and that a rollback saves."""
+    return Lives(tmp_path, tiny_job("--steps", STEPS, "--sleep", 0.01, "--exit", CODE))
+
+
+def assert_saved_once(lives, supervise, records):
+    """The run was saved by one rollback, and all of its records say so."""
+    attempts = [frame.attempt for frame in lives.events(Frame)]
+    steps = [(frame.attempt, frame.step) for frame in lives.events(Frame)]
+    assert set(attempts) == {0, 1}, Counter(attempts)
+    assert attempts == sorted(attempts)
+    assert len(set(steps)) == len(steps)
+    first = next(step for attempt, step in steps if attempt == 1)
+    assert [step for attempt, step in steps if attempt == 1] == list(range(first, STEPS))
+    done = [r for r in records if r["kind"] == "commit" and "rollback" in r["reason"]]
+    assert len(done) == 1
+    intents = [r["data"]["action"]["id"] for r in records if r["kind"] == "intent"]
+    assert len(intents) == len(set(intents))
+    closed = [r for r in records if r["kind"] == "incident" and r["data"]["what"] == "closed"]
+    assert [r["reason"][:17] for r in closed] == ["closed: recovered"]
+    told = {f"{r['run']}:{r['seq']}" for r in records if r["kind"] == "notify_intent"}
+    results = [k for r in records if r["kind"] == "notify_result" for k in r["data"]["keys"]]
+    assert set(results) == told
+    assert len(lives.events(Exited)) == 1
+    assert records[-1]["kind"] == "run_end"
+    for question in (("audit", "verify", "run"), ("replay", "run")):
+        proved = supervise(*question)
+        assert proved.returncode == 0, proved.stdout
+
+
+def test_supervisors_die_one_after_the_other_and_the_job_is_rolled_back_once(lives, supervise):
+    """Before the order is sent; after its answer; in the middle of writing; after the proof."""
+    assert lives.begin("intent rollback") == KILLED
+    status = supervise("status", "run").stdout
+    assert "supervise adopt" in status
+    assert lives.adopt("event Finished") == KILLED
+    assert lives.adopt("commit rollback") == KILLED
+    assert lives.adopt("verify quiet") == KILLED
+    assert lives.adopt() == CODE, lives.out.read_text()
+
+    records = supervise.records("run")
+    assert_saved_once(lives, supervise, records)
+    assert len(lives.events(Adopted)) == 3  # one died before it came to it
+    assert {r["epoch"] for r in records} == {1, 2, 3, 4, 5}
+
+
+def test_a_job_that_ended_alone_is_closed_properly(tmp_path, tiny_job, supervise):
+    """All of its frames, none twice, its exit code; a second time there is nothing to take over."""
+    lives = Lives(tmp_path, tiny_job("--steps", 120, "--exit", CODE), drill="hang@9999")
+    assert lives.begin("record 3") == KILLED
+    lives.gone()
+    assert lives.adopt() == CODE, lives.out.read_text()
+
+    assert [frame.step for frame in lives.events(Frame)] == list(range(120))
+    assert [event.alive for event in lives.events(Adopted)] == [False]
+    assert supervise("replay", "run").returncode == 0
+    assert not [
+        p for p in Path("/dev/shm").iterdir() if supervise.records("run")[0]["run"] in p.name
+    ]
+    again = supervise("adopt", "run")
+    assert again.returncode == 64
+    assert "is over: exit code 7" in again.stderr
+
+
+def test_a_run_has_one_supervisor(supervise):
+    """While it lives nobody can take over; the refusal names it, and changes nothing."""
+    job = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    watcher = supervise.start("--run-dir", "run", "--", *job)
+    assert watcher.stdout is not None
+    watcher.stdout.readline()
+    refused = supervise("adopt", "run")
+    watcher.send_signal(signal.SIGTERM)
+    watcher.communicate(timeout=60)
+
+    assert refused.returncode == 64
+    assert f"is watched by process {watcher.pid}" in refused.stderr
+    assert supervise("audit", "verify", "run").returncode == 0
+
+
+@pytest.mark.chaos
+def test_one_effect_whenever_the_supervisor_dies(tmp_path, tiny_job, supervise):
+    """After each single record of the whole run, until one is too late to be written."""
+    job = tiny_job("--steps", STEPS, "--sleep", 0.01, "--exit", CODE)
+    for number in itertools.count(1):
+        home = tmp_path / str(number)
+        home.mkdir()
+        lives = Lives(home, job)
+        supervise.home = home
+        code = lives.begin(f"record {number}")
+        if code == CODE:
+            break  # it ended before it had written so many
+        assert code == KILLED
+        written = supervise.records("run")
+        if written[-1]["kind"] == "run_end":
+            continue
+        assert lives.adopt() == CODE, (number, lives.out.read_text())
+        assert_saved_once(lives, supervise, supervise.records("run"))
+    assert number > 25
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ("intent relaunch",),
+        ("event Exited",),
+        ("event Exited", "event Launched"),
+        ("event Exited", "note started again", "event Finished"),
+        ("commit relaunch",),
+    ],
+)
+def test_one_launch_whenever_the_supervisor_dies(tmp_path, supervise, deaths):
+    """Between the end of the old process and the first step of the new one."""
+    words = {"out_dir": tmp_path / "out", "pause_s": 0.005, "max_iters": 250}
+    words |= {"wait_file": tmp_path / "run" / "audit.log"}
+    job = [sys.executable, str(MORTAL.parent / "jobs" / "resuming.py")]
+    job += [f"--{key}={value}" for key, value in words.items()]
+    lives = Lives(tmp_path, job, "lr_spike:factor=3000,steps=8@210", RELAUNCH)
+
+    assert lives.begin(deaths[0]) == KILLED
+    for death in deaths[1:]:
+        assert lives.adopt(death) == KILLED, lives.out.read_text()
+    assert lives.adopt() == 0, lives.out.read_text()
+
+    assert lives.out.read_text().count("resumed at 100") == 1
+    assert [event.attempt for event in lives.events(Launched)] == [0, 1]
+    assert len(lives.events(Exited)) == 2
+    records = supervise.records("run")
+    closed = [r["reason"] for r in records if r["data"].get("what") == "closed"]
+    assert [reason[:17] for reason in closed] == ["closed: recovered"]
+    for question in (("audit", "verify", "run"), ("replay", "run")):
+        proved = supervise(*question)
+        assert proved.returncode == 0, proved.stdout

@@ -1,0 +1,85 @@
+"""The guard in a real run: told by the probe, verified in the job's interpreter, pinned, judged."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# Deletes its first checkpoint, spoils its second, and waits until both were looked at.
+JOB = """
+import json, os, pathlib, sys, time
+import torch
+
+register, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def step():
+    model(torch.ones(2, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def until(name, *states):
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if register.exists():
+            known = json.loads(register.read_text())["checkpoints"]
+            if {e["id"]: e["state"] for e in known}.get(name) in states:
+                return
+        step()
+        time.sleep(0.05)
+    sys.exit("never looked at " + name)
+
+
+def save(name):
+    with (out / "fresh.partial").open("wb") as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    os.replace(out / "fresh.partial", out / name)
+
+
+for _ in range(5):
+    step()
+save("a.pt")
+until("ckpt-1", "verified")
+(out / "a.pt").unlink()
+with torch.no_grad():
+    model.weight[0, 0] = float("nan")
+save("b.pt")
+until("ckpt-2", "bad")
+for _ in range(5):
+    step()
+"""
+
+POLICY = """
+version: supervise/v1
+policy: guarded
+mode: observe
+use: [checkpoint]
+job: {checkpoints: {verify: [load, finite, optimizer]}}
+"""
+
+
+def test_a_good_and_a_bad_one(supervise, tmp_path):
+    """The good one outlives the job's rotation; the bad one is an incident."""
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    register, out = tmp_path / "run" / "checkpoints.json", tmp_path / "out"
+    out.mkdir()
+    job = [sys.executable, str(tmp_path / "job.py"), str(register), str(out)]
+
+    run = supervise.run("--policy", str(tmp_path / "policy.yaml"), job=job)
+
+    assert run.returncode == 0, run.stderr
+    good, bad = json.loads(register.read_text())["checkpoints"]
+    assert (good["step"], good["state"], good["pinned"]) == (4, "verified", True)
+    assert (bad["state"], bad["problems"]) == ("bad", ["model.weight has NaN"])
+    assert (run.directory / "checkpoints/ckpt-1/data/a.pt").exists()
+    assert not (out / "a.pt").exists() and run.actions == []
+    (opened,) = run.kinds("incident", "opened")
+    assert opened["rule"] == "checkpoint.not_ok" and "checkpoint_ok 0" in opened["reason"]

@@ -1,0 +1,96 @@
+"""Where checkpoints are, and when all of one is there. Names and sizes only: any bytes do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervise.inputs.checkpoints import finding
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A function that makes a directory with these files and returns what is missing in it."""
+
+    def make(*names, ranks=1, index=None):
+        folder = tmp_path / "checkpoint-10"
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"x")
+        if index is not None:
+            text = json.dumps({"weight_map": dict(enumerate(index))})
+            (folder / "model.safetensors.index.json").write_text(text)
+        return finding.missing(str(folder), finding.stamp(str(folder)), ranks)
+
+    return make
+
+
+def test_a_directory_that_is_whole(make):
+    """Two shards beside their index, random states of both ranks."""
+    shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+    assert make(*shards, "rng_state_0.pth", "rng_state_1.pth", ranks=2, index=shards) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "index", "lacks"),
+    [
+        (["pytorch_model-00001-of-00002.bin"], None, "pytorch_model-00002-of-00002.bin is missing"),
+        (["a.safetensors"], ["a.safetensors", "b.safetensors"], "b.safetensors is missing"),
+        (["sub/__0_0.distcp"], None, ".metadata is missing"),
+        (["rng_state_0.pth", "x.bin"], None, "rng_state_1.pth is missing"),
+        (["model.bin", "optimizer.bin.tmp"], None, "optimizer.bin.tmp is still being written"),
+    ],
+)
+def test_what_a_directory_lacks(make, names, index, lacks):
+    """A shard by its number, by the index, of a rank; the file that is written last."""
+    assert make(*names, ranks=2, index=index) == lacks
+
+
+def test_a_rank_of_one_needs_no_number(make):
+    """What a run on more ranks left is not asked for."""
+    assert make("rng_state.pth", "model.bin") == ""
+
+
+def test_an_empty_file(tmp_path):
+    """It exists, and that is all."""
+    path = tmp_path / "a.pt"
+    path.touch()
+
+    assert finding.missing(str(path), finding.stamp(str(path)), 1) == "it is empty"
+
+
+def test_patterns_leave_out_links_and_what_is_being_written(tmp_path):
+    """`latest.pt` points to another one; `.partial` is none yet."""
+    for name in ("b.pt", "a.pt", "c.pt.partial"):
+        (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(b"x")
+    (tmp_path / "out" / "latest.pt").symlink_to("a.pt")
+
+    found = finding.matches(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
+
+    assert sorted(found) == [str(tmp_path / "out" / "a.pt"), str(tmp_path / "out" / "b.pt")]
+
+
+def test_a_shard_stands_for_its_directory(tmp_path):
+    """By its name, or because a pattern names the directory."""
+    folder = tmp_path / "checkpoint-10"
+
+    assert finding.whole(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
+    assert finding.whole(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
+    assert finding.whole(f"{folder}/model.pt", []) == f"{folder}/model.pt"
+
+
+def test_a_renamed_file_is_followed(tmp_path):
+    """By device and inode, within its directory."""
+    old, new = tmp_path / "a.partial", tmp_path / "a.pt"
+    old.write_bytes(b"x")
+    inode = (old.stat().st_dev, old.stat().st_ino)
+    assert finding.named(str(old), inode) == str(old)
+    old.rename(new)
+    old.write_bytes(b"another one")
+
+    assert finding.named(str(old), inode) == str(new)
+    assert finding.named(str(old), None) is None
+    assert finding.named(str(tmp_path / "no" / "a"), inode) is None

@@ -1,0 +1,96 @@
+"""A job that is not our child: whether it lives, who belongs to it, how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from supervise.job.adopted import AdoptedProcess, start_ticks
+from supervise.job.environment import LAUNCH
+
+RUN = "20310504-030201-abcdef"
+PYTHON = sys.executable
+# Its child lives in a session of its own, and outlives it.
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([{PYTHON!r}, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, flush=True)
+sys.stdin.read(1)
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def job():
+    """A job of the run, with a child; both are killed at the end."""
+    environ = {**os.environ, LAUNCH: f"{RUN}:0"}
+    pipe = subprocess.PIPE
+    popen = subprocess.Popen([PYTHON, "-c", PARENT], env=environ, stdin=pipe, stdout=pipe)
+    popen.child = psutil.Process(int(popen.stdout.readline()))
+    yield popen
+    if popen.child.is_running():
+        popen.child.kill()
+    popen.kill()
+    popen.communicate()
+
+
+def adopt(pid: int, recorded: int | None = None, ticks: int | None = None) -> AdoptedProcess:
+    return AdoptedProcess(
+        pid, start_ticks(pid) if ticks is None else ticks, RUN, lambda *_: recorded
+    )
+
+
+def end(job: subprocess.Popen) -> None:
+    job.stdin.write(b"x")
+    job.stdin.flush()
+
+
+def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job, eventually):
+    """As long as nobody has collected it, a zombie still tells how it ended."""
+    process = adopt(job.pid)
+    assert process.poll() is None
+    assert process.signal(0)
+
+    end(job)
+
+    assert eventually(lambda: process.poll() is not None)
+    assert (process.returncode, process.unknown) == (5, False)
+    assert not process.signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("recorded", "seen"), [(3, (3, False)), (None, (255, True))])
+def test_a_collected_job_ended_as_it_recorded_itself(job, recorded, seen):
+    """Without a record nobody can tell, which is said."""
+    process = adopt(job.pid, recorded)
+    end(job)
+    job.wait()
+
+    assert process.poll() == seen[0]
+    assert (process.returncode, process.unknown) == seen
+
+
+def test_another_process_with_its_pid_is_not_the_job():
+    """Pids are given away again; the start time is not."""
+    process = adopt(os.getpid(), recorded=4, ticks=start_ticks(os.getpid()) - 1)
+
+    assert process.returncode == 4
+    assert not process.signal(signal.SIGTERM)
+
+
+def test_orphans_of_the_job_belong_to_it(job):
+    """What its first process left behind carries the run's mark, and is stopped with it."""
+    process = adopt(job.pid, recorded=0)
+    assert [member.pid for member in process.tree.members()] == [job.pid, job.child.pid]
+    end(job)
+    job.wait()
+    assert [member.pid for member in process.tree.members()] == [job.child.pid]
+
+    stopped = process.stop(term_s=5.0)
+
+    assert (stopped["how"], stopped["survivors"]) == ("term", [])
+    assert process.tree.members() == []

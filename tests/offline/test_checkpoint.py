@@ -1,0 +1,175 @@
+"""The verifier over real files, all of them in one process: importing torch takes most of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+import supervise_offline
+
+PROGRAM = Path(supervise_offline.__file__).parent / "checkpoint"
+
+pytestmark = pytest.mark.slow
+
+
+class Evil:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("ran", "w")
+
+
+def state():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    mask = {"mask": torch.full((2, 2), float("-inf"))}
+    return {
+        "model": {**model.state_dict(), **mask},
+        "optimizer": optimizer.state_dict(),
+        "rng": [torch.get_rng_state()],
+        "step": 7,
+    }
+
+
+def flip(source, target):
+    """One bit, in the middle."""
+    data = bytearray(source.read_bytes())
+    data[len(data) // 2] ^= 1
+    target.write_bytes(data)
+
+
+def cut(source, target):
+    data = source.read_bytes()
+    target.write_bytes(data[: len(data) // 2])
+
+
+def distributed(folder):
+    model = torch.nn.Linear(8, 8)
+    parts = {"model": model.state_dict(), "optimizer.m": torch.ones(3), "count": {"iter": 3}}
+    with warnings.catch_warnings(action="ignore"):  # that there is one process
+        dcp.save(parts, checkpoint_id=folder)
+
+
+def trainer(folder):
+    """As transformers lays it out, the weights in two shards."""
+    folder.mkdir()
+    first, second = {"a": torch.ones(4)}, {"b": torch.ones(4)}
+    safetensors.torch.save_file(first, folder / "model-00001-of-00002.safetensors")
+    safetensors.torch.save_file(second, folder / "model-00002-of-00002.safetensors")
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    (folder / "trainer_state.json").write_text('{"global_step": 30}')
+    torch.save(state()["optimizer"], folder / "optimizer.pt")
+    torch.save(Evil(), folder / "training_args.bin")
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What the verifier says of each file, by name."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    whole, good = state(), folder / "good.pt"
+    torch.save(whole, good)
+    flip(good, folder / "flipped.pt")
+    cut(good, folder / "cut.pt")
+    torch.save(whole, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    cut(folder / "legacy.pt", folder / "legacy-cut.pt")
+    (folder / "empty.pt").write_bytes(b"")
+    torch.save({"model": whole["model"]}, folder / "weights.pt")
+    torch.save({**whole, "more": Evil()}, folder / "code.pt")
+    (folder / "pickle.pt").write_bytes(pickle.dumps({"x": 1}))
+    whole["model"]["weight"][3, 3] = float("nan")
+    torch.save(whole, folder / "nan.pt")
+    whole["model"]["weight"][3, 3] = float("-inf")
+    torch.save(whole, folder / "inf.pt")
+    tensors = {"optimizer.m": torch.ones(8)}
+    safetensors.torch.save_file(tensors, folder / "a.safetensors")
+    cut(folder / "a.safetensors", folder / "a-cut.safetensors")
+    tensors["optimizer.m"][5] = float("nan")
+    safetensors.torch.save_file(tensors, folder / "a-nan.safetensors")
+    distributed(folder / "dcp")
+    distributed(folder / "dcp-lost")
+    (folder / "dcp-lost" / "__0_0.distcp").unlink()
+    distributed(folder / "dcp-cut")
+    cut(folder / "dcp-cut" / "__0_0.distcp", folder / "dcp-cut" / "__0_0.distcp")
+    distributed(folder / "dcp-evil")
+    (folder / "dcp-evil" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    trainer(folder / "checkpoint-30")
+    trainer(folder / "checkpoint-31")
+    (folder / "checkpoint-31" / "model-00002-of-00002.safetensors").unlink()
+    paths = [*sorted(map(str, folder.iterdir())), str(folder / "nowhere.pt")]
+    request = {"paths": paths, "load": True, "finite": True, "optimizer": True}
+    done = subprocess.run(
+        [sys.executable, "-I", str(PROGRAM)],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not (folder / "ran").exists(), "code in a checkpoint was run"
+    return {
+        "environment": lines[0]["environment"],
+        **{Path(line["path"]).name: line for line in lines[1:]},
+    }
+
+
+@pytest.mark.parametrize("name", ["good.pt", "legacy.pt", "a.safetensors", "dcp", "checkpoint-30"])
+def test_what_is_good(answers, name):
+    """Of every format; a mask of minus infinity is no damage."""
+    found = answers[name]
+
+    assert (found["ok"], found["problems"], found["unread"]) == (True, [], [])
+    assert found["optimizer"] and found["tensors"] and found["bytes"]
+    assert all(len(file["sha256"]) == 64 for file in found["files"].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("flipped.pt", "does not have its checksum"),
+        ("cut.pt", "cannot be loaded: the archive is damaged"),
+        ("legacy-cut.pt", "cannot be loaded"),
+        ("empty.pt", "cannot be loaded"),
+        ("weights.pt", "there is no optimizer state in it"),
+        ("nan.pt", "model.weight has NaN"),
+        ("inf.pt", "model.weight has infinite values"),
+        ("a-cut.safetensors", "the header is longer than the file"),
+        ("a-nan.safetensors", "optimizer.m has NaN"),
+        ("dcp-lost", "the shard __0_0.distcp is missing"),
+        ("dcp-cut", "__0_0.distcp"),
+        ("checkpoint-31", "the shard model-00002-of-00002.safetensors is missing"),
+        ("nowhere.pt", "No such file"),
+    ],
+)
+def test_what_is_bad(answers, name, problem):
+    """Each kind of damage, in words."""
+    assert answers[name]["ok"] is False
+    assert problem in "; ".join(answers[name]["problems"])
+
+
+@pytest.mark.parametrize("name", ["code.pt", "pickle.pt", "dcp-evil"])
+def test_what_only_running_code_could_tell(answers, name):
+    """It is not run, and the checkpoint is neither good nor bad."""
+    assert answers[name]["ok"] is None
+    assert "not loadable without running code" in answers[name]["unread"][0]
+
+
+def test_what_is_inside(answers):
+    """The step, random states, and what everything was made with."""
+    assert (answers["good.pt"]["step"], answers["good.pt"]["rng"]) == (7, True)
+    assert answers["checkpoint-30"]["step"] == 30
+    assert answers["environment"]["torch"] == torch.__version__
+    assert answers["environment"]["lock"].startswith("sha256:")

@@ -1,0 +1,258 @@
+"""Checkpoints in the job's own format. Each script saves at step 8 itself, as `at-8.pt`; the one
+that is ordered there has to hold the same, and nothing else about the run may change."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+NANO = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(8, 16)
+        self.head.weight = self.embed.weight            # tied
+
+    def forward(self, x):
+        return self.head(self.drop(self.embed(x)))
+
+eval_interval = 4
+config = {"eval_interval": eval_interval, "n": 3}       # equals the first step that is saved
+model_args = dict(width=8, name="nano")
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+iter_num, best_val_loss = 0, 1e9
+
+def get_batch():
+    x = torch.randint(0, 16, (4, 6))
+    return x[:, :-1], x[:, 1:]
+
+@torch.no_grad()
+def estimate_loss():
+    model.eval()
+    x, y = get_batch()
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    model.train()
+    return {"val": loss}
+
+X, Y = get_batch()
+while True:
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-2 / (1 + iter_num)
+    if iter_num % eval_interval == 0:
+        losses = estimate_loss()
+        if losses["val"] < best_val_loss:
+            best_val_loss = torch.tensor(0.5)
+        if iter_num > 0:
+            checkpoint = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "model_args": model_args,
+                "iter_num": iter_num,
+                "best_val_loss": best_val_loss,
+                "config": config,
+                MORE
+            }
+            torch.save(checkpoint, f"at-{iter_num}.pt")
+    if iter_num == 9:
+        break
+    loss = F.cross_entropy(model(X).flatten(0, 1), Y.flatten())
+    X, Y = get_batch()
+    loss.backward()
+    if iter_num == 7:
+        barrier("go")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    iter_num += 1
+finish(model)
+"""
+
+ALL = """
+import argparse, dataclasses, sys, weakref
+
+@dataclasses.dataclass
+class Shape:
+    width: int = 8
+    bias: bool = True
+    name: str = "small"
+
+args = argparse.Namespace(every=4, note=None)
+shape = Shape()
+
+class Run:
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(4, shape.width), nn.Dropout(0.1), nn.BatchNorm1d(8))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
+        self.generator = torch.Generator().manual_seed(5)
+        self.losses, self.step, self.epoch = [], 0, 0
+
+    def save(self, path):
+        state = {
+            "model": self.model.state_dict(),
+            "training": {
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "step": self.step,
+                "epoch": self.epoch,
+            },
+            "args": vars(args),
+            "shape": dataclasses.asdict(shape),
+            "rng": [torch.get_rng_state(), self.generator.get_state()],
+            "losses": self.losses,
+            "format": "two",
+        }
+        torch.save(state, path)
+
+    def train(self, data):
+        for self.epoch in range(2):
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=4):
+                loss = self.model(x).square().mean() + 0 * torch.rand(1, generator=self.generator)
+                self.scaler.scale(loss.mean()).backward()
+                if self.step == 7:
+                    barrier("go")
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+                self.losses.append(loss.item())
+                self.step += 1
+                if self.step == 8:
+                    seen = weakref.ref(loss)
+                assert self.step != 11 or seen() is None    # nothing of a step is kept
+                if self.step % args.every == 0:
+                    self.save(f"at-{self.step}.pt")
+
+run = Run()
+run.train(torch.utils.data.TensorDataset(torch.randn(24, 4)))
+assert sys.gettrace() is None
+finish(run.model)
+"""
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "nano" / "train.py"
+BEGIN = """
+import sys
+__doc__ = "Train."
+sys.argv[1:] = "--steps 10 --checkpoint-every 4 --batch-size 2 --out .".split()
+"""
+
+
+def example():
+    """The example as it is, but for the name of the file, and a barrier in front of a step."""
+    text = EXAMPLE.read_text().replace("ckpt_{step:06d}", "at-{step}")
+    return BEGIN + text.replace(
+        "        optimizer.step()\n",
+        "        step == 7 and barrier('go')\n        optimizer.step()\n",
+    )
+
+
+SCRIPTS = {"nano": NANO.replace("MORE", ""), "all": ALL, "example": example()}
+
+
+def same(a, b):
+    """Whether two checkpoints hold the same, in the same order; tensors bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return type(a) is type(b) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def order(probed, script, environ=(), **args):
+    """Run a script that stands at a barrier; order a checkpoint there; return job and answer."""
+    job = probed.start(script, environ=environ)
+    job.reached()
+    key = job.send("checkpoint", **args)
+    job.go()
+    answer = job.answer(key)
+    return probed.wait(job), answer
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_holds_what_the_jobs_own_holds(name, probed, bare):
+    """At the same step: weights, moments, schedule, scaler, counters, random state, settings."""
+    job, answer = order(probed, SCRIPTS[name])
+    assert answer.ok, answer.error
+    path = str(job.folder / "at-4.supervise-8.pt")
+    assert answer.result == {"path": path, "step": 8, "how": "on-demand"}
+    told = [n.data for n in job.notices if n.kind == "checkpoint-saved"]
+    assert [(Path(each["path"]).name, each["step"]) for each in told][1:3] == [
+        ("at-4.supervise-8.pt", 8),
+        ("at-8.partial" if name == "example" else "at-8.pt", 8),
+    ]
+    ordered = torch.load(path, weights_only=True)
+    own = torch.load(job.folder / "at-8.pt", weights_only=True)
+    assert same(ordered, own), (ordered, own)
+    assert not list(job.folder.glob("*.supervise*.partial"))
+
+    untouched = bare.run(SCRIPTS[name].replace("barrier('go')", "0").replace('barrier("go")', "0"))
+    assert (job.folder / "out").read_text().splitlines()[-1:] == (
+        (untouched.folder / "out").read_text().splitlines()[-1:]
+    )
+    assert same(own, torch.load(untouched.folder / "at-8.pt", weights_only=True))
+
+
+def test_under_a_name_of_ones_own(probed, tmp_path):
+    """What exists is never overwritten."""
+    path = tmp_path / "mine.pt"
+    _, answer = order(probed, SCRIPTS["nano"], path=str(path))
+    assert answer.ok and path.exists()
+    before = path.read_bytes()
+    _, answer = order(probed, SCRIPTS["nano"], path=str(path))
+    assert answer.error == f"{path} exists, and nothing is overwritten"
+    assert path.read_bytes() == before
+
+
+EPOCHS = SCRIPTS["all"].replace(
+    """                if self.step % args.every == 0:
+                    self.save(f"at-{self.step}.pt")
+""",
+    """            self.save(f"at-{self.step}.pt")
+""",
+)
+REFUSED = {
+    "the job has not saved a checkpoint yet": (NANO.replace("MORE", "").replace("> 0", "> 8")),
+    "the 'extra' entry of the job's checkpoints is not known": NANO.replace(
+        "MORE", '"extra": iter_num * 3'
+    ),
+    "the 'more.when' entry of": NANO.replace("MORE", '"more": {"when": time.time()}'),
+    "the job saves outside of the loop that steps": EPOCHS,
+    "holds both its weights and its optimizer's state": NANO.replace("MORE", "").replace(
+        '"optimizer": optimizer.state_dict(),', ""
+    ),
+    "the newest step was not finite": NANO.replace("MORE", "").replace(
+        "    loss.backward()", "    (loss * (float('nan') if iter_num == 7 else 1)).backward()"
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_exact_is_refused(why, probed):
+    """With a reason, and nothing is written."""
+    job, answer = order(probed, REFUSED[why])
+    assert not answer.ok and why in answer.error, answer
+    assert not list(job.folder.glob("*supervise*"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_writes_for_all(rank, probed):
+    """Where the job itself does so; the others have nothing to do."""
+    script = SCRIPTS["nano"]
+    if rank:
+        script = script.replace("iter_num > 0", "False")
+    environ = {"RANK": str(rank), "WORLD_SIZE": "2"}
+    job, answer = order(probed, script, environ)
+    assert answer.ok, answer.error
+    assert len(list(job.folder.glob("*supervise*"))) == 1 - rank
+
+    if rank:
+        _, answer = order(probed, SCRIPTS["nano"], environ)
+        assert answer.error == "each rank of the job saves a file of its own"

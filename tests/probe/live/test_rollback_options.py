@@ -1,0 +1,188 @@
+"""Going back, and then on in another way: past the bad batches, with new moments; and the proof
+that what is made again is what was made before."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.{optimizer}
+step = 0
+while step < 30:
+    if step == 18 and not os.path.exists("go"):
+        barrier("go")
+    x = torch.randn(8, 4)
+    optimizer.zero_grad()
+    ((model(x) - 1) ** 2).mean().backward()
+    before = model.weight.detach().clone()
+    optimizer.step()
+    same = bool((before == model.weight).all())
+    tell(step=step, same=same, x=x.sum().item(), held={held})
+    step += 1
+"""
+ADAM = "AdamW(model.parameters(), lr=0.1)"
+KEEP = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
+
+
+def rolled_back(server, optimizer=ADAM, held="0", **args):
+    """Go back behind step 10 from step 17 or 18; returns the job, what was told again, the ack."""
+    job = server.start(LOOP.format(optimizer=optimizer, held=held), savepoints=KEEP)
+    job.reached()
+    key = job.send("rollback", before_step=12, **args)
+    job.go()
+    ack = job.answer(key)
+    server.wait(job)
+    steps = [row["step"] for row in job.told]
+    again = len(steps) - 1 - steps[::-1].index(11)
+    return job, {row["step"]: row for row in job.told[again:]}, ack
+
+
+def continuity(job):
+    return [notice.data for notice in job.notices if notice.kind == "continuity"]
+
+
+def test_the_batches_that_did_the_harm_are_passed_over(probed):
+    """The same batches come again; the updates of steps 13 to 15 are dropped, and the frames say
+    so. The first step that is made again is as it was, bit for bit."""
+    job, again, ack = rolled_back(probed, skip=[13, 15])
+    assert ack.ok, ack.error
+    first = {row["step"]: row for row in reversed(job.told)}
+    assert [step for step, row in again.items() if row["same"]] == [13, 14, 15]
+    assert [row["x"] for row in again.values()] == [first[step]["x"] for step in again]
+    frames = [frame for frame in job.frames if frame["attempt"] == 1]
+    assert [f["step"] for f in frames if f["update_skipped"]] == [13, 14, 15]
+    (told,) = continuity(job)
+    was = next(f for f in job.frames if f["step"] == 11)
+    assert told == {
+        "step": 11,
+        "fingerprint": "same",
+        "loss": dict.fromkeys(("was", "is"), was["train_loss_raw"]),
+        "lr": {"was": 0.1, "is": 0.1},
+        "ok": True,
+    }
+
+
+def test_moments_begin_anew_when_asked(probed):
+    """Behind the first step that is made again Adam has counted one step."""
+    held = "optimizer.state[model.weight]['step'].item()"
+    _, again, ack = rolled_back(probed, held=held, moments="zero")
+    assert ack.ok and again[11]["held"] == 1.0
+    _, again, ack = rolled_back(probed, held=held, moments="restore")
+    assert ack.ok and again[11]["held"] == 12.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "args", "says"),
+    [
+        (ADAM, {"skip": [5, 3]}, "skip must be the first and the last step, not [5, 3]"),
+        (ADAM, {"skip": [13, 15], "rng": "keep"}, "skip needs rng=restore"),
+        ("Rprop(model.parameters())", {"moments": "zero"}, "Rprop holds ['prev', 'step_size']"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_changed(probed, optimizer, args, says):
+    """In a sentence; the job goes on."""
+    job, _, ack = rolled_back(probed, optimizer, **args)
+    assert not ack.ok and says in ack.error
+    assert [frame["step"] for frame in job.frames] == list(range(30))
+
+
+def test_other_data_is_not_compared(probed):
+    """With rng=keep the next batch is another one by intention."""
+    job, _, ack = rolled_back(probed, rng="keep")
+    assert ack.ok and continuity(job) == []
+
+
+def test_a_run_that_does_not_go_on_as_it_was_is_told(probed):
+    """A loop that draws from a source nobody can set back."""
+    script = LOOP.format(optimizer=ADAM, held="0").replace(
+        "torch.randn(8, 4)", "torch.frombuffer(bytearray(os.urandom(128)), dtype=torch.int32)"
+    )
+    script = script.replace("dtype=torch.int32)", "dtype=torch.int32).reshape(8, 4) / 2**31")
+    job = probed.start(script, savepoints=KEEP)
+    job.reached()
+    key = job.send("rollback", before_step=12)
+    job.go()
+    assert job.answer(key).ok
+    probed.wait(job)
+    (told,) = (notice for notice in job.notices if notice.kind == "continuity")
+    assert not told.data["ok"] and told.data["fingerprint"] == "other"
+    assert "another batch" in told.message
+
+
+def test_steps_of_a_relaunch_are_skipped_by_number_and_by_batch(probed, tmp_path):
+    """Without a tape the number decides; with one, another batch is trained on."""
+    script = LOOP.format(optimizer=ADAM, held="0")
+    config = {"skip": [[13, 15]], "attempt": 2, "first_step": 10}
+    job = probed.start(script, **config)
+    job.go()
+    probed.wait(job)
+    skipped = [f["step"] for f in job.frames if f["update_skipped"]]
+    assert skipped == [13, 14, 15] and job.frames[0]["step"] == 10
+    same = next(f["batch_fingerprint"] for f in job.frames if f["step"] == 14)
+    (tmp_path / "tape.0.json").write_text(
+        f"[[13, 0, 7, 1.0, 0.1], [14, 0, {same}, 1.0, 0.1], [15, 0, 9, 1.0, 0.1]]"
+    )
+    job = probed.start(script, marks=str(tmp_path), **config)
+    job.go()
+    probed.wait(job)
+    assert [f["step"] for f in job.frames if f["update_skipped"]] == [14]
+
+
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 800
+
+    def __getitem__(self, index):
+        torch.manual_seed(index) if {workers} else None
+        return torch.randn(4) + index / 800
+
+
+loader = torch.utils.data.DataLoader(Data(), batch_size=8, shuffle=True, num_workers={workers})
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+batches, step, losses = iter(loader), 0, []
+while step < 30:
+    if step == 18 and not os.path.exists("go"):
+        barrier("go")
+    loss = 0.0
+    for micro in range(2) if {workers} else range(1):
+        part = (model(next(batches)) - 1).pow(2).mean()
+        part.backward()
+        loss += part.item()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss)
+    step += 1
+tell(losses=losses)
+finish(model)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_gives_the_same_batches_again(probed, bare, workers):
+    """Within an epoch: shuffled, read by workers or in the process with draws of its own."""
+    script = LOADER.format(workers=workers)
+    job = probed.start(script, savepoints=KEEP)
+    job.reached()
+    key = job.send("rollback", before_step=12)
+    job.go()
+    ack = job.answer(key)
+    assert ack.ok and ack.result["not_restored"] == []
+    probed.wait(job)
+    straight = bare.start(script)
+    straight.go()
+    assert job.told == bare.wait(straight).told
+    assert [told["ok"] for told in continuity(job)] == [True]
+
+
+def test_a_batch_that_was_written_into_is_not_given_again(probed):
+    """It would be another one; the loader is named as not restored."""
+    script = LOADER.format(workers=0).replace("next(batches)", "next(batches).mul_(2)")
+    job = probed.start(script, savepoints=KEEP)
+    job.reached()
+    key = job.send("rollback", before_step=12)
+    job.go()
+    assert job.answer(key).result["not_restored"] == ["the position of a DataLoader"]
+    probed.wait(job)

@@ -1,0 +1,348 @@
+"""The milder tools: what they change in a step, for how long, and that nothing else changes."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.{optimizer}
+{setup}
+for step in range({steps}):
+    if step == 5:
+        barrier("go")
+    {before}
+    optimizer.zero_grad()
+    loss = ((model(torch.randn(8, 4)) - 1) ** 2).mean()
+    loss.backward()
+    {clip}
+    old = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    tell(left=norm(p.grad for p in model.parameters()),
+         moved=norm(p - q for p, q in zip(model.parameters(), old)),
+         finite=all(bool(p.isfinite().all()) for p in model.parameters()))
+    {after}
+finish(model)
+"""
+SCALER = 'scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)'
+OWN_CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)"
+DEVICES = pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+
+
+def loop(
+    steps=30, optimizer="SGD(model.parameters(), lr=0.1)", setup="pass", before="pass",
+    clip="pass", after="pass",
+):  # fmt: skip
+    return LOOP.format(
+        steps=steps, optimizer=optimizer, setup=setup, before=before, clip=clip, after=after
+    )
+
+
+def ordered(server, script, *commands, **config):
+    """Run a script to its end; commands are given before its step 5. Returns (job, acks)."""
+    job = server.start(script, **config)
+    job.reached()
+    keys = [job.send(verb, **args) for verb, args in commands]
+    job.go()
+    acks = [job.answer(key) for key in keys]
+    return server.wait(job), acks
+
+
+def untouched(bare, script):
+    job = bare.start(script)
+    job.go()
+    return bare.wait(job)
+
+
+@DEVICES
+def test_a_clip_bounds_the_norm_for_so_many_steps(probed, late):
+    """The gradients left behind are those that the optimizer saw; the metric is of those before."""
+    order = ("clip", {"max_norm": 0.01, "factor": None, "steps": 6})
+    job, (ack,) = ordered(probed, loop(), order, late=late)
+    first = ack.step + 1
+    left, seen = [row["left"] for row in job.told[:-1]], job.column("grad_global_norm")
+    assert ack.result["clip_bound"] == 0.01 and min(seen) > 0.01
+    assert left[first : first + 6] == pytest.approx([0.01] * 6)
+    assert left[:first] + left[first + 6 :] == pytest.approx(seen[:first] + seen[first + 6 :])
+    shown = [step for step, bound in enumerate(job.column("clip_bound")) if bound == 0.01]
+    assert shown == list(range(first, first + 6))
+
+
+@pytest.mark.parametrize("clip", ["pass", OWN_CLIP], ids=["median", "own"])
+def test_a_factor_becomes_an_absolute_bound(probed, clip):
+    """Of the job's own limit where it clips, else of the median norm of the steps so far."""
+    job, (ack,) = ordered(probed, loop(clip=clip), ("clip", {"factor": 0.3, "steps": 0}))
+    norms = job.column("grad_global_norm")[: ack.step + 1]
+    usual = 0.5 if clip == OWN_CLIP else sorted(norms)[len(norms) // 2]
+    assert ack.result["clip_bound"] == pytest.approx(0.3 * usual)
+    assert job.told[-2]["left"] <= 0.3 * usual * 1.0001
+    assert job.segment().status()["in_force"] == {"clip": ack.result["clip_bound"]}
+
+
+def test_every_evaluation_of_a_closure_is_clipped_and_a_lift_ends_it(probed):
+    """LBFGS evaluates three times in a step."""
+    script = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+for step in range(9):
+    x = torch.randn(8, 4)
+    if step in (3, 6):
+        barrier(f"go{step}")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - 1).pow(2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    tell(left=norm(p.grad for p in model.parameters()))
+"""
+    job = probed.start(script)
+    for step, args in ((3, {"max_norm": 1e-5}), (6, {"lift": True})):
+        job.reached(f"go{step}")
+        key = job.send("clip", **args)
+        job.go(f"go{step}")
+        assert job.answer(key).ok
+    probed.wait(job)
+    held = [row["left"] <= 1.001e-5 for row in job.told]
+    assert held[:4] == [False] * 4 and held[4:7] == [True] * 3 and held[7:] == [False] * 2
+
+
+@DEVICES
+def test_the_bound_is_of_unscaled_gradients(probed, late):
+    """A fused optimizer unscales inside its kernel: what it applies is within the bound."""
+    script = loop(12, "SGD(model.parameters(), lr=0.1, fused=True)", SCALER)
+    script = script.replace("loss.backward()", "scaler.scale(loss).backward()")
+    script = script.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
+    job, (ack,) = ordered(probed, script, ("clip", {"max_norm": 0.01, "steps": 0}), late=late)
+    moved = [row["moved"] for row in job.told[:-1]]
+    assert moved[ack.step + 1 :] == pytest.approx([0.1 * 0.01] * (11 - ack.step), rel=1e-3)
+
+
+@DEVICES
+def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
+    """By a computation of its own over the norms that were applied; before it, nothing changes."""
+    spike = {"fault": "lr_spike", "step": 24, "params": {"factor": 100, "steps": 2}}
+    before = "optimizer.param_groups[0]['lr'] = 1e-2"
+    script = loop(40, "AdamW(model.parameters(), lr=1e-2)", before=before)
+    order = {"update_clip": {"window": 16, "sigma": 2.0, "max_gb": 1.0}}
+    job, _ = ordered(probed, script, drills=[spike], standing_orders=order, late=late)
+    moved = [row["moved"] for row in job.told[:-1]]
+    own = [row["moved"] for row in untouched(bare, script).told[:-1]]
+    cut = []
+    for step in range(8, 40):
+        past = moved[max(0, step - 16) : step]
+        bound = statistics.mean(past) + 2.0 * statistics.stdev(past)
+        if moved[step] > bound * 0.999:
+            cut.append(step)
+            assert moved[step] == pytest.approx(bound, rel=1e-3)
+    assert {24, 25} <= set(cut) and moved[: min(cut)] == own[: min(cut)]
+    assert job.column("update_norm") == pytest.approx(moved, rel=1e-4)
+    assert job.frames[-1]["update_clip_rate"] == pytest.approx(100 * len(cut) / 40)
+
+
+def test_a_standing_order_that_cannot_act_says_so(probed):
+    """The weights are too many for its copy: told once, and training goes on without it."""
+    order = {"update_clip": {"max_gb": 1e-9}}
+    job, _ = ordered(probed, loop(8), standing_orders=order)
+    (said,) = job.notices
+    assert said.message.startswith("update_clip is off: a copy of the weights takes")
+    state = job.segment().status()["standing_orders"]["update_clip"]
+    assert state.startswith("cannot act: a copy") and len(job.frames) == 8
+
+
+def test_an_update_clip_knows_the_past_and_its_memory(probed):
+    """A command finds norms of the steps before it; a copy that is too large is refused."""
+    spike = {"fault": "lr_spike", "step": 7, "params": {"factor": 100, "steps": 1}}
+    rule = {"window": 4, "sigma": 2.0, "max_gb": 1.0}
+    job, (small, ack) = ordered(
+        probed,
+        loop(),
+        ("update_clip", {**rule, "max_gb": 1e-9}),
+        ("update_clip", {**rule, "steps": 10}),
+        drills=[spike],
+    )
+    assert not small.ok and "a copy of the weights takes" in small.error
+    assert ack.result == {"update_clip": {"window": 4, "sigma": 2.0}, "bytes": 4 * 49}
+    moved = [row["moved"] for row in job.told[:-1]]
+    assert moved[7] < 4 * max(moved[:7])
+    on = [step for step, rate in enumerate(job.column("update_clip_rate")) if rate is not None]
+    assert on == list(range(ack.step + 1, ack.step + 11))
+
+
+@DEVICES
+def test_what_is_not_finite_is_zeroed_and_the_rest_applied(probed, late):
+    """One bad gradient: the weights stay finite, the frame counts it, the host says it."""
+    order = {"zero_nonfinite": {"max": 2, "per": 100}, "skip_nonfinite": {"max": 3, "per": 100}}
+    drill = [{"fault": "nan_grad", "step": 8, "params": {}}]
+    job, _ = ordered(probed, loop(), drills=drill, standing_orders=order, late=late)
+    assert all(row["finite"] and row["moved"] > 0 for row in job.told[:-1])
+    assert [s for s, fired in enumerate(job.column("gradients_zeroed")) if fired] == [8]
+    assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[-1]["steps_seen"] == 30
+    said = [n.data["order"] for n in job.notices if n.kind == "standing-order"]
+    assert said == ([] if late else ["zero_nonfinite"])
+    assert job.segment().status()["standing_orders"]["zero_nonfinite"] == "armed"
+
+
+@DEVICES
+def test_zeroing_has_a_cap(probed, late):
+    """A run that is not finite for good takes its course after `max` steps, on a device too."""
+    script = loop(
+        12, after="model[0].weight.register_hook(lambda g: g * math.nan) if step > 5 else 0"
+    )
+    order = {"zero_nonfinite": {"max": 2, "per": 100}}
+    job, _ = ordered(probed, script, standing_orders=order, late=late)
+    assert [row["finite"] for row in job.told[:-1]] == [True] * 9 + [False] * 3
+    assert sum(job.column("gradients_zeroed")) == 2
+
+
+SCALED = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+for step in range(16):
+    if step in (5, 10):
+        barrier(f"go{step}")
+    optimizer.zero_grad()
+    scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_the_loss_scale_starts_again(probed):
+    """At the number given, or where it began; the job's own scaler goes on from there."""
+    job, acks = probed.start(SCALED), []
+    for step, scale in ((5, 64), (10, None)):
+        job.reached(f"go{step}")
+        key = job.send("loss_scale", scale=scale)
+        job.go(f"go{step}")
+        acks.append(job.answer(key))
+    probed.wait(job)
+    assert [ack.result for ack in acks] == [
+        {"loss_scale": 64.0, "backoff": 0.5}, {"loss_scale": 1024.0, "backoff": 0.5}
+    ]  # fmt: skip
+    first, second = (ack.step + 1 for ack in acks)
+    scales = [1024.0] * first + [64.0] * (second - first) + [1024.0] * (16 - second)
+    assert job.column("loss_scale") == scales
+
+
+def test_no_more_updates_are_skipped_than_allowed(probed):
+    """Three in 128 steps, counted over commands, unless the runbook says more."""
+    job, acks = probed.start(loop(40, before="barrier('more') if step == 20 else 0")), []
+    for name, orders in (
+        ("go", [{"count": 4}, {"count": 2, "most": 3}]),
+        ("more", [{"count": 2}, {"count": 5, "most": 10}]),
+    ):
+        job.reached(name)
+        keys = [job.send("skip_step", **args) for args in orders]
+        job.go(name)
+        acks += [job.answer(key) for key in keys]
+    probed.wait(job)
+    assert [ack.ok for ack in acks] == [False, True, False, True]
+    assert "skip_step of 4: 3 updates may be skipped in 128 steps, and 0 were" in acks[0].error
+    assert "skip_step of 2" in acks[2].error and "2 were" in acks[2].error
+    assert sum(job.column("update_skipped")) == 2 + 5
+
+
+def test_sampling_is_raised_for_a_while(probed):
+    """Each step, then as before; its cost switches nothing off, and what is never stays never."""
+    script = loop(220)
+    sets = {"gradients": 50, "activations": 0, "share": 1e-9}
+    order = ("raise_sampling", {"every": 1, "steps": 150})
+    job, (ack,) = ordered(probed, script, order, sampling=sets)
+    first = ack.step + 1
+    assert ack.result["raised"] == ["attention", "routing", "weights", "gradients"]
+    assert ack.result["sampling"]["activations"] == 0
+    assert job.kinds().count("collector-off") == 0
+    std = [f["step"] for f in job.frames if "layer_weight_std.0" in f]
+    assert set(std) >= set(range(first + 1, first + 140)) and max(std) <= first + 151
+
+
+def traces(job):
+    found = sorted((job.folder / "incidents" / "inc-1").glob("*"))
+    return {path.name: json.loads(path.read_text()) for path in found}
+
+
+def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
+    """In the directory of the incident, with the operations of the job; weights are the same."""
+    script = loop()
+    again = ("profile", {"incident": "inc-1", "steps": 1})
+    job, (ack, second) = ordered(
+        probed, script, ("profile", {"incident": "inc-1", "steps": 3}), again
+    )
+    first = ack.step + 1
+    name = f"profile-{first}-rank-0.json"
+    assert ack.result["path"] == str(job.folder / "incidents" / "inc-1" / name)
+    assert not second.ok and "being taken already" in second.error
+    trace = traces(job)[name]["traceEvents"]
+    steps = [event for event in trace if event.get("name", "").startswith("Optimizer.step#")]
+    assert len(steps) == 3
+    (said,) = [notice for notice in job.notices if notice.kind == "note"]
+    assert said.data["path"] == ack.result["path"] and said.data["steps"] == 3
+    assert said.data["bytes"] == Path(said.data["path"]).stat().st_size
+    assert job.told[-1] == untouched(bare, script).told[-1]
+
+
+def test_a_profile_gives_way_to_the_jobs_own_and_to_its_end(probed):
+    """The job's profiler gets its own steps; a job that ends early leaves a trace all the same."""
+    own = (
+        "if step == 8: own = torch.profiler.profile("
+        "activities=[torch.profiler.ProfilerActivity.CPU]); own.start()"
+    )
+    after = "if step == 9: own.stop(); tell(own=len(own.events()))"
+    order = ("profile", {"incident": "inc-1", "steps": 20})
+    job, _ = ordered(probed, loop(12, before=own, after=after), order)
+    (said,) = [notice for notice in job.notices if notice.kind == "note"]
+    assert "the job began a profile of its own" in said.message and len(traces(job)) == 1
+    assert next(row["own"] for row in job.told if "own" in row) > 10
+
+    job, _ = ordered(probed, loop(12), order)
+    (said,) = [notice for notice in job.notices if notice.kind == "note"]
+    assert "the job ended" in said.message and len(traces(job)) == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "says"),
+    [
+        ("clip", {"max_norm": -1}, "a norm above 0"),
+        ("update_clip", {"window": 1}, "is no rule"),
+        ("loss_scale", {"scale": 64}, "no GradScaler"),
+        ("raise_sampling", {"every": 0, "steps": 5}, "both are 1 at least"),
+        ("raise_sampling", {"every": 5, "steps": 5, "sets": ["dreams"]}, "no set 'dreams'"),
+        ("profile", {"incident": "inc-1", "steps": 21}, "1 to 20"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
+    """And the job goes on as it was."""
+    job, (ack,) = ordered(probed, loop(8), (verb, args))
+    assert not ack.ok and says in ack.error
+    assert len(job.frames) == 8 and "in_force" not in job.segment().status()
+
+
+@DEVICES
+def test_a_tool_that_never_binds_changes_no_bit(probed, bare, late):
+    """All of them in force, none has anything to do: the weights are those of a run without."""
+    script = loop(60, "AdamW(model.parameters(), lr=1e-3)", clip=OWN_CLIP)
+    orders = {
+        "zero_nonfinite": {"max": 3, "per": 128},
+        "update_clip": {"window": 128, "sigma": 100.0},
+    }
+    job, acks = ordered(
+        probed,
+        script,
+        ("clip", {"max_norm": 1e6, "steps": 0}),
+        ("update_clip", {"window": 16, "sigma": 100.0, "steps": 20}),
+        ("raise_sampling", {"every": 2, "steps": 20}),
+        standing_orders=orders,
+        late=late,
+    )
+    assert all(ack.ok for ack in acks)
+    assert job.told[-1] == untouched(bare, script).told[-1]
+    assert job.err == "" and job.kinds() == []

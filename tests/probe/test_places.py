@@ -1,0 +1,180 @@
+"""The statement of a loop in front of which a job is ready to be saved."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from supervise_probe.errors import Refused
+from supervise_probe.places import call_at, find, stack
+
+BEGIN = "def run(saves, steps, n, first=0):\n    i = first\n"
+LOOP = (
+    BEGIN
+    + """    while i < n:
+        if i % 2 == 0:
+            losses = {"val": i}
+            best = min(best, i) if i else 0
+            losses["train"] = 1
+            saves()
+        steps()
+        i += 1
+"""
+)
+HELPER = (
+    "def step(steps):\n    for _ in range(1):\n        pass\n    steps()\n"
+    + BEGIN
+    + """    while i < n:
+        try:
+            step(steps)
+            i += 1
+            if i > 1:
+                saves()
+        finally:
+            pass
+"""
+)
+TRY = HELPER.replace("        try:\n            step(steps)\n            i += 1\n", "").replace(
+    "    while i < n:\n", "    while i < n:\n        step(steps)\n        i += 1\n        try:\n"
+)
+EPOCHS = (
+    BEGIN
+    + """    while i < n:
+        for _ in range(2):
+            steps()
+        i += 1
+        saves()
+"""
+)
+INNER = (
+    "def epoch(steps):\n    for _ in range(2):\n        steps()\n"
+    + BEGIN
+    + """    while i < n:
+        epoch(steps)
+        i += 1
+        saves()
+"""
+)
+ONE = BEGIN + "    while i < n:\n        i += 1\n        steps(), saves()\n"
+LOCALS = LOOP.replace("i += 1", "i += len(locals()) > 0")
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        path = tmp_path / "job.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("job_of_places", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def frames():
+    """The frames of the job, outermost first, as seen from one of its callbacks."""
+    found, frame = [], sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith("job.py"):
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def look(module):
+    """Let it save and step once; return what `find` says behind the second step."""
+    seen = {}
+
+    def saves():
+        seen["stack"] = stack(frames())
+
+    def steps():
+        if "stack" in seen and "place" not in seen:
+            try:
+                seen["place"] = find(seen["stack"], frames())[1]
+            except Refused as refusal:
+                seen["place"] = str(refusal)
+
+    module.run(saves, steps, 4)
+    return seen["place"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [(LOOP, range(4, 5)), (HELPER, range(11, 12)), (TRY, range(10, 12))]
+)
+def test_the_place_is_the_statement_with_the_save(load, text, lines):
+    """Its head, whether it comes before the step or behind it; the `try` around both is opened."""
+    assert look(load(text)).lines == lines
+
+
+def test_what_the_statement_makes_is_stale_in_front_of_it(load):
+    """Not what it reads first, as a best value."""
+    place = look(load(LOOP))
+    assert place.makes(("losses",), True) and place.makes(("losses", "val"), False)
+    assert not place.makes(("best",), False) and not place.makes(("i",), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (EPOCHS, "saves outside of the loop that steps"),
+        (INNER, "saves when its inner loop is over"),
+        (ONE, "saves and steps in one statement"),
+    ],
+)
+def test_a_place_that_not_every_round_passes_is_refused(load, text, why):
+    """The state in the middle of an epoch has no name in a format that knows epochs only."""
+    assert why in look(load(text))
+
+
+def test_a_source_that_was_changed_is_not_believed(load, tmp_path):
+    """Its lines are no longer those that run."""
+    module = load(LOOP)
+    (tmp_path / "job.py").write_text("import os\n" + LOOP)
+    assert "was changed since the job began" in look(module)
+
+
+def arrive(module, over=lambda: False, n=4):
+    """Wait behind the first step; return where `there` was called, with the loop's variables."""
+    seen = {"at": []}
+
+    def saves():
+        seen.setdefault("stack", stack(frames()))
+
+    def steps():
+        if "begun" in seen or "stack" not in seen:
+            return
+        seen["begun"] = True
+        frame, place = find(seen["stack"], frames())
+
+        def there():
+            seen["at"].append((frame.f_lineno, frame.f_locals["i"]))
+
+        try:
+            call_at(frame, place, there, gone=lambda: seen["at"].append("gone"), over=over)
+        except Refused as refusal:
+            seen["at"].append(str(refusal))
+
+    module.run(saves, steps, n)
+    assert sys.gettrace() is None
+    return seen["at"]
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something traces the tests")
+def test_it_is_called_once_in_the_next_round(load):
+    """In front of the statement; or told that the loop is over, or that nobody waits any more."""
+    assert arrive(load(LOOP)) == [(4, 1)]
+    assert arrive(load(LOOP), n=1) == ["gone"]
+    assert arrive(load(LOOP), over=lambda: True) == ["gone"]
+    assert "calls locals()" in arrive(load(LOCALS))[0] or sys.version_info >= (3, 13)
+
+
+def test_another_tracer_is_left_alone():
+    """A debugger or a coverage tool comes first."""
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        with pytest.raises(Refused, match="traces the job"):
+            call_at(sys._getframe(), None, None, None, None)
+    finally:
+        sys.settrace(before)

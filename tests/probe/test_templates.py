@@ -1,0 +1,123 @@
+"""How the entries of a checkpoint are explained, and what is left unexplained."""
+
+import sys
+
+import pytest
+import torch
+
+from supervise_probe.errors import Refused
+from supervise_probe.leaves import Now
+from supervise_probe.origins import Scene
+from supervise_probe.registry import Registry
+from supervise_probe.templates import Learner, containers
+
+pytestmark = pytest.mark.slow
+
+
+def scene(saved=()):
+    return Scene([sys._getframe(1)], set(map(id, containers(saved))))
+
+
+def learn(saved, here, steps=7, things=()):
+    """The layout of `saved`; `things` are what the registry knows."""
+    registry = Registry()
+    registry._torch = torch
+    for thing in things:
+        registry.saw(thing)
+    return Learner(torch, registry, here, steps).learn(saved)
+
+
+def build(layout, here, steps=9, stale=()):
+    made = ("saved", *stale)  # as each save makes them
+    return layout.build(Now(here, lambda name, _: name.variable in made, steps))
+
+
+@pytest.fixture
+def optimizers():
+    nets = [torch.nn.Linear(2, 2) for _ in range(2)]
+    return [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+
+
+def test_schedules_that_look_alike_are_told_apart(optimizers):
+    """By the very lists that their state dicts hold."""
+    first, second = (torch.optim.lr_scheduler.StepLR(o, 5) for o in optimizers)
+    saved = {"b": second.state_dict(), "a": first.state_dict()}
+    layout = learn(saved, scene(saved), things=[first, second])
+    optimizers[1].step()
+    second.step()
+    built = build(layout, scene())
+    assert (built["b"]["last_epoch"], built["a"]["last_epoch"]) == (1, 0)
+
+
+def test_what_cannot_be_told_apart_is_not_known():
+    """Two scalers of the same numbers, of which one is saved."""
+    one, other = (torch.amp.GradScaler("cpu") for _ in range(2))
+    saved = {"scaler": one.state_dict()}
+    with pytest.raises(Refused, match="'scaler"):
+        build(learn(saved, scene(saved), things=[one, other]), scene())
+    assert build(learn(saved, scene(saved), things=[one]), scene()) == saved
+
+
+def test_a_count_without_a_name_follows_the_steps():
+    """Unless the number is written in the code as well: then it may be either."""
+    assert of_no_name(int("73"), 73, 75) == {"at": 75}
+    with pytest.raises(Refused, match="'at' entry"):
+        of_a_literal()
+
+
+# pytest's asserts read locals(), as the probe never would: the variables are those of functions
+# without one.
+
+
+def of_no_name(number, before, after):
+    saved = {"at": number}
+    return build(learn(saved, scene(saved), steps=before), scene(), steps=after)
+
+
+def of_a_literal():
+    saved = {"at": 7}
+    return build(learn(saved, scene(saved), steps=7), scene())
+
+
+def rebuilt():
+    steps = 7
+    progress = {"steps": steps}
+    settings = {"every": int("7")}
+    saved = {"progress": progress, "settings": settings}
+    layout = learn(saved, scene(saved))
+    steps = 9
+    return build(layout, scene(), steps=11, stale=("progress",)), steps
+
+
+def test_a_container_is_taken_from_its_variable_or_built_anew():
+    """Anew where each save makes another; settings that equal the count stay settings."""
+    built, steps = rebuilt()
+    assert built == {"progress": {"steps": steps}, "settings": {"every": 7}}
+
+
+def nearest():
+    class Other:
+        pass
+
+    other = Other()
+    other.rate = rate = 0.25
+    saved = {"rate": 0.25}
+    layout = learn(saved, scene(saved))
+    rate, other.rate = 0.5, 0.125
+    return build(layout, scene()), rate
+
+
+def test_the_nearest_of_several_variables_counts():
+    """A name of its own before an attribute of the same name."""
+    built, rate = nearest()
+    assert built == {"rate": rate}
+
+
+def test_nothing_is_kept_alive(optimizers):
+    """An optimizer that is gone is said to be gone."""
+    saved = {"optimizer": optimizers[0].state_dict()}
+    layout = learn(saved, scene(saved), things=optimizers[:1])
+    assert layout.kinds == {"optimizer"}
+    del optimizers[:]
+    with pytest.raises(Refused, match="no longer exists"):
+        build(layout, scene())

@@ -1,0 +1,107 @@
+"""The manifest: generations that survive, one for each change, and never one for nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervise.errors import StoreError
+from supervise.store.quarantine import CHANGES, Quarantine
+
+FACTS = {"step": 150, "attempt": 3, "incident": "inc-1", "why": "twice"}
+
+
+def shards(*names, **more):
+    return {"add": [{"kind": "shard", "name": name} for name in names], **FACTS, **more}
+
+
+@pytest.fixture
+def manifest(run):
+    return Quarantine(run.quarantine_path)
+
+
+def named(document):
+    return [entry["name"] for entry in document["entries"]]
+
+
+def test_a_change_is_the_next_generation_on_disk(manifest):
+    """With who, when and why; another reader finds the same."""
+    manifest.change(shards("a.tar"), key="k1", live=True)
+    made = manifest.change(shards("b.tar", by="ada"), key="k2", live=True)
+
+    assert made["generation"] == 2 and named(made) == ["a.tar", "b.tar"]
+    assert Quarantine(manifest.path).read() == made == json.loads(manifest.path.read_text())
+    assert made["entries"][0] == {
+        "kind": "shard", "name": "a.tar", "step": 150, "attempt": 3, "incident": "inc-1",
+        "by": "policy", "why": "twice", "from_attempt": 0, "until_attempt": None,
+    }  # fmt: skip
+    assert [change["added"] for change in made["changes"]] == [["a.tar"], ["b.tar"]]
+    assert list(manifest.path.parent.glob(".quarantine*")) == []
+
+
+def test_the_same_key_again_changes_nothing(manifest):
+    """A supervisor that does not know whether it was done asks again."""
+    first = manifest.change(shards("a.tar"), key="k1", live=True)
+
+    assert manifest.change(shards("a.tar"), key="k1", live=True) == first
+    assert manifest.read()["generation"] == 1
+
+
+def test_nothing_to_add_and_nothing_to_release_are_errors(manifest):
+    """Empty is never "all", and never done."""
+    with pytest.raises(StoreError, match="nothing to add"):
+        manifest.change(shards(), key="k0", live=True)
+    manifest.change(shards("a.tar"), key="k1", live=True)
+    with pytest.raises(StoreError, match=r"a\.tar is in it already"):
+        manifest.change(shards("a.tar"), key="k2", live=True)
+    with pytest.raises(StoreError, match=r"b\.tar is not in the quarantine"):
+        manifest.change({"release": ["b.tar"]}, key="k3", live=True)
+    assert manifest.read()["generation"] == 1
+
+
+def test_more_shards_than_allowed_are_refused_whole(manifest):
+    """Those of earlier generations count; batches do not."""
+    manifest.change(shards("a.tar", "b.tar", most=2), key="k1", live=True)
+    batch = {"add": [{"kind": "batch", "name": "17"}], **FACTS, "most": None}
+    manifest.change(batch, key="k2", live=True)
+
+    with pytest.raises(StoreError, match="3 shards would be in quarantine, and at most 2 may"):
+        manifest.change(shards("c.tar", most=2), key="k3", live=True)
+    assert named(manifest.read()) == ["a.tar", "b.tar", "17"]
+
+
+def test_what_an_incident_brought_in_is_released(manifest):
+    """And what was there before it stays; an incident that brought nothing is no error."""
+    manifest.change(shards("a.tar"), key="k1", live=True)
+    manifest.change(shards("b.tar", incident="inc-2"), key="k2", live=True)
+    made = manifest.change({"release": {"incident": "inc-2"}, **FACTS}, key="k3", live=True)
+
+    assert named(made) == ["a.tar"] and made["changes"][-1]["released"] == ["b.tar"]
+    assert manifest.change({"release": {"incident": "inc-2"}}, key="k4", live=True) == made
+    assert named(manifest.change({"release": ["a.tar"]}, key="k5", live=True)) == []
+
+
+def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
+    """Entries say from and until which attempt; put back in, one counts on."""
+    made = manifest.change(shards("a.tar"), key="k1", live=False)
+    assert made["entries"][0]["from_attempt"] == 4
+    made = manifest.change({"release": ["a.tar"], "attempt": 6}, key="k2", live=False)
+    assert made["entries"][0]["until_attempt"] == 7
+    made = manifest.change(shards("a.tar", attempt=6), key="k3", live=False)
+    assert [(e["from_attempt"], e["until_attempt"]) for e in made["entries"]] == [(4, None)]
+    manifest.change(shards("b.tar", attempt=6), key="k4", live=False)
+    made = manifest.change({"release": ["b.tar"], "attempt": 6}, key="k5", live=False)
+    assert named(made) == ["a.tar"]
+
+
+def test_changes_are_kept_within_bounds(manifest):
+    """The newest 64; a damaged file is said to be one."""
+    for number in range(CHANGES + 5):
+        manifest.change(shards(f"{number}.tar"), key=f"k{number}", live=True)
+    kept = manifest.read()["changes"]
+    assert len(kept) == CHANGES and kept[-1]["generation"] == CHANGES + 5
+
+    manifest.path.write_text("{")
+    with pytest.raises(StoreError, match="cannot read"):
+        manifest.read()
