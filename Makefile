@@ -17,7 +17,7 @@ help:
 	@echo 'make test        lint, types and the whole suite (12 min)'
 	@echo 'make test-fast   the tests that start no training (1 min)'
 	@echo 'make lint        ruff and mypy'
-	@echo 'make chaos       kill the supervisor after each of its records, and let another take over (10 min)'
+	@echo 'make chaos       kill the supervisor after each of its records, and let another take over (15 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'

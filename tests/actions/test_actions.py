@@ -166,7 +166,7 @@ def test_zero_actions_means_nothing_that_touches_the_job():
     """Evidence, messages and looking do not count."""
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
-    assert free == {"snapshot", "notify", "undo", "verify", "raise_sampling", "profile"}
+    assert free == {"snapshot", "notify", "verify", "raise_sampling", "profile"}
     assert {verb for verb, action in CATALOG.items() if action.destructive} == {
         "quarantine",
         "relaunch",
@@ -174,4 +174,8 @@ def test_zero_actions_means_nothing_that_touches_the_job():
         "skip_step",
         "stop",
     }
-    assert {verb for verb, action in CATALOG.items() if action.engine_step} == {"notify", "verify"}
+    assert {verb for verb, action in CATALOG.items() if action.engine_step} == {
+        "notify",
+        "undo",
+        "verify",
+    }

@@ -296,14 +296,15 @@ def test_a_job_that_ended_by_itself_keeps_its_own_result(controlled, eventually)
     assert control.exit_code is None
 
 
-def test_answers_to_a_supervisor_before_us_stand(controlled, fake_rank):
+def test_answers_to_a_supervisor_before_us_stand(start, fake_segments, fake_rank, looping):
     """An order that every rank has answered is not sent again; one that only some did is."""
     ranks = [fake_rank(n, 2) for n in (0, 1)]
     for rank in ranks:
         rank.send("known", "x", {})
     ranks[0].send("partly", "x", {})
-    control = controlled(*ranks)
-    control.on_loop(lambda: control.resume(900.0, None), 10)
+    control = Control(start("sleep", "60"), fake_segments(dict(enumerate(ranks))), *edges())
+    control.resume(900.0, None)
+    looping(control, control.process)
 
     assert (control.paused, control.exit_code) == (True, None)
     assert (control.answered("known"), control.answered("partly")) == (True, False)
