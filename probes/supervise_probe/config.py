@@ -33,6 +33,7 @@ class Config(NamedTuple):
         rewarm: `{"start", "steps"}` of the learning rate's first steps, or None.
         skip: `[first, last]` of steps whose update is dropped.
         quarantine: path of the manifest of what must not be trained on; need not be there.
+        tape: keep the newest steps on disk too, for a launch to come to be compared with.
         late: read values of the CPU as late as those of an accelerator; for tests.
     """
 
@@ -48,6 +49,7 @@ class Config(NamedTuple):
     late: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
     peak_flops: Optional[float] = None
+    tape: bool = False
     attempt: int = 0
     first_step: int = 0
     resume: Optional[Dict[str, Any]] = None

@@ -59,6 +59,7 @@ class Tape:
         self._path = os.path.join(probe.config.marks, f"tape.{probe.rank}.json")
         self._unwritten = 0
         config = probe.config
+        self._kept = config.tape  # on disk too
         if config.attempt:
             self._packed.extend(row.pack() for row in _read(self._path, config.attempt))
             if config.first_step:
@@ -95,14 +96,14 @@ class Tape:
             if step == was.step and attempt > was.attempt:
                 self._compare(was, row)
         self._packed.append(row.pack())
-        self._unwritten += 1
+        self._unwritten += self._kept
         if self._unwritten >= WRITE_EVERY:
             self._unwritten = 0
             self._background.do(_write, self._path, self._rows())
 
     def close(self) -> None:
         """Write what a new launch will want to know of this one."""
-        if self._packed:
+        if self._kept and self._packed:
             _write(self._path, self._rows())
 
     def _rows(self) -> List[Row]:

@@ -34,6 +34,9 @@ class CallbackHandler:
         return event, rest, kwargs
 
 class Trainer:
+    def train(self, resume_from_checkpoint=None):
+        return resume_from_checkpoint
+
     def _save_checkpoint(self, where):
         open(where, "w").close()
         return where

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 OURS = "_supervise_probe"
 PASSED_ON = {("step_hook", "step"), ("step_hook", "run"), ("hooks", "step_"), ("hooks", "scale_"),
              ("hooks", "unscale_"), ("hooks", "clip"), ("hooks", "loss"), ("hooks", "backward"),
-             ("hooks", "following"), ("forward", "__call__")}
+             ("loading", "fetch"), ("loading", "start"), ("forward", "__call__")}
 waited = {}
 
 

@@ -36,6 +36,7 @@ def state():
     optimizer.step()
     mask = {"mask": torch.full((2, 2), float("-inf"))}
     return {
+        "callbacks": {"ModelCheckpoint": {"kth_value": torch.tensor(float("inf"))}},
         "model": {**model.state_dict(), **mask},
         "optimizer": optimizer.state_dict(),
         "rng": [torch.get_rng_state()],
@@ -128,7 +129,7 @@ def answers(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["good.pt", "legacy.pt", "a.safetensors", "dcp", "checkpoint-30"])
 def test_what_is_good(answers, name):
-    """Of every format; a mask of minus infinity is no damage."""
+    """Of every format; a mask of minus infinity is no damage, nor a best score of none."""
     found = answers[name]
 
     assert (found["ok"], found["problems"], found["unread"]) == (True, [], [])

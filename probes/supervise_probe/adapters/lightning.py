@@ -46,8 +46,8 @@ def listen(probe: Probe, library: Any) -> None:
             library.epoch(trainer.current_epoch + _fraction(args[1], trainer.num_training_batches))
         elif hook_name == "on_train_start":
             library.trained_by("Lightning")
-            library.length(*_length(trainer))
             library.resume.began(trainer.global_step, _inexact(trainer))
+            library.length(*_length(trainer))
         elif hook_name == "on_train_batch_end":
             path = library.take_order()
             if path is not None:

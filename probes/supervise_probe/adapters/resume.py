@@ -78,7 +78,7 @@ class Resume:
             return
         path, self._path = self._path, ""
         if self._refusal:
-            self._refuse(path, self._refusal)
+            self._refuse(path, self._refusal, step)
             return
         asked = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
         for optimizer in list(self._probe.registry.optimizers):
@@ -93,9 +93,12 @@ class Resume:
         if not self._asked:
             self._asked = True
             path, self._path = self._path, ""
-            self._refuse(path, ACCELERATE if "accelerate" in sys.modules else UNUSED)
+            self._refuse(path, ACCELERATE if "accelerate" in sys.modules else UNUSED, made=0)
 
-    def _refuse(self, path: str, why: str) -> None:
+    def _refuse(self, path: str, why: str, made: int) -> None:
+        """Tell that the job begins by itself; `made` steps are behind it."""
+        self._probe.boundary.number = made
+        self._probe.rollbacks.tape.expect_nothing()
         told = {"how": "library", "path": path}
         self._probe.notice("resume-refused", f"training did not go on from {path}: {why}", told)
 

@@ -39,8 +39,8 @@ def listen(probe: Probe, library: Any) -> None:
             library.epoch(float(state.epoch or 0.0))
         elif event == "on_train_begin":
             library.trained_by("Trainer", names_saves=True)
-            library.length(state.max_steps, state.global_step)
             library.resume.began(state.global_step, ANEW if args.ignore_data_skip else "")
+            library.length(state.max_steps, state.global_step)
         elif event == "on_step_end":
             control.should_save |= library.take_order() is not None
         elif event == "on_train_end":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import isclose
+from typing import Any, ClassVar, Literal
 
 from ..core.action import Action, Aim, Job, Refused
 from ..core.checkpoints import newest_before
@@ -17,6 +18,7 @@ from ..errors import ActionError
 from ._rate import rate_shows
 
 NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
+CLOSE = 1e-6  # of the learning rate: another process may round otherwise; project default
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class Relaunch(Action):
     learning rate starts at `start` times what the job asks for and is back at 1.0 after `rewarm`
     steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the first breach
     are dropped when they come again.
+
+    The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
+    relaunch fails when the job's own schedule gives it another rate; with `exact` also when its
+    batch is another, or its loss. A job that does not take the checkpoint at all always fails.
 
     Example:
         - relaunch: {at_least: 10, start: 0.1, rewarm: 50, skip: 20}
@@ -47,6 +53,7 @@ class Relaunch(Action):
     start: float = 0.1
     rewarm: Steps = 50
     skip: Steps = 0
+    continuity: Literal["exact", "rate", "any"] = "rate"
 
     def check(self) -> list[tuple[str, str]]:
         wrong = [
@@ -97,3 +104,10 @@ class Relaunch(Action):
             return f"the job is at step {step} of attempt {attempt}, not at step {first}"
         rewarm = args["rewarm"]
         return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None
+
+    def as_before(self, told: Mapping[str, Any]) -> bool:
+        if self.continuity == "exact":
+            return told["ok"] is True
+        was, now = told["lr"]["was"], told["lr"]["is"]
+        known = self.continuity == "rate" and was is not None and now is not None
+        return not known or isclose(was, now, rel_tol=CLOSE)

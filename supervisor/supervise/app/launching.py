@@ -183,6 +183,7 @@ def probe_config(
         else None,
         "standing_orders": dict(policy.standing_orders) if may_act else {},
         "sampling": dict(policy.sampling),
+        "tape": may_act and policy.job.get("relaunch") is not None,
         "peak_flops": policy.job.get("peak_flops"),
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
         "drills": list(told),

@@ -166,6 +166,16 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """
         return None
 
+    def as_before(self, told: Mapping[str, Any]) -> bool:
+        """Return whether a job that this action took back goes on as the action promises. Pure.
+
+        Args:
+            told: how the first step that is made again compares with how it was: `fingerprint` of
+                its batch ("same", "other", "unknown"), `loss` and `lr` (`{"was", "is"}`, None where
+                nobody knows), and `ok`, all of these together.
+        """
+        return True
+
     def undo(self) -> Action | None:
         """Return the action that takes this one back, or None."""
         return None

@@ -49,6 +49,7 @@ class Run:
     verify_ns: int = 0  # when the newest frame to verify by came
     clear_steps: int = 0
     last_trouble: str = ""
+    denied: str = ""  # what the job says against it: it does not go on as it should
 
 
 @dataclass(slots=True)

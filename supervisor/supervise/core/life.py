@@ -6,7 +6,7 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
-from . import approvals, ending, ladder, opening, runner
+from . import approvals, ending, ladder, opening, runner, verification
 from .incident import HELD, Run
 from .state import State, Turn
 from .values import ACTING_MODES, Exited, Launched, Noticed
@@ -46,8 +46,8 @@ def noticed(turn: Turn, event: Noticed) -> None:
         state.called_off |= bool(event.data.get("final"))
     if event.kind == "checkpoint":
         state.checkpoints.notice(event.data, _suspicion(state, event))
-    if event.kind == "shard":
-        state.blame.named(event.rank, event.data.get("shards"))
+    if event.kind in ("continuity", "resume-refused"):
+        verification.heard(turn, event)
     verb, _, how = event.kind.rpartition("-")
     if how == "unavailable":  # rollback, relaunch
         state.unable[verb] = event.message

@@ -6,6 +6,9 @@ cannot be judged, and the loss is back in the band that its own trend had before
 Where a rule of the incident reads the update norm, the median of that over these steps must also be
 back where it was.
 
+What the job itself says counts too: one that does not go on from the checkpoint that it was given, or
+not as the action that took it back promises, has not recovered, whatever its loss is.
+
 A process that was started again collects samples anew: a rule that has too few of them to answer
 does not stand against it, the band does, which is the incident's.
 """
@@ -19,10 +22,29 @@ from .incident import Incident, Run
 from .questions import UPDATE
 from .spike import NORM_RATIO
 from .state import Turn
-from .values import BREACH, UNKNOWN, Frame
+from .values import BREACH, UNKNOWN, Frame, Noticed
 
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
+
+
+def heard(turn: Turn, event: Noticed) -> None:
+    """The job that was taken back tells that it goes on otherwise than before, or begins anew.
+
+    People hear of it in any case. The runbook fails, at the next frame, if it started the job again
+    and that did not take its checkpoint, or if one of its actions promised more (`as_before`).
+    """
+    anew = event.kind == "resume-refused"
+    if not anew and event.data.get("ok") is not False:
+        return
+    turn.tell("SEV1" if anew else "SEV2", event.message)
+    run = turn.state.incident.run if turn.state.incident is not None else None
+    if run is None:
+        return
+    so_far = slice(run.index + 1)
+    broken = not all(action.as_before(event.data) for action in run.runbook.steps[so_far])
+    if "relaunch" in run.runbook.verbs[so_far] if anew else broken:
+        run.denied = event.message
 
 
 def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
@@ -30,7 +52,7 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     run = incident.run
     if run is None or run.verify_until is None or run.failed is not None:
         return
-    missing = _missing_effect(turn, run, frame)
+    missing = run.denied or _missing_effect(turn, run, frame)
     if missing is not None:
         turn.say("verify", missing, what="failed")
         incident.run = None

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,22 @@ def test_what_goes_on_is_compared_with_the_tape_of_the_launch_before(probed, lif
         (told,) = (n.data for n in again.notices if n.kind == "continuity")
         assert told["step"] == 11 and told["fingerprint"] == "same" and told["ok"] is ok
         assert told["loss"] == {"was": rows[11][3] + change, "is": rows[11][3]}
+
+
+def test_the_newest_steps_are_left_in_the_marks_where_a_launch_may_follow(probed, tmp_path):
+    """All of them, since there are fewer than are kept."""
+    script = "for n in range(60):\n    step()\n"
+    loop = """
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+    """
+    job = probed.run(textwrap.dedent(loop) + script, tape=True, marks=str(tmp_path))
+    rows = json.loads((tmp_path / "tape.0.json").read_text())
+    assert rows == [[f["step"], 0, *map(f.get, TAPE)] for f in job.frames] and len(rows) == 60
 
 
 TAPE = ("batch_fingerprint", "train_loss_raw", "learning_rate_scheduled")

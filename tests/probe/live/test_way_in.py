@@ -274,4 +274,4 @@ def test_without_a_supervisor_a_report_does_nothing():
         "print(supervise_probe.__all__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.replace("'", '"')) == ["report", "shard"]
+    assert json.loads(done.stdout.replace("'", '"')) == ["is_quarantined", "report", "shard"]

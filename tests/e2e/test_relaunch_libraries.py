@@ -1,0 +1,110 @@
+"""A script of a library, which cannot resume by itself, comes back from the library's checkpoints.
+
+Nothing in it knows of supervise: the probe hears the library save, and gives its `train` or `fit`
+the checkpoint when the job was started again.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+JOBS = Path(__file__).parent / "jobs"
+STEPS, SAVED_EVERY = 160, 10
+# The losses begin near 3.5 and 0.5; what the drill does to the rate takes them far beyond.
+HIT, DEATH = "lr_spike:factor=3000,steps=8@70", "crash@115"
+POLICY = """\
+version: supervise/v1
+policy: library
+summary: Goes back in process where it can, else starts the job again as its library can.
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 8.0}
+rules:
+  - {id: blown, when: high, sev: SEV1, run: back, for: 2, cooldown: 100}
+job:
+  on_crash: again
+  relaunch: {resume: library}
+savepoints: {every: 10, keep: 4}
+budgets:
+  all: {max: 9, per: 10000}
+  rollback: {max: 2, per: 10000}
+  restart: {max: 3, per: 10000}
+escalate: {ladder: [back, relaunch-and-rewarm, hold], reset_after: 5000}
+runbooks:
+  back:
+    steps:
+      - snapshot
+      - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 5}
+    verify: {within: 60, clear_for: 10}
+    if_refused: relaunch-and-rewarm
+  relaunch-and-rewarm:
+    steps:
+      - snapshot
+      - relaunch: {at_least: 10, start: 0.1, rewarm: 5}
+    verify: {within: 60, clear_for: 10}
+  again:
+    steps:
+      - snapshot
+      - relaunch: {at_least: 0, rewarm: 0}
+    verify: {within: 60, clear_for: 10}
+warmup: 10
+probation: 10
+"""
+
+
+@pytest.mark.parametrize("script", ["trainer.py", "lit.py"])
+def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script):
+    """After a damage, which cannot be undone in process, and after a death: the steps and the
+    library's own count go on behind the checkpoint, and both troubles end as recovered."""
+    policy = tmp_path / "library.yaml"
+    policy.write_text(POLICY)
+    job = [sys.executable, str(JOBS / script), str(tmp_path / "out")]
+    job.append(str(tmp_path / "run" / "audit.log"))
+    run = supervise.run("--policy", str(policy), "--drill", HIT, "--drill", DEATH, job=job)
+
+    assert run.returncode == 0, run.stderr
+    assert f"done at {STEPS}\n" in run.stdout
+    assert run.actions == ["relaunch", "relaunch"]
+    (refused,) = run.kinds("abort", "refused")
+    assert refused["data"]["instead"] == "relaunch-and-rewarm"
+    done = [r["data"]["result"] for r in run.kinds("commit")]
+    hit, died = [result for result in done if "pid" in result]
+    assert (hit["attempt"], hit["how"]) == (1, "interrupt")
+    assert (died["attempt"], died["how"]) == (2, "ended")
+    assert not run.kinds("note", "resume-refused")
+
+    opened = run.kinds("incident", "opened")
+    ended = run.kinds("incident", "closed")
+    assert [("recovered" in r["reason"]) for r in ended] == [True, True], ended
+    for record, result in zip(opened, (hit, died), strict=True):
+        assert result["step"] % SAVED_EVERY == SAVED_EVERY - 1
+        assert result["step"] < record["data"]["breach_step"]
+        told = [r for r in run.records if r["seq"] < record["seq"] and _verified(r, result)]
+        assert told, "the checkpoint was not verified before the trouble"
+    _goes_on(supervise, run, hit["step"] + 1, died["step"] + 1)
+
+
+def _verified(record, result):
+    data = record["data"]
+    return data.get("what") == "checkpoint" and data["ok"] and data["id"] == result["checkpoint"]
+
+
+def _goes_on(supervise, run, *starts):
+    """The frames begin behind each checkpoint, and the records are whole."""
+    exported = supervise("export", str(run.directory), "--csv")
+    rows = list(csv.DictReader(exported.stdout.splitlines()))
+    for attempt, start in enumerate((0, *starts)):
+        steps = [int(row["step"]) for row in rows if row["attempt"] == str(attempt)]
+        assert steps == list(range(start, steps[-1] + 1))
+    assert steps[-1] == STEPS - 1
+    said = [r["data"] for r in run.kinds("note", "resumed")]
+    assert [data["step"] for data in said] == list(starts)
+    for command in (["audit", "verify"], ["replay"]):
+        done = supervise(*command, str(run.directory))
+        assert done.returncode == 0, done.stdout
