@@ -16,16 +16,15 @@ class Case:
         wants: `recovered`: the loss of the undisturbed run within 1 %, by itself or by our doing;
             `held`: stopped or held with evidence, for a person; `told`: a word and nothing
             destructive; `healthy`: nothing at all.
-        ranks: processes of the job. options: of the example.
-        compared: whether it is run without us too.
+        ranks: processes of the job. steps: of the run. options: of the example.
     """
 
     name: str
     drills: tuple[str, ...]
     wants: str
     ranks: int = 1
+    steps: int = 600
     options: tuple[str, ...] = ()
-    compared: bool = True
 
 
 def _at(fault: str, step: int = FAULT_STEP) -> tuple[str, ...]:
@@ -57,9 +56,10 @@ CASES = (
     ),
     Case("silent probe", _at("blackout"), "told"),
     Case("memory creep", _at("memory_creep"), "told"),
-    Case("rank 1 reads garbage", _at("bad_batch:rank=1,steps=100000"), "told", ranks=2),
-    Case("same batch on all ranks", _at("same_batch"), "told", ranks=2),
-    Case("rank 1 is slow", _at("slow_input:rank=1,steps=100000,seconds=0.05"), "told", ranks=2),
-    Case("rank 1 drifts apart", _at("weight_noise:rank=1,target=vector"), "held", ranks=2),
-    Case("rank 1 crashes", _at("crash:rank=1"), "recovered", ranks=2),
+    Case("healthy, 2 ranks", (), "healthy", 2, 300),
+    Case("rank 1 reads garbage", _at("bad_batch:rank=1,steps=100000"), "told", 2, 300),
+    Case("same batch on all ranks", _at("same_batch"), "told", 2, 300),
+    Case("rank 1 is slow", _at("slow_input:rank=1,steps=100000,seconds=0.05"), "told", 2, 300),
+    Case("rank 1 drifts apart", _at("weight_noise:rank=1,target=vector"), "recovered", 2, 300),
+    Case("rank 1 crashes", _at("crash:rank=1"), "recovered", 2, 300),
 )

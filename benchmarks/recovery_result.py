@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,11 @@ def read(code: int | None, path: Path) -> Result:
     losses = re.findall(r"^val_loss ([\d.]+)$", (path / "out.txt").read_text(), re.MULTILINE)
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     touching = [action for action in intents if action["touches_job"]]
-    said = _first(records, lambda r: r["kind"] == "rule" and r["data"].get("what") == "fired")
-    acted = _first(records, lambda r: _is_action(r))
+    since = records[_fault(records) :]
+    said = _first(since, lambda r: r["kind"] == "rule" and r["data"].get("what") == "fired")
+    crashed = _first(since, lambda r: r["kind"] == "incident" and r["data"].get("what") == "opened")
+    said = crashed if said is None else min(said, said if crashed is None else crashed)
+    acted = _first(since, _is_action)
     incidents = [r for r in records if r["kind"] == "incident"]
     return Result(
         code=code,
@@ -75,5 +78,13 @@ def _is_action(record: Mapping[str, Any]) -> bool:
 
 
 def _first(records: Iterable[Mapping[str, Any]], is_so: Any) -> int | None:
-    steps = [r["step"] - FAULT_STEP for r in records if is_so(r) and r["step"] >= FAULT_STEP]
-    return steps[0] if steps else None
+    """Steps from the fault to the first such record; what came with it is at 0."""
+    steps = (max(0, r["step"] - FAULT_STEP) for r in records if is_so(r))
+    return next(steps, None)
+
+
+def _fault(records: Sequence[Mapping[str, Any]]) -> int:
+    """Where the last drill was told, or the record behind the last step before the fault."""
+    told = [i for i, r in enumerate(records) if (r.get("data") or {}).get("what") == "drill"]
+    late = (i for i, r in enumerate(records) if r["step"] >= FAULT_STEP - 1)
+    return told[-1] if told else next(late, len(records))

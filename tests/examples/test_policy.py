@@ -1,0 +1,37 @@
+"""The example's own policy, and the faults that the recovery benchmark injects into it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervise.catalog import drills, load_policy
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_loads_without_a_word_and_can_start_the_example_again():
+    """The argument is the example's own; nano alone would not know it."""
+    warnings: list[object] = []
+    policy = load_policy(ROOT / "examples" / "nano" / "policy.yaml", warnings=warnings)
+
+    assert warnings == []
+    assert policy.job["relaunch"]["args"] == ("--resume={checkpoint}",)
+    assert "--resume" in (ROOT / "examples" / "nano" / "train.py").read_text()
+    assert policy.job["on_crash"] in policy.runbooks
+    below = load_policy("nano").ladder.rungs[:-1]
+    assert policy.ladder.rungs == (*below, "relaunch-and-rewarm", "hold")
+
+
+def test_every_case_of_the_benchmark_names_faults_that_exist(monkeypatch: pytest.MonkeyPatch):
+    """One healthy case for each number of ranks: the others are measured beside it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    cases = __import__("recovery_cases").CASES
+    sys.modules.pop("recovery_cases")
+
+    assert all(drills.parse(drill) for case in cases for drill in case.drills)
+    healthy = [case.ranks for case in cases if not case.drills]
+    assert sorted(healthy) == sorted({case.ranks for case in cases})
+    assert len({case.name for case in cases}) == len(cases)
