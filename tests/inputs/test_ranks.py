@@ -30,6 +30,14 @@ def test_the_straggler_is_the_rank_that_takes_longest_by_itself():
     assert found["straggler_rank"] == 1
 
 
+def test_replicas_with_another_checksum_are_counted():
+    """Run 1 differs; a rank that has none, as under another scheme, ends the comparison."""
+    same = {"param_digest.0": 5.0, "param_digest.1": 7.0}
+    assert together([same, same, same])["param_digest_mismatch"] == 0.0
+    assert together([same, {**same, "param_digest.1": 8.0}, same])["param_digest_mismatch"] == 1.0
+    assert "param_digest_mismatch" not in together([same, {}])
+
+
 def test_the_consistency_is_the_mean_cosine_over_all_pairs():
     chance = random.Random(3)
     sketches = [[chance.gauss(0.2, 1.0) for _ in range(32)] for _ in range(5)]

@@ -140,3 +140,48 @@ def test_ranks_that_the_job_forks_are_told_apart(pair, ranks, untouched):
     job = pair.probed.run(SCRIPT)
     check(ranks(job.folder), job, untouched)
     assert job.err == "" and (job.folder / "out").read_text() == ""
+
+
+APART = (
+    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    + """
+model = DistributedDataParallel(whole)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for n in range(8):
+    step(model, optimizer, 1)
+for layer in whole:
+    if list(layer.parameters()):
+        fully_shard(layer)
+optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+step(whole, optimizer, 1)
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair, ranks):
+    """A vector of rank 1 changes at step 4; its digest differs from that step on."""
+    order = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
+    job = pair.probed.run(APART, sampling={"weights": 1, "share": 1.0}, drills=[order])
+    frames = [each.frames for each in ranks(job.folder)]
+    digests = [[_digests(frame) for frame in each] for each in frames]
+    same = [a == b for a, b in zip(*digests, strict=True) if a and b]
+    assert len(same) >= 5 and same[0] and not same[-1] and sorted(same, reverse=True) == same
+    assert {len(digest) for each in digests for digest in each} == {0, 5}
+    assert digests[0][8] == digests[1][8] == {}
+
+
+def test_ranks_may_be_fed_the_same_batch(pair, ranks):
+    """From step 4 on the loss of both is that of one batch."""
+    order = {"fault": "same_batch", "step": 4, "params": {"steps": 3}}
+    job = pair.probed.run(APART, drills=[order])
+    inputs = [
+        [frame.get("batch_fingerprint") for frame in each.frames] for each in ranks(job.folder)
+    ]
+    same = [a == b for a, b in zip(*inputs, strict=True)]
+    assert same[4:7] == [True] * 3 and not any(same[1:4])
+
+
+def _digests(frame):
+    return {name: value for name, value in frame.items() if name.startswith("param_digest.")}

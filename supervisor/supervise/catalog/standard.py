@@ -47,7 +47,7 @@ _ROWS = (
     # ranks
     ("loss_dispersion", "nat", "Standard deviation of the loss over ranks.", SEEDS),
     ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
-    ("param_digest_mismatch", "1", "Replicated tensors whose hashes differ over ranks.",
+    ("param_digest_mismatch", "1", "Runs of replicated weights whose checksums differ.",
      "BLOOM-176B chronicles"),
     ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
     ("straggler_ratio", "1", "Slowest over median time to the first gradient collective.",

@@ -3,8 +3,9 @@
 Ranks publish on their own; a step is complete when every rank has published it, and its numbers are
 then those of the leader's next frame: one step late, never waited for. Pure arithmetic.
 
-Source: the stability metrics report, rows `loss_dispersion`, `straggler_ratio` and
-`grad_direction_consistency`; its `loss_dispersion > 0` is no fault, ranks read different data.
+Source: the stability metrics report, rows `loss_dispersion`, `straggler_ratio`,
+`grad_direction_consistency` and `param_digest_mismatch`; its `loss_dispersion > 0` is no fault,
+ranks read different data.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-LOSS, SKETCH = "train_loss_raw", "grad_sketch."
+LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 OWN = ("input_time", "forward_time")
 LAG = 64  # steps that may be incomplete before the oldest is dropped
 
@@ -23,6 +24,7 @@ METRICS = (
     "straggler_ratio",
     "straggler_rank",
     "grad_direction_consistency",
+    "param_digest_mismatch",
 )
 
 Values = Mapping[str, float | None]
@@ -60,6 +62,7 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     loss_dispersion: standard deviation of the losses, nats. loss_outlier_rank: the rank whose loss
     is furthest from the median. straggler_ratio: largest over median input and forward time.
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
+    param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     """
     found: dict[str, float] = {}
     losses = [values.get(LOSS) for values in ranks]
@@ -77,6 +80,11 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     sketches = [_sketch(values) for values in ranks]
     if all(sketches):
         found["grad_direction_consistency"] = _mean_cosine(sketches)
+    digests = [_digests(values) for values in ranks]
+    if digests[0] and all(digest.keys() == digests[0].keys() for digest in digests):
+        found["param_digest_mismatch"] = float(
+            sum(any(d[name] != first for d in digests) for name, first in digests[0].items())
+        )
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
@@ -97,6 +105,10 @@ def _own_time(values: Values) -> float | None:
 def _sketch(values: Values) -> list[float]:
     found = [v for name, v in values.items() if name.startswith(SKETCH) and v is not None]
     return found if any(found) else []
+
+
+def _digests(values: Values) -> dict[str, float]:
+    return {n: v for n, v in values.items() if n.startswith(DIGEST) and v is not None}
 
 
 def _mean_cosine(sketches: Sequence[Sequence[float]]) -> float:

@@ -1,0 +1,72 @@
+"""Checksums of the weights, to see whether the replicas of a data-parallel run are still the same.
+
+Only where `DistributedDataParallel` says that they must be: under any other scheme ranks differ by
+right. Any bit that changes in one tensor changes its checksum; two changes may cancel each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, Set
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..scalars import Number
+    from ..step import Step, Update
+
+METRICS = (
+    MetricSpec(
+        "param_digest.<i>",
+        "1",
+        "Checksum of a run of weight tensors after the update, 8 runs over all of them in the "
+        "optimizers' order; only under DistributedDataParallel.",
+        "sum over tensors j of (2 j + 1) times the sum of its bit patterns, modulo 2^48",
+        "one pass over the weights in a sampled step",
+        500,
+    ),
+)
+
+RUNS = 8
+REPLICATED = "DistributedDataParallel"
+MODULUS = 1 << 48  # a double holds it exactly
+
+
+class Collector(Base):
+    """Keeps the checksums of the round's optimizers until the step is over."""
+
+    SAMPLED = "weights"
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._probe = probe
+        self._sums: List[Any] = []
+
+    def after_update(self, update: Update) -> None:
+        replicated = self._replicated() if self._probe.world_size > 1 else set()
+        patterns = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}
+        for parameter in update.all_params:
+            if id(parameter) not in replicated or parameter.is_complex():
+                continue
+            weight = parameter.detach()
+            pattern = patterns.get(weight.element_size(), self.torch.int64)
+            self._sums.append(
+                weight.contiguous().view(-1).view(pattern).sum(dtype=self.torch.int64)
+            )
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        sums, self._sums = self._sums, []
+        for run in range(min(RUNS, len(sums))):
+            first, last = run * len(sums) // RUNS, (run + 1) * len(sums) // RUNS
+            if len(sums) < RUNS:
+                first, last = run, run + 1
+            device = sums[first].device
+            total = sum((2 * j + 1) * each.to(device) for j, each in enumerate(sums[first:last]))
+            values[f"param_digest.{run}"] = self.scalars.value((total % MODULUS).double())
+
+    def _replicated(self) -> Set[int]:
+        """The ids of parameters that all ranks must have alike; shards of one are not."""
+        wrappers = (m for m in self._probe.registry.modules if type(m).__name__ == REPLICATED)
+        parameters = (p for wrapper in wrappers for p in wrapper.parameters())
+        return {id(p) for p in parameters if p.numel() and not hasattr(p, "_local_tensor")}
