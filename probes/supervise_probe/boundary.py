@@ -85,7 +85,7 @@ class Boundary:
                 self._joins_late(key)
                 probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
                 return None
-            self._skip = probe.tools.skip.take()
+            self._skip = probe.tools.skip.take() if probe.tools.acting else ""
         self._members.append(key)
         self.on_time = False
         self.current = update
@@ -101,7 +101,8 @@ class Boundary:
         if not closure:
             self.measure(update)
         probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
-        probe.tools.before_update(update)
+        if probe.tools.acting:
+            probe.tools.before_update(update)
         probe.guard.run_all(probe.calls["before_update"], update)
         return update
 
@@ -117,7 +118,8 @@ class Boundary:
         if found_inf is not None:
             update.found_inf = probe.scalars.value(found_inf)
         probe.guard.run_all(probe.calls["measure"], update)
-        if not update.skip and len(self._members) == 1 and probe.rollbacks.skips.due():
+        skips = probe.rollbacks.skips
+        if skips.ranges and not update.skip and len(self._members) == 1 and skips.due():
             update.skip = self._skip = "command"
         if not update.skip:
             probe.tools.gradients(update)
@@ -128,7 +130,8 @@ class Boundary:
         probe = self._probe
         self._ended_ns = monotonic_ns()
         self.current = None
-        probe.tools.after_update(update)
+        if probe.tools.acting:
+            probe.tools.after_update(update)
         probe.guard.run_all(probe.calls["after_update"], update)
         ends = bool(self._members) and self._members[-1] == self._last_of_round
         if ends or probe.rollbacks.handover.ends(self._members):
@@ -205,7 +208,8 @@ class Boundary:
         probe.beat("step")
         probe.scaling.step_ended()
         probe.rate.advance()
-        probe.tools.step_ended()
+        if probe.tools.acting:
+            probe.tools.step_ended()
         if elapsed is not None:
             probe.guard.judge(elapsed)
         self.number += 1

@@ -8,12 +8,12 @@ for the supervisor to judge: the notice `resume-refused` tells it.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+from . import savepoint_files as files
+from .guard import describe
 from .learning_rate import Ramp
 from .saves import about, inode_of
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .probe import Probe
     from .rollbacks import Rollbacks
 
-PREFIX, SUFFIX, NEW, HASH = "savepoint-", ".pt", ".new", ".sha256"
-CHUNK = 1 << 20  # bytes hashed at a time
+# How long the end of the process waits for a savepoint that is being written, for then a relaunch
+# needs the newest one; and how long for its thread to leave torch once it was told to.
+EXIT_S, LEAVE_S = 5.0, 5.0
 
 
 class Handover:
@@ -31,6 +32,7 @@ class Handover:
     Attributes:
         waiting: this process has not taken over yet.
         why_not: why no savepoint is written, "" while they are.
+        wants_a_word: whether there is something to do at this boundary.
     """
 
     def __init__(self, probe: Probe, rollbacks: Rollbacks) -> None:
@@ -39,11 +41,12 @@ class Handover:
         self._written: List[Tuple[int, str, float]] = []
         self._failed: List[str] = []
         self._document: Optional[Dict[str, Any]] = None
+        self._stop = False
         self.why_not = ""
         self._wanted: Dict[str, Any] = (probe.config.savepoints or {}).get("portable") or {}
         self._next = 0
         resume = probe.config.resume or {}
-        self.waiting = resume.get("how") == "savepoint"
+        self.waiting = self.wants_a_word = resume.get("how") == "savepoint"
         self._path = str(resume.get("path"))
         probe.publisher.discarding = self.waiting
 
@@ -64,35 +67,65 @@ class Handover:
             said = f"no savepoint is written for another process: {problem}"
             probe.notice("portable-unavailable", said)
             return
-        self._next = (step // int(wanted["every"]) + 1) * int(wanted["every"])
+        self._next = self._multiple_behind(step)
         document["round"] = probe.boundary.round
-        path = os.path.join(wanted["directory"], f"{PREFIX}{step:09d}{SUFFIX}")
+        path = files.path_of(wanted["directory"], step)
         self._rollbacks.background.do(self._write, saved, document, path)
+
+    def went_to(self, step: int) -> None:
+        """The job stands behind `step` again: savepoints of later steps never were."""
+        if self._wanted:
+            self._next = self._multiple_behind(step)
+            # Behind the one that may be on its way to the disk.
+            self._rollbacks.background.do(files.remove_behind, self._wanted["directory"], step)
+
+    def _multiple_behind(self, step: int) -> int:
+        every = int(self._wanted["every"])
+        return (step // every + 1) * every
 
     def _write(self, saved: Any, document: Dict[str, Any], path: str) -> None:
         began = monotonic()
         try:
             saved.copies.wait()
-            write(self._probe.torch.save, document, path)
-            keep_newest(os.path.dirname(path), int(self._wanted["keep"]))
+            files.write(self._probe.torch.save, document, path, lambda: self._stop)
+            files.keep_newest(self._wanted["directory"], int(self._wanted["keep"]))
             self._written.append((saved.step, path, monotonic() - began))
+        except files.Stopped:
+            said = f"the savepoint of step {saved.step} was not finished when the process ended"
+            self._failed.append(said)
         except Exception as error:
             self._failed.append(f"the savepoint of step {saved.step} could not be written: {error}")
         finally:
             saved.pinned = False
+            self.wants_a_word = True
 
     def report(self) -> None:
         """Tell what was written, and what could not be."""
         probe = self._probe
         while self._written:
             step, path, seconds = self._written.pop(0)
-            data = {"path": path, "step": step, "inode": inode_of(path, path)}
+            inode = inode_of(path, path)
+            if inode is None:  # the job went back before it, or there are newer ones
+                continue
+            data = {"path": path, "step": step, "inode": inode}
             data.update(about(probe, seconds, "savepoint"))
             probe.notice(
                 "checkpoint-saved", f"the savepoint of step {step} was written", data, step + 1
             )
         while self._failed:
             probe.notice("note", self._failed.pop(0))
+
+    def close(self) -> bool:
+        """The process ends; return whether nothing is being written any more.
+
+        What is not written in time is called off: the end of a job is not ours to hold.
+        """
+        background = self._rollbacks.background
+        if not background.close(EXIT_S):
+            self._stop = True
+            background.close(LEAVE_S)
+        self.report()
+        return not background.busy
 
     # ── from the process before ───────────────────────────────────────────────────────────────
 
@@ -102,20 +135,16 @@ class Handover:
             return False
         if self._document is None:
             try:
-                self._document = read(self._probe.torch.load, self._path)
+                self._document = files.read(self._probe.torch.load, self._path)
                 self._document["round"] += 0
             except Exception as error:
                 self._refuse(f"{self._path} cannot be read: {error}", made=0)
                 return False
         return len(members) >= int(self._document["round"])
 
-    @property
-    def wants_a_word(self) -> bool:
-        """Whether there is something to do at this boundary."""
-        return self.waiting or bool(self._written) or bool(self._failed)
-
     def speak(self) -> None:
-        """Do it."""
+        """Do what there is to do."""
+        self.wants_a_word = False
         if self.waiting:
             self._take_over()
         self.report()
@@ -134,6 +163,9 @@ class Handover:
         except CannotRestore as problem:
             self._refuse(str(problem), made=1)
             return
+        except Exception as error:
+            self._refuse(describe(error), made=1)
+            raise  # to the guard, which knows what is the job's own
         self._end()
         for collector in probe.collectors.values():
             collector.rewind(state)
@@ -159,66 +191,3 @@ class Handover:
     def _end(self) -> None:
         self.waiting, self._document = False, None
         self._probe.publisher.discarding = False
-
-
-def write(save: Callable[..., Any], document: Dict[str, Any], path: str) -> None:
-    """Write a file that is whole or not there, and its hash beside it.
-
-    Raises:
-        OSError, RuntimeError: the disk does not take it; what was there before is still there.
-    """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        save(document, path + NEW)
-        found = _hash(path + NEW)
-        with open(path + HASH + NEW, "w", encoding="ascii") as file:
-            file.write(f"{found}  {os.path.basename(path)}\n")
-        for name in (path + HASH, path):
-            descriptor = os.open(name + NEW, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(name + NEW, name)
-    except BaseException:
-        for name in (path + HASH + NEW, path + NEW):
-            if os.path.exists(name):
-                os.unlink(name)
-        raise
-
-
-def keep_newest(directory: str, keep: int) -> None:
-    """Remove all savepoints of a directory but the `keep` of the highest steps; half ones too."""
-    names = [name for name in os.listdir(directory) if name.startswith(PREFIX)]
-    whole = sorted(name for name in names if name.endswith(SUFFIX))
-    stay = {kept + end for kept in whole[-max(1, keep) :] for end in ("", HASH)}
-    for name in names:
-        if name not in stay:
-            os.unlink(os.path.join(directory, name))
-
-
-def read(load: Callable[..., Any], path: str) -> Dict[str, Any]:
-    """Return the document in a file.
-
-    Raises:
-        OSError, ValueError: it cannot be read, or is not what was written.
-    """
-    if os.path.exists(path + HASH):
-        with open(path + HASH, encoding="ascii") as file:
-            told = file.read().split()
-        if not told or told[0] != _hash(path):
-            raise ValueError("its hash is another than the one beside it")
-    document = load(path, map_location="cpu", weights_only=True)
-    if not isinstance(document, dict) or "what" not in document:
-        raise ValueError("it is no savepoint")
-    return document
-
-
-def _hash(path: str) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while True:
-            piece = file.read(CHUNK)
-            if not piece:
-                return found.hexdigest()
-            found.update(piece)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from .probe import Probe
 
 
-EXIT_S = 60.0  # how long the end of the process waits for a savepoint that is being written
-
-
 class Rollbacks:
     """The savepoints of one rank.
 
@@ -215,15 +212,17 @@ class Rollbacks:
         probe.sampling.begin(probe.boundary.number, monotonic_ns())
         probe.drills.end_all()
         self._next = self._multiple_behind(step)
+        self.handover.went_to(step)
         probe.status_changed()
 
     def close(self) -> None:
         """The process ends."""
-        self.tape.close()
-        if self._savepoints is not None:
-            self._savepoints.close()
-        self.background.close(EXIT_S)
-        self.handover.report()
+        try:
+            if self._savepoints is not None:
+                self._savepoints.close()
+        finally:
+            if self.handover.close():  # else the background may be at the tape's own file
+                self.tape.close()
 
     def _multiple_behind(self, step: int) -> int:
         return (step // self._every + 1) * self._every

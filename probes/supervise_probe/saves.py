@@ -18,6 +18,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
 if TYPE_CHECKING:
+    from .guard import Part
     from .probe import Probe
 
 ENOUGH = 0.5  # of the trained parameters' elements make a checkpoint; project default
@@ -68,16 +69,28 @@ def around(probe: Probe, original: Callable[..., Any], how: str, what: What) -> 
         what: given the same arguments, returns the object that is saved, and where.
     """
 
-    part = probe.guard.part(PART)
     told: Dict[str, Tuple[int, int]] = {}
 
-    def saved(began: int, args: Any, kwargs: Any) -> None:
+    def saved(seconds: float, args: Any, kwargs: Any) -> None:
         thing, place = what(*args, **kwargs)
         path = name_of(place)
         if path and how == "torch.save":
             probe.on_demand.saw(thing, path)
         if path and holds_the_model(probe, thing):
-            tell(probe, told, path, (monotonic_ns() - began) / 1e9, how, place)
+            tell(probe, told, path, seconds, how, place)
+
+    return in_phase(probe, original, probe.guard.part(PART), saved)
+
+
+def in_phase(
+    probe: Probe, original: Callable[..., Any], part: Part, saved: Callable[..., None]
+) -> Callable[..., Any]:
+    """Return `original` in the phase "checkpoint"; a save inside another one is part of that.
+
+    Args:
+        saved: given its seconds, its arguments and its keyword arguments once it has returned;
+            runs as `part`.
+    """
 
     @functools.wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +103,8 @@ def around(probe: Probe, original: Callable[..., Any], how: str, what: What) -> 
         try:
             result = original(*args, **kwargs)
             if probe.writer is not None:
-                probe.guard.run(part, saved, began, args, kwargs)
+                seconds = (monotonic_ns() - began) / 1e9
+                probe.guard.run(part, saved, seconds, args, kwargs)
             return result
         finally:
             library.saving = False

@@ -38,26 +38,28 @@ def parse(wanted: Any) -> Sequence[int]:
 
 
 class Skips:
-    """The steps that are skipped whenever they come."""
+    """The steps that are skipped whenever they come.
+
+    Attributes:
+        ranges: of these steps, newest last.
+    """
 
     def __init__(self, probe: Probe, tape: Tape) -> None:
         self._probe = probe
         self._tape = tape
-        self._ranges: List[Range] = []
+        self.ranges: List[Range] = []
         for wanted in probe.config.skip:
             self.order(*parse(wanted))
 
     def order(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last` from now on."""
-        self._ranges.append(Range(first, last, self._tape.batches(first, last)))
-        del self._ranges[:-MOST]
+        self.ranges.append(Range(first, last, self._tape.batches(first, last)))
+        del self.ranges[:-MOST]
 
     def due(self) -> bool:
         """Whether the step under way is one of them. Its input has been looked at."""
-        if not self._ranges:
-            return False
         step = self._probe.boundary.number
-        return any(one.first <= step <= one.last and self._is_its(one) for one in self._ranges)
+        return any(one.first <= step <= one.last and self._is_its(one) for one in self.ranges)
 
     def _is_its(self, one: Range) -> bool:
         probe = self._probe

@@ -37,6 +37,11 @@ class Cap:
         self._taken: Deque[int] = deque(maxlen=max(1, most))
         self._now = 0
 
+    @property
+    def used(self) -> bool:
+        """Whether anything has been counted: before, no clock needs to run."""
+        return bool(self._taken)
+
     def step_ended(self) -> None:
         """Count a step."""
         self._now += 1
@@ -149,6 +154,7 @@ class StandingOrders:
         probe, loss, norm = self._probe, self._probe.loss_so_far(), update.gradient_norm
         why = self._skip.why_skip((loss, norm))
         if why:
+            probe.tools.acting = True
             update.skip = "standing order"
             probe.notice(
                 "standing-order",
@@ -174,6 +180,11 @@ class StandingOrders:
             {"order": "zero_nonfinite", "gradient_norm": str(norm)},
         )
         return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether the end of a step counts for an order."""
+        return self._zero is not None or (self._skip is not None and self._skip.cap.used)
 
     def step_ended(self) -> None:
         """A step ended; a rollback does not turn the clocks of the orders back."""

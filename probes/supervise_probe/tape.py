@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
     from .background import Background
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 ROWS = 256  # steps
 WRITE_EVERY = 50  # steps between two writes to disk
 CLOSE = 1e-3  # of the loss; project default
-
-
-_PACKED = struct.Struct("<qqB3d")  # kept as bytes: nothing for the job's garbage collector to visit
 
 
 class Row(NamedTuple):
@@ -35,17 +31,6 @@ class Row(NamedTuple):
     loss: Optional[float]
     lr: Optional[float]
 
-    def pack(self) -> bytes:
-        """Return it as bytes."""
-        seen = sum(1 << i for i, value in enumerate(self[2:]) if value is not None)
-        return _PACKED.pack(self.step, self.attempt, seen, *(value or 0.0 for value in self[2:]))
-
-    @classmethod
-    def unpack(cls, raw: bytes) -> Row:
-        """Return what was packed."""
-        step, attempt, seen, *values = _PACKED.unpack(raw)
-        return cls(step, attempt, *(v if seen >> i & 1 else None for i, v in enumerate(values)))
-
 
 class Tape:
     """The newest steps of one rank, and of the launch before."""
@@ -53,7 +38,8 @@ class Tape:
     def __init__(self, probe: Probe, background: Background) -> None:
         self._probe = probe
         self._background = background
-        self._packed: Deque[bytes] = deque(maxlen=ROWS)
+        # Rows as plain tuples: the garbage collector of the job forgets those at its first visit.
+        self._plain: Deque[Tuple[Any, ...]] = deque(maxlen=ROWS)
         self._expected: Optional[Row] = None
         self._exact = True
         self._path = os.path.join(probe.config.marks, f"tape.{probe.rank}.json")
@@ -61,7 +47,7 @@ class Tape:
         config = probe.config
         self._kept = config.tape  # on disk too
         if config.attempt:
-            self._packed.extend(row.pack() for row in _read(self._path, config.attempt))
+            self._plain.extend(map(tuple, _read(self._path, config.attempt)))
             if config.first_step:
                 self.expect(config.first_step, exact=False)
 
@@ -83,39 +69,36 @@ class Tape:
 
     def remember(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Keep a step whose values are all on the host."""
-        row = Row(
-            step,
-            attempt,
-            values.get("batch_fingerprint"),
-            values.get("train_loss_raw"),
-            values.get("learning_rate_scheduled"),
-        )
-        self._keep_batch(row, "batch_shard" in values)
+        get = values.get
+        fingerprint = get("batch_fingerprint")
+        row = (step, attempt, fingerprint, get("train_loss_raw"), get("learning_rate_scheduled"))
+        self._plain.append(row)
+        if fingerprint is not None or "batch_shard" in values:
+            self._keep_batch(step, attempt, fingerprint, "batch_shard" in values)
         if self._expected is not None and step >= self._expected.step:
             was, self._expected = self._expected, None
             if step == was.step and attempt > was.attempt:
-                self._compare(was, row)
-        self._packed.append(row.pack())
-        self._unwritten += self._kept
-        if self._unwritten >= WRITE_EVERY:
-            self._unwritten = 0
-            self._background.do(_write, self._path, self._rows())
+                self._compare(was, Row(*row))
+        if self._kept:
+            self._unwritten += 1
+            if self._unwritten >= WRITE_EVERY:
+                self._unwritten = 0
+                self._background.do(_write, self._path, self._rows())
 
     def close(self) -> None:
         """Write what a new launch will want to know of this one."""
-        if self._kept and self._packed:
+        if self._kept and self._plain:
             _write(self._path, self._rows())
 
     def _rows(self) -> List[Row]:
-        return [Row.unpack(raw) for raw in self._packed]
+        return [Row(*row) for row in self._plain]
 
-    def _keep_batch(self, row: Row, has_shard: bool) -> None:
+    def _keep_batch(
+        self, step: int, attempt: int, fingerprint: Optional[float], has_shard: bool
+    ) -> None:
         """Keep a batch, and its shards, for the evidence of an incident."""
         probe = self._probe
-        if row.fingerprint is None and not has_shard:
-            return
-        seen: Dict[str, Any] = {"step": row.step, "attempt": row.attempt}
-        seen["fingerprint"] = row.fingerprint
+        seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
         probe.fingerprints.append(seen)
         if has_shard:
             probe.guard.run(probe.guard.part("shards"), probe.collectors["shards"].join, seen)

@@ -37,7 +37,7 @@ class FakeJob:
         return self._answer()
 
     def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
-        self.calls.append(("relaunch", dict(args), key))
+        self.calls.append(("relaunch", dict(args), key, deadline_s))
         return self._answer()
 
     def work(self, within_s: float) -> dict[str, float]:
@@ -61,6 +61,9 @@ def aim():
     steps = {"ckpt-1": 79, "ckpt-2": 119}
     usual = Aim(
         incident="inc-1", step=153, breach_step=150, attempt=0, world_size=1, severity="SEV1",
-        good=tuple(Checkpoint(name, at, 0, f"/c/{at}.pt", True) for name, at in steps.items()),
+        good=tuple(
+            Checkpoint(name, at, 0, f"/c/{at}.pt", True, bytes=8_000_000_000)
+            for name, at in steps.items()
+        ),
     )  # fmt: skip
     return lambda **changes: replace(usual, **changes)

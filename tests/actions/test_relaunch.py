@@ -17,6 +17,7 @@ def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(aim):
         "checkpoint": "ckpt-2",
         "path": "/c/119.pt",
         "step": 119,
+        "bytes": 8_000_000_000,
         "attempt": 1,
         "rewarm": {"start": 0.1, "steps": 50},
         "skip": None,
@@ -24,6 +25,17 @@ def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(aim):
     assert Relaunch(at_least=40).aim(aim())["checkpoint"] == "ckpt-1"
     assert Relaunch(rewarm=0).aim(aim(attempt=4))["rewarm"] is None
     assert Relaunch().aim(aim(attempt=4))["attempt"] == 5
+
+
+def test_a_large_checkpoint_gets_its_time(aim, fake_job):
+    """8 GB at 20 MB a second, beside what a start takes."""
+    action, job = Relaunch(), fake_job(ANSWER)
+    args = action.aim(aim())
+
+    action.perform(job, args, key="k")
+
+    assert action.limit_s(args) == 600.0 + 400.0
+    assert job.calls[-1][-1] == 1000.0
 
 
 @pytest.mark.parametrize(("skip", "steps"), [(5, [146, 150]), (1, [150, 150]), (900, [120, 150])])

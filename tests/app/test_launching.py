@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.app.launching import Launch, Launcher
+from supervise.app.launching import Launch, Launcher, first_environment
 from supervise.core.rule import Policy
 from supervise.errors import ActionError
 from supervise.job import environment
@@ -59,6 +59,19 @@ def test_the_first_launch_is_the_command_as_it_was_given(told, run):
     assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("0", f"{run.id}:0")
     assert config["drills"] == ["drill"]
     assert "first_step" not in config
+
+
+def test_a_supervisor_that_comes_later_knows_the_environment(told, run):
+    """As it was first given; nobody else can read it, and later launches do not change it."""
+    policy = replace(POLICY, job={"relaunch": HOW})
+    told(policy, Launch())
+    kept = first_environment(run)
+    told(policy, AGAIN)
+
+    assert kept == first_environment(run)
+    assert (kept["PATH"], kept["START_STEP"]) == (os.environ["PATH"], "0")
+    assert environment.LAUNCH not in kept
+    assert (run.path / "environ.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_later_launch_gets_what_the_policy_says(told, run):

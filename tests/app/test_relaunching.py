@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from supervise.app.relaunching import MARGIN_S, Relauncher
+from supervise.app.relaunching import MARGIN_S, STOP_S, Relauncher
 from supervise.core.rule import Policy
-from supervise.errors import ActionError, LaunchError, StoreError
+from supervise.errors import ActionError, LaunchError, StoreError, UsageError
 from supervise.store.rundir import RunDir
 
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
@@ -26,6 +26,11 @@ class Edges:
         self.asked = []
         self.error = None
         self.control = None
+
+    def prepare(self, checkpoint):
+        self.asked.append(("prepare", checkpoint, self.control.process.returncode))
+        if isinstance(self.error, UsageError):
+            raise StoreError("damaged")
 
     def put_back(self, checkpoint):
         self.asked.append(("put_back", checkpoint, self.control.process.returncode))
@@ -55,7 +60,7 @@ def edges(start):
 @pytest.fixture
 def control(run, edges, start, looping):
     """A control over a running job, with a fresh supervisor's relauncher."""
-    relaunch = Relauncher(run, edges.put_back, edges.launch)
+    relaunch = Relauncher(run, edges, edges.launch)
     edges.control = looping(start("sleep", "60"), relaunch)
     return edges.control
 
@@ -66,12 +71,15 @@ def written(run):
 
 
 def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
-    """The old gang is dead before the checkpoint is touched; the new process is the job then."""
+    """What takes long comes before the stop, what moves files after it; then the new one runs."""
     old = control.process
 
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
-    assert edges.asked == [("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99)]
+    assert edges.asked == [
+        ("prepare", "ckpt-2", None), ("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99),
+    ]  # fmt: skip
+    assert control.exit_code is None
     assert old.returncode == -15
     assert control.process.returncode is None
     assert seen == {
@@ -89,7 +97,7 @@ def test_the_same_order_again_starts_nothing(control, edges):
     assert control.relaunch(ARGS, key="r:1", deadline_s=60) == first
     assert control.process is process
     assert process.poll() is None
-    assert len(edges.asked) == 2
+    assert len(edges.asked) == 3
 
 
 @pytest.mark.parametrize(("done", "left"), [(1, ["put_back", "launch"]), (2, ["launch"]), (3, [])])
@@ -132,9 +140,48 @@ def test_what_fails_is_the_actions_error(control, edges, error):
     assert edges.asked[0][0] == failed
 
 
-def test_nothing_starts_when_nobody_waits_for_it_any_more(control, edges):
+def test_nothing_starts_when_nobody_waits_for_it_any_more(control, edges, run):
     """The action would be reported as failed, with a job that runs."""
+    control.relaunch(ARGS, key="r:1", deadline_s=60)
+    path, marks = written(run)
+    path.write_text(json.dumps({k: v for k, v in marks.items() if k not in STAGES[2]}))
+    edges.asked.clear()
+
     with pytest.raises(ActionError, match="too late"):
         control.relaunch(ARGS, key="r:1", deadline_s=MARGIN_S - 1.0)
 
-    assert [what for what, *_ in edges.asked] == ["put_back"]
+    assert edges.asked == []
+
+
+def test_nothing_is_stopped_that_could_not_be_started_in_time(control, edges):
+    """Preparing took as long as there was."""
+    with pytest.raises(ActionError, match="not stopped"):
+        control.relaunch(ARGS, key="r:1", deadline_s=STOP_S)
+
+    assert [what for what, *_ in edges.asked] == ["prepare"]
+    assert control.process.poll() is None
+
+
+def test_a_checkpoint_that_cannot_be_put_back_costs_the_job_nothing(control, edges):
+    """It is found out while the job lives."""
+    edges.error = UsageError("the pin is damaged")
+
+    with pytest.raises(ActionError, match="damaged"):
+        control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert [what for what, *_ in edges.asked] == ["prepare"]
+    assert control.process.poll() is None and control.exit_code is None
+
+
+@pytest.mark.parametrize(("crashed", "code"), [(False, 78), (True, None)])
+def test_a_job_that_we_stopped_and_cannot_start_needs_a_person(control, edges, crashed, code):
+    """The exit code says so; one that had ended by itself keeps its own."""
+    if crashed:
+        control.process.signal(9)
+        control.process.wait(10)
+    edges.error = StoreError("the disk is full")
+
+    with pytest.raises(ActionError, match="the disk is full"):
+        control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert control.exit_code == code

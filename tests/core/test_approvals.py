@@ -12,7 +12,7 @@ from supervise.core.replay import record
 from supervise.core.rule import Approval, Runbook
 from supervise.core.values import Exited, Finished, Reloaded
 
-from .conftest import Reach, Verify
+from .conftest import Reach, Touch, Verify
 
 
 def asked(tell, **changes):
@@ -217,3 +217,67 @@ def test_a_request_outlives_the_supervisor(tell):
 
     assert [record(d) for d in made] == [record(d) for d in story.log if d in made]
     assert [d.data["action"]["id"] for d in made if d.kind == "intent"] == ["inc-1/2/0-reach"]
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_yes_during_an_order_is_not_lost(tell, well):
+    """What was allowed begins when the order is over, done or not."""
+    story = asked(tell, answer=lambda key: None)
+    story.say("pause")
+    order = story.actions()[-1]
+    assert story.say("approve", id="ask-1").data["ok"]
+    assert story.actions() == [order]
+    story.send(Finished(story.at_ns, order, well, {}, None if well else "no"))
+
+    assert story.actions()[1:] == ["inc-1/3/0-reach"]
+    assert [d.data["what"] for d in story.kinds("approval")] == ["approved"]
+    assert story.state.machine == "acting"
+
+
+def test_a_request_outlives_an_order(tell):
+    """There is nothing to be on probation for: the trouble is as it was."""
+    story = asked(tell)
+    story.say("pause")
+    story.frames(8.0, times=30)
+    assert story.state.pending.id == "ask-1"
+    assert story.state.machine == "suspect"
+    assert story.say("approve", id="ask-1").data["ok"]
+
+    assert story.actions() == ["inc-1/2/0-pause", "inc-1/3/0-reach"]
+
+
+def test_what_becomes_void_while_evidence_is_taken_is_asked_for_after_it(tell):
+    """One snapshot at a time."""
+    book = Runbook("soften", (Snapshot(), Reach(), Verify()), ("snapshot", "reach", "verify"))
+    books = {**tell().policy.runbooks, "soften": book}
+    story = tell(mode="approve", runbooks=books, answer=lambda key: None)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    before = story.policy
+    story.policy = replace(before, digest="sha256:1")
+    story.send(Reloaded(story.at_ns, "bo", "sha256:1", "test", "approve", before.digest))
+    assert story.state.pending is None
+    story.send(Finished(story.at_ns, story.actions()[-1], True))
+
+    assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1", "ask-2"]
+    assert story.state.pending.policy == "sha256:1"
+
+
+@pytest.mark.parametrize(
+    ("reach", "touch", "found"),
+    [
+        (Approval(60, "allow"), Approval(900, "deny"), (900, "deny")),
+        (Approval(60, "deny"), Approval(30, "allow"), (60, "deny")),
+        (Approval(300, "deny"), Approval(60, "deny"), (60, "deny")),
+        (Approval(60, "allow"), Approval(90, "allow"), (90, "allow")),
+        (Approval(60, "allow"), None, (900, "deny")),
+    ],
+)
+def test_one_request_has_the_strictest_terms_of_its_steps(tell, reach, touch, found):
+    """Silence about one of them is no yes to the other."""
+    book = Runbook("soften", (Reach(), Touch(), Verify()), ("reach", "touch", "verify"))
+    terms = {"reach": reach} | ({} if touch is None else {"touch": touch})
+    story = asked(tell, runbooks={**tell().policy.runbooks, "soften": book}, approvals=terms)
+    request = story.kinds("approval_requested")[0].data
+
+    assert (request["timeout_s"], request["on_timeout"]) == found

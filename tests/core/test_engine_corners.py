@@ -19,6 +19,7 @@ from supervise.core.values import (
     Beat,
     Exited,
     Finished,
+    Gap,
     Noticed,
     Tick,
     Told,
@@ -314,3 +315,41 @@ def test_what_cleared_meanwhile_needs_no_answer(tell):
     story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
 
     assert story.actions() == [first]
+
+
+def test_steps_without_a_frame_are_told(tell):
+    """Once, whoever lost them; people hear of many. A gap that was told explains its own."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.step = 59
+    story.frames(2.0, times=20)
+    assert [d.reason for d in story.kinds("gap")] == ["rank 0: steps 50 to 59 have no frame"]
+    assert not story.kinds("notify_intent")
+    story.send(Gap(story.at_ns, 0, 80, 30))
+    story.step = 109
+    story.frames(2.0, times=20)
+    assert len(story.kinds("gap")) == 2
+    story.step = 229
+    story.frames(2.0, times=2)
+    story.step += 1
+    story.frames(2.0, times=2)
+
+    told = [d.reason for d in story.kinds("gap")][2:]
+    assert told == ["rank 0: steps 130 to 229 have no frame", "rank 0: step 232 has no frame"]
+    (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
+    assert (message["severity"], message["title"]) == ("SEV2", told[0])
+
+
+def test_another_attempt_and_another_process_begin_where_they_begin(tell):
+    """Also further on than what was seen last."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.attempt, story.step = 1, 89
+    story.frames(2.0)
+    story.step = 20
+    story.frames(2.0)
+    story.send(Announced(story.at_ns, 0, 1, 2, story.names))
+    story.step = 199
+    story.frames(2.0)
+
+    assert not story.kinds("gap")

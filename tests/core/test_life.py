@@ -10,7 +10,17 @@ from supervise.actions.pause import Pause
 from supervise.actions.snapshot import Snapshot
 from supervise.core.action import Action, Refused
 from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Announced, Beat, Exited, Finished, Frame, Launched, Noticed, Tick
+from supervise.core.values import (
+    Announced,
+    Beat,
+    Exited,
+    Finished,
+    Frame,
+    Launched,
+    Noticed,
+    Reloaded,
+    Tick,
+)
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
@@ -132,6 +142,46 @@ def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
     story.frames(2.0, times=12)
     story.send(Exited(story.at_ns, 1))
     assert not story.state.over
+
+
+def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
+    """Three starts for one farthest step; beyond it they count from the beginning."""
+    story = crashing(tell, budgets={})
+    for step in (49, 44, 45, 58, 54, 52, 50):
+        assert not story.state.over
+        story.frames(2.0, times=max(0, step - story.step))
+        story.send(Exited(story.at_ns, 1))
+        if not story.state.over:
+            relaunched(story, 40)
+
+    assert story.state.over
+    assert len([key for key in story.actions() if "relaunch" in key]) == 6
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert "it ended 3 times, and never went beyond step 58" in message["verdict"]
+
+
+def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
+    """Its data is the job's own: it may use any name."""
+    names = ("kind", "reason", "incident", "rule", "severity", "what", "rank", "at_step", "self",
+             "about", "data", "word_id")  # fmt: skip
+    data = dict.fromkeys(names, "a word")
+    story = tell()
+    story.frames(2.0)
+    (said,) = story.send(Noticed(story.at_ns, "note", "a word", rank=1, step=3, data=data))
+
+    assert said.data == {"what": "note", "rank": 1, "at_step": 3, "about": data}
+
+
+def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
+    """Though it lives on, and whatever policy comes: it would only be stopped."""
+    story = tell(job={"relaunch": {"args": []}})
+    data = {"signal": "SIGHUP", "final": True}
+    story.send(Noticed(story.at_ns, "signal", "SIGHUP was passed on", data=data))
+    story.send(Launched(story.at_ns, 2, 1))
+    digest = story.policy.digest
+    story.send(Reloaded(story.at_ns, "bo", digest, "test", "enforce", digest))
+
+    assert story.state.unable["relaunch"] == "the end of the job was asked for"
 
 
 def test_a_spent_budget_ends_the_run(tell):
@@ -273,6 +323,80 @@ def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
     assert good(story)[-1] == "e"
     save(story, "e", 111, ok=False)
     assert good(story)[-1] == "d"
+
+
+def back_at(story, step):
+    """The runbook takes the run back to `step`, where another attempt begins."""
+    story.attempt += 1
+    result = {"step": step, "attempt": story.attempt}
+    story.send(Finished(story.at_ns, story.actions()[-1], True, result))
+    story.step = step
+
+
+def unanswered(tell):
+    """A run in trouble since step 200, with a checkpoint from before, that is taken back to 100."""
+    story = tell(answer=lambda key: None)
+    story.frames(2.0, times=200)
+    save(story, "before", 50)
+    story.frames(8.0)
+    back_at(story, 100)
+    return story
+
+
+def test_an_attempt_that_does_not_help_leaves_nothing_to_go_back_to(tell):
+    """It was in trouble all along, from its first step, which lies before the first breach."""
+    story = unanswered(tell)
+    story.frames(8.0, times=10)
+    save(story, "early", 105)
+    assert good(story) == ["before"]
+    assert not story.state.checkpoints.suspects()  # it may still help
+    story.frames(8.0, times=30)
+    assert story.kinds("verify", "failed")
+    save(story, "late", 120)
+
+    assert good(story) == ["before"]
+    assert story.state.checkpoints.suspects() == {"early", "late"}
+    assert not story.state.checkpoints.on_trial()
+
+
+def test_what_is_saved_before_the_recovery_is_good_with_it(tell):
+    """Until then it is not gone back to; nor is what another attempt left, ever."""
+    story = unanswered(tell)
+    save(story, "verifying", 103)
+    story.frames(2.0, times=10)
+    assert story.state.machine == "probation"
+    save(story, "probation", 108)
+    save(story, "verifying", 103)
+    twin = story.state.copy()
+    assert story.state.checkpoints.on_trial() == {"verifying", "probation"}
+    story.frames(2.0, times=30)
+    assert "recovered" in story.kinds("incident", "closed")[0].reason
+
+    assert good(story) == ["before", "verifying", "probation"]
+    assert twin.checkpoints.on_trial()
+    assert twin.checkpoints.good() == story.state.checkpoints.good()[:1]
+
+
+def test_a_relapse_on_probation_takes_the_whole_attempt_with_it(tell):
+    """Not only what was saved since it showed again."""
+    story = unanswered(tell)
+    story.frames(2.0, times=10)
+    save(story, "probation", 108)
+    story.frames(8.0, times=2)
+
+    assert good(story) == ["before"]
+    assert story.state.checkpoints.suspects() == {"probation"}
+
+
+def test_a_worse_trouble_ends_the_trial_of_an_attempt(tell):
+    """Its verification is broken off."""
+    story = unanswered(tell)
+    story.frames(2.0, times=2)
+    save(story, "verifying", 102)
+    story.frames(99.0)
+    assert story.kinds("verify", "preempted")
+
+    assert story.state.checkpoints.suspects() == {"verifying"}
 
 
 def test_a_copy_has_its_own_checkpoints(tell):

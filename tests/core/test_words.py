@@ -7,6 +7,8 @@ import pytest
 from supervise.core.rule import Budget, Ladder
 from supervise.core.values import Exited, Finished
 
+from .test_life import crashing, relaunched
+
 
 def held(tell, **more):
     """A run whose ladder has come to its end."""
@@ -48,6 +50,8 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("lr", {}, "needs `value`, a number"),
         ("lr", {"value": "0.5"}, "needs `value`, a number"),
         ("lr", {"value": float("nan")}, "needs `value`, a number"),
+        ("lr", {"value": 10**400}, "needs `value`, a number, not 1000"),
+        ("lr", {"value": 0.5, "rewarm": 10**400}, "needs `rewarm`, a whole number, not 1000"),
         ("lr", {"value": 3.0}, "lr_scale: set must be above 0"),
         ("lr", {"value": 0.5, "rewarm": True}, "needs `rewarm`, a whole number"),
         ("skip", {"steps": 0}, "skip_step: count must be between"),
@@ -98,6 +102,18 @@ def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(te
     assert story.actions() == [first, "inc-1/2/0-stop"]
     story.send(Exited(story.at_ns, -2))
     assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith("stopped by anna")
+
+
+def test_stop_waits_for_a_start_under_way(tell):
+    """The job has ended, and is about to run again: then it is stopped."""
+    story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
+    story.send(Exited(story.at_ns, 1))
+    said = story.say("stop")
+    assert said.data["answer"] == "waits until inc-1/1/1-relaunch is over"
+    assert "under way" in story.say("lr", value=0.5).data["answer"]
+    relaunched(story, 40)
+
+    assert story.actions()[-1] == "inc-1/2/0-stop"
 
 
 def test_a_verification_gives_way_to_a_person(tell):

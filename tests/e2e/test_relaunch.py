@@ -64,9 +64,10 @@ def job(tmp_path):
 def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, policy, job):
     """Steps go on behind the checkpoint in a new attempt; it ends well, and so do the records.
 
-    In its second life it crashes, and is started once more.
+    In its second life it crashes, and is started once more, from what was saved just before: that
+    is verified before anybody chooses.
     """
-    run = supervise.run("--policy", policy, "--drill", HIT, "--drill", "crash@230", job=job)
+    run = supervise.run("--policy", policy, "--drill", HIT, "--drill", "crash@240", job=job)
 
     assert run.returncode == 0, run.stderr
     assert run.actions == ["relaunch", "relaunch"]
@@ -74,7 +75,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, policy
     hit, crashed = done
     assert (hit["step"], hit["attempt"], hit["how"]) == (99, 1, "interrupt")
     assert len(hit["moved"]) == 1  # the one of step 199, which stood in its place
-    assert (crashed["attempt"], crashed["how"]) == (2, "ended")
+    assert (crashed["attempt"], crashed["how"], crashed["step"]) == (2, "ended", 199)
     assert "resumed at 100\n" in run.stdout
     assert float(re.search(r"done at 250 loss ([\d.]+)", run.stdout)[1]) < 0.5
     assert run.kinds("verify", "passed")

@@ -15,9 +15,9 @@ import pytest
 pytestmark = pytest.mark.slow
 
 JOBS = Path(__file__).parent / "jobs"
-STEPS, SAVED_EVERY = 160, 10
+STEPS, SAVED_EVERY = 160, 25
 # The losses begin near 3.5 and 0.5; what the drill does to the rate takes them far beyond.
-HIT, DEATH = "lr_spike:factor=3000,steps=8@70", "crash@115"
+HIT, DEATH = "lr_spike:factor=3000,steps=8@70", "crash@135"
 POLICY = """\
 version: supervise/v1
 policy: library
@@ -58,10 +58,11 @@ probation: 10
 """
 
 
-@pytest.mark.parametrize("script", ["trainer.py", "lit.py"])
-def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script):
+@pytest.mark.parametrize(("script", "exact"), [("trainer.py", True), ("lit.py", False)])
+def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exact):
     """After a damage, which cannot be undone in process, and after a death: the steps and the
-    library's own count go on behind the checkpoint, and both troubles end as recovered."""
+    library's own count go on behind the checkpoint, and both troubles end as recovered. Trainer
+    makes the same step again; Lightning begins its epoch anew, which people are told."""
     policy = tmp_path / "library.yaml"
     policy.write_text(POLICY)
     job = [sys.executable, str(JOBS / script), str(tmp_path / "out")]
@@ -77,7 +78,10 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script):
     hit, died = [result for result in done if "pid" in result]
     assert (hit["attempt"], hit["how"]) == (1, "interrupt")
     assert (died["attempt"], died["how"]) == (2, "ended")
-    assert not run.kinds("note", "resume-refused")
+    compared = run.kinds("note", "continuity")[0]
+    assert compared["data"]["about"]["ok"] is exact
+    told = [r["data"]["message"]["title"] for r in run.kinds("notify_intent")]
+    assert (compared["reason"] in told) is not exact
 
     opened = run.kinds("incident", "opened")
     ended = run.kinds("incident", "closed")
@@ -90,20 +94,43 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script):
     _goes_on(supervise, run, hit["step"] + 1, died["step"] + 1)
 
 
+def test_a_job_that_does_not_take_the_checkpoint_has_not_recovered(supervise, tmp_path):
+    """It has a loop of its own and was to resume by its library: it begins anew, its steps are
+    counted so, people are told, and the ladder goes on."""
+    policy = tmp_path / "library.yaml"
+    policy.write_text(POLICY.replace("run: back", "run: relaunch-and-rewarm"))
+    words = {"out_dir": tmp_path / "out", "wait_file": tmp_path / "run" / "audit.log"}
+    job = [sys.executable, str(JOBS / "resuming.py"), *(f"--{k}={v}" for k, v in words.items())]
+    run = supervise.run("--policy", str(policy), "--drill", HIT.replace("@70", "@210"), job=job)
+
+    (refused,) = run.kinds("note", "resume-refused")
+    assert "outside of Trainer.train" in refused["reason"]
+    assert [r["reason"] for r in run.kinds("verify", "failed")] == [refused["reason"]]
+    assert run.kinds("incident", "held")
+    again = [int(row["step"]) for row in _rows(supervise, run) if row["attempt"] == "1"]
+    assert again == list(range(300))
+    assert run.returncode == 0, run.stderr
+
+
 def _verified(record, result):
     data = record["data"]
-    return data.get("what") == "checkpoint" and data["ok"] and data["id"] == result["checkpoint"]
+    found = data["about"] if data.get("what") == "checkpoint" else {}
+    return found.get("ok") and found["id"] == result["checkpoint"]
+
+
+def _rows(supervise, run):
+    exported = supervise("export", str(run.directory), "--csv")
+    return list(csv.DictReader(exported.stdout.splitlines()))
 
 
 def _goes_on(supervise, run, *starts):
     """The frames begin behind each checkpoint, and the records are whole."""
-    exported = supervise("export", str(run.directory), "--csv")
-    rows = list(csv.DictReader(exported.stdout.splitlines()))
+    rows = _rows(supervise, run)
     for attempt, start in enumerate((0, *starts)):
         steps = [int(row["step"]) for row in rows if row["attempt"] == str(attempt)]
         assert steps == list(range(start, steps[-1] + 1))
     assert steps[-1] == STEPS - 1
-    said = [r["data"] for r in run.kinds("note", "resumed")]
+    said = [r["data"]["about"] for r in run.kinds("note", "resumed")]
     assert [data["step"] for data in said] == list(starts)
     for command in (["audit", "verify"], ["replay"]):
         done = supervise(*command, str(run.directory))

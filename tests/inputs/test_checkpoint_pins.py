@@ -50,7 +50,7 @@ def test_on_another_disk(entry, elsewhere):
     assert pins.data(entry).read_bytes() == BYTES
     path.write_bytes(b"torn")
 
-    moved = pins.restore(entry)
+    moved = pins.place(entry, pins.stage(entry))
 
     assert path.read_bytes() == BYTES
     assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"

@@ -68,11 +68,11 @@ class Desk:
         self.told = []
         self.open()
 
-    def open(self, limit_s=60.0, **form):
+    def open(self, limit_s=60.0, share=1.0, **form):
         self.guard = Guard(
             {**FORM, **form}, self.run, self.out, lambda: self.moment,
             facts={"argv": ["python", "train.py"]}, data=["tokenizer.json"], every_s=0.0,
-            limit_s=limit_s, share=1.0,
+            limit_s=limit_s, share=share,
         )  # fmt: skip
 
     def write(self, name, text, step=None):
@@ -103,6 +103,12 @@ class Desk:
         news = self.guard.poll()
         self.told += news
         return [(e.data["id"], e.data["step"], e.data["ok"]) for e in news if e.data]
+
+    def hurry(self, **within):
+        """Hurry, and wait until the guard says that it is done."""
+        self.guard.hurry(**within)
+        while self.guard.hurrying:
+            time.sleep(0.01)
 
     def entry(self, name):
         return next(e for e in self.entries() if e["id"] == name)
@@ -141,6 +147,19 @@ def test_one_that_the_probe_tells_of(desk):
     assert made["argv"] == ["python", "train.py"] and made["metrics"] == {"train_loss_raw": 2.5}
     assert made["environment"]["lock"] and made["inputs"]["tokenizer.json"].startswith("sha256:")
     assert made["rng"] == "its random states are in the checkpoint"
+
+
+@pytest.mark.parametrize("word", ["good", "bad"])
+def test_the_register_comes_before_the_news(desk, word):
+    """Nobody chooses what a supervisor after us would not know; a full disk is told first."""
+    desk.write("a.pt", f"{word} 1", step=9)
+    desk.guard.look()
+    (desk.run / "checkpoints.json").unlink()
+    (desk.run / "checkpoints.json").mkdir()
+
+    assert desk.guard.work()
+
+    assert [e.kind for e in desk.guard.poll()] == ["note", "checkpoint"]
 
 
 def test_half_written_is_waited_for(desk):
@@ -234,6 +253,33 @@ def test_files_of_several_ranks_are_no_checkpoint(desk):
     assert desk.pinned() == []
 
 
+def test_after_a_crash_the_guard_hurries(desk):
+    """Newest first, without a rest, and what nobody told of need not settle any more."""
+    desk.open(glob=("*.pt",), settle=600.0, share=0.001)
+    desk.guard.start()
+    desk.write("a.pt", "good 1", step=9)
+    while not desk.guard.poll():
+        time.sleep(0.01)  # from here on the guard rests
+    for number in (2, 3):
+        desk.write(f"{number}.pt", f"good {number}", step=number * 10)
+    desk.write("4.pt", "torn")
+
+    desk.hurry()
+
+    news = [(e.data["id"], e.data["ok"]) for e in desk.guard.poll()]
+    assert news == [("ckpt-4", False), ("ckpt-3", True), ("ckpt-2", True)]
+    assert desk.pinned() == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
+def test_a_hurry_is_bounded(desk):
+    """What takes too long is left as it was found."""
+    desk.write("a.pt", "hang", step=9)
+
+    desk.hurry(within_s=1.0)
+
+    assert desk.guard.poll() == [] and desk.entry("ckpt-1")["state"] == "found"
+
+
 # ── kept ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -262,6 +308,23 @@ def test_only_the_newest_good_ones_stay(desk):
     gone = [e.data["id"] for e in desk.told if e.data.get("ok") is False]
     assert gone == ["ckpt-3", "ckpt-1"]
     assert sorted(p.name for p in (desk.run / "checkpoints").iterdir()) == ["ckpt-2", "ckpt-4"]
+
+
+def test_what_is_on_trial_neither_goes_nor_stands_for_a_good_one(desk):
+    """Until it is known what it is."""
+    for number in range(1, 6):
+        desk.write("a.pt", f"good {number}", step=number * 10)
+        desk.turn()
+        if number == 2:
+            desk.moment = Moment(on_trial=frozenset({"ckpt-3", "ckpt-4", "ckpt-5"}))
+        desk.turn()
+        desk.turn()
+    assert desk.pinned() == [f"ckpt-{number}" for number in range(1, 6)]
+    desk.moment = Moment(suspects=frozenset({"ckpt-3", "ckpt-4"}))
+    desk.turn()
+    desk.turn()
+
+    assert desk.pinned() == ["ckpt-2", "ckpt-5"]
 
 
 def test_written_again_in_place(desk):
@@ -372,6 +435,93 @@ def test_put_back_a_directory(desk):
     (moved,) = done["moved"]
     assert (Path(moved) / "model.bin").read_text() == "torn"
     assert desk.guard.put_back("ckpt-1")["moved"] == []
+
+
+def test_what_was_prepared_is_put_back_at_once(desk):
+    """Nothing is read twice: neither what lay unhurt in its place nor the copy."""
+    path = desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    pinned = desk.run / "checkpoints/ckpt-1/data/a.pt"
+    desk.guard.prepare("ckpt-1")
+    pinned.write_text("rotten")
+    assert desk.guard.put_back("ckpt-1") == {"path": str(path), "moved": []}
+
+    pinned.write_text("good 1")
+    path.unlink()
+    desk.guard.prepare("ckpt-1")
+    pinned.write_text("rotten")
+    assert list(desk.out.iterdir()) == [desk.out / ".a.pt.ckpt-1"]
+    desk.guard.put_back("ckpt-1")
+    assert path.read_text() == "good 1" and list(desk.out.iterdir()) == [path]
+
+
+def test_what_the_job_wrote_as_it_was_stopped_does_not_count(desk):
+    """It lay unhurt in its place a moment ago; the pinned copy takes its place."""
+    path = desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    desk.guard.prepare("ckpt-1")
+    path.write_text("saved on the way out")
+
+    (moved,) = desk.guard.put_back("ckpt-1")["moved"]
+
+    assert path.read_text() == "good 1" and Path(moved).read_text() == "saved on the way out"
+
+
+def test_what_cannot_be_put_back_is_known_beforehand(desk):
+    """The job's files are as they were; what was prepared and is not used leaves nothing."""
+    path = desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    path.unlink()
+    desk.guard.prepare("ckpt-1")
+    desk.guard.close()
+    assert list(desk.out.iterdir()) == []
+
+    desk.open()
+    (desk.run / "checkpoints/ckpt-1/data/a.pt").write_text("rotten")
+    with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
+        desk.guard.prepare("ckpt-1")
+    with pytest.raises(StoreError, match="ckpt-7 is not known"):
+        desk.guard.prepare("ckpt-7")
+    assert list(desk.out.iterdir()) == []
+
+
+def test_a_prepared_one_stays_pinned(desk):
+    """Newer good ones do not drop it meanwhile."""
+    for number in range(1, 5):
+        desk.write("a.pt", f"good {number}", step=number * 10)
+        desk.turn()
+        if number == 2:
+            desk.guard.prepare("ckpt-1")
+        desk.turn()
+        desk.turn()
+
+    assert desk.pinned() == ["ckpt-1", "ckpt-3", "ckpt-4"]
+
+
+def test_a_disk_that_refuses_is_told_as_such(desk):
+    """A directory that became a file lets nobody in."""
+    path = desk.write("d/a.pt", "good 1", step=9)
+    desk.turn()
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file")
+
+    for what in (desk.guard.prepare, desk.guard.put_back):
+        with pytest.raises(StoreError, match="ckpt-1 cannot be put back"):
+            what("ckpt-1")
+
+
+def test_a_register_that_cannot_be_written_is_told(desk):
+    """What was put back is in its place all the same."""
+    path = desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    path.unlink()
+    (desk.run / "checkpoints.json").unlink()
+    (desk.run / "checkpoints.json").mkdir()
+
+    assert desk.guard.put_back("ckpt-1")["path"] == str(path)
+
+    assert path.read_text() == "good 1"
+    assert "register of checkpoints cannot be written" in desk.guard.poll()[0].message
 
 
 def test_a_damaged_copy_is_not_put_back(desk):

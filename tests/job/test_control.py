@@ -184,6 +184,18 @@ def test_the_lease_is_renewed_while_paused(controlled, fake_rank, eventually):
     assert rank.leases[-1] - rank.leases[0] >= 0.04e9
 
 
+def test_a_lease_that_ends_while_it_is_renewed(fake_rank, fake_segments, start):
+    """The performer's thread resumes the job between two ranks."""
+    first, second = fake_rank(), fake_rank(rank=1)
+    control = Control(start("sleep", "60"), fake_segments({0: first, 1: second}), *edges())
+    control.resume(lease_s=0.06, exit_code=None)
+    first.lease = lambda _: control.resume(lease_s=None, exit_code=None)
+
+    control.pump(time.monotonic_ns())
+
+    assert len(second.leases) == 1
+
+
 def test_a_resume_that_fails_lets_the_lease_end(controlled, fake_rank, eventually):
     """The pause must not be kept up by us when the job could not be told to go on."""
     rank = fake_rank(answer={"pause": lambda _: {"paused_step": 7}, "resume": lambda _: "no"})

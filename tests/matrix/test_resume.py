@@ -164,6 +164,7 @@ optimizer.step()
 def test_a_loop_of_the_jobs_own_cannot_be_resumed_from_outside(library_pair, tmp_path):
     """Nobody calls what could be given the checkpoint; the script needs an argument."""
     order = {"how": "library", "path": str(tmp_path)}
-    job = library_pair.probed.run(BY_HAND, resume=order)
+    job = library_pair.probed.run(BY_HAND, resume=order, attempt=1, first_step=100)
+    assert [frame["step"] for frame in job.frames] == [0]
     assert job.kinds() == ["resume-refused"]
     assert "Accelerator.load_state has to be called by the script itself" in job.notices[0].message

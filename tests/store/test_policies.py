@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -160,6 +161,18 @@ def test_a_bug_refuses_too(begun):
     reloader.load = broken
 
     assert ask(reloader, policy)[1][0].refused == "internal error: ZeroDivisionError: boo"
+
+
+def test_a_job_that_is_being_started_again_has_its_policy(begun):
+    """The way in which it is started is the one under which that was decided."""
+    _, policy, reloader = begun()
+    state = engine.start(policy)
+    run = SimpleNamespace(waiting_for="inc-1/1/2", verb="relaunch")
+    state.incident = SimpleNamespace(run=run)
+
+    same, [event] = reloader.reload(word(), policy, state)
+
+    assert same is policy and "being started again" in event.refused
 
 
 def test_savepoints_that_nobody_keeps_are_told_once(begun):

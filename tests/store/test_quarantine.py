@@ -95,6 +95,37 @@ def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
     assert named(made) == ["a.tar"]
 
 
+def test_a_person_may_write_it(manifest):
+    """What is not said is in force everywhere; the next change goes on from there."""
+    manifest.path.write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
+
+    (entry,) = manifest.read()["entries"]
+    assert (entry["from_attempt"], entry["until_attempt"]) == (0, None)
+    made = manifest.change(shards("b.tar"), key="k1", live=True)
+    assert (made["generation"], named(made)) == (1, ["a.tar", "b.tar"])
+    assert named(manifest.change({"release": ["a.tar"]}, key="k2", live=True)) == ["b.tar"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"entries": {}, "changes": 1}',
+        '{"entries": ["a.tar"]}',
+        '{"entries": [{"name": "a.tar"}]}',
+        '{"entries": [{"kind": "sort", "name": "a.tar"}]}',
+        '{"entries": [{"kind": "shard", "name": "a.tar", "from_attempt": "soon"}]}',
+        '{"generation": null, "entries": []}',
+    ],
+)
+def test_what_is_no_manifest_is_said_to_be_none(manifest, text):
+    """Whatever somebody wrote there."""
+    manifest.path.write_text(text)
+
+    with pytest.raises(StoreError, match="is no quarantine"):
+        manifest.read()
+
+
 def test_changes_are_kept_within_bounds(manifest):
     """The newest 64; a damaged file is said to be one."""
     for number in range(CHANGES + 5):

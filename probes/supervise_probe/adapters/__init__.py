@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from .. import saves
@@ -68,10 +67,7 @@ def around_save(
             steps; an empty path where another rank speaks of it.
     """
 
-    part = probe.guard.part("library")
-
-    def saved(began: int, args: Any, kwargs: Any) -> None:
-        seconds = (monotonic_ns() - began) / 1e9
+    def saved(seconds: float, args: Any, kwargs: Any) -> None:
         probe.collectors["library"].saved(seconds)
         path, step = what(*args, **kwargs)
         if path:
@@ -79,20 +75,4 @@ def around_save(
             told = {"path": path, "step": step, **saves.about(probe, seconds, "its library")}
             probe.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
 
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        library = probe.collectors["library"]
-        if library.saving or probe.off_duty():
-            return original(*args, **kwargs)
-        library.saving = True
-        probe.beat("checkpoint")
-        began = monotonic_ns()
-        try:
-            result = original(*args, **kwargs)
-            probe.guard.run(part, saved, began, args, kwargs)
-            return result
-        finally:
-            library.saving = False
-            probe.beat("step")
-
-    return save
+    return saves.in_phase(probe, original, probe.guard.part("library"), saved)

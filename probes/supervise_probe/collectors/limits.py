@@ -63,6 +63,8 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         tools = self._probe.tools
+        if not tools.acting:
+            return
         if tools.clip.bound is not None:
             values["clip_bound"] = tools.clip.bound
         if tools.orders.zeroed is not None:

@@ -23,16 +23,23 @@ if TYPE_CHECKING:
 
 
 class Tools:
-    """All tools of one process, and its standing orders."""
+    """All tools of one process, and its standing orders.
+
+    Attributes:
+        acting: whether any of them may have something to do around a step. Whoever puts something
+            in force sets it; it is taken back at the end of a step when all of them are idle.
+    """
 
     def __init__(self, probe: Probe) -> None:
         self._guard = probe.guard
         self.orders = StandingOrders(probe)
-        self.skip = Skip()
+        self.skip = Skip(probe)
         self.clip = GradientClip(probe)
         self.update_clip = UpdateClip(probe)
         self._scale = LossScale(probe)
         self._profile = Profile(probe)
+        self._steps = (self.orders, self.skip, self.clip, self.update_clip, self._profile)
+        self.acting = True
         # Who ordered it has weighed what it costs: no share of a step bounds them.
         self._orders_part = probe.guard.part("standing_orders", share=1.0)
         self._clip_part = probe.guard.part("clip", share=1.0)
@@ -46,7 +53,7 @@ class Tools:
     def gradients(self, update: Update) -> None:
         """The gradients of `update` are final for the first time; nothing skips it so far."""
         self._guard.run(self._orders_part, self.orders.judge, update)
-        if not update.skip:
+        if self.clip.bound is not None and not update.skip:
             self.limit(update)
 
     def limit(self, update: Update) -> None:
@@ -66,11 +73,9 @@ class Tools:
 
     def step_ended(self) -> None:
         """A step ended: its frame has been collected."""
-        self.orders.step_ended()
-        self.skip.step_ended()
-        self.clip.step_ended()
-        self.update_clip.step_ended()
-        self._profile.step_ended()
+        for each in self._steps:
+            each.step_ended()
+        self.acting = any(each.busy for each in self._steps)
 
     def end(self) -> None:
         """The process ends."""

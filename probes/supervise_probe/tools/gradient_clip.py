@@ -44,6 +44,7 @@ class GradientClip:
         if not 0.0 < bound < inf or steps < 0:
             raise Refused(f"clip to {bound} for {steps} steps: a norm above 0, no negative step")
         self.bound, self._left = bound, steps
+        self._probe.tools.acting = True
         self._probe.status_changed()
         return {"clip_bound": bound, "steps": steps}
 
@@ -81,6 +82,11 @@ class GradientClip:
         factor = torch.where(over, bound / norm, torch.ones_like(norm))
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device, non_blocking=True))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a bound is in force."""
+        return self.bound is not None
 
     def step_ended(self) -> None:
         """A step ended."""

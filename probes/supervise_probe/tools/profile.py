@@ -51,9 +51,15 @@ class Profile:
         profiler.start()
         self._profiler, self._first = profiler, first
         self._left, self._done = steps, 0
+        probe.tools.acting = True
         probe.guard.blind = True
         self._watch_ways_in()
         return {"path": self._path, "first_step": first, "steps": steps}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a trace is being taken."""
+        return self._profiler is not None
 
     def step_ended(self) -> None:
         """A step ended."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Dict
+from typing import TYPE_CHECKING, Any, Deque, Dict
 
 from ..errors import Refused
 from ..standing_orders import MOST, PER
+
+if TYPE_CHECKING:
+    from ..probe import Probe
 
 
 class Skip:
     """Counts skips that were commanded; those of standing orders have a cap of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
         self._left = 0
         self._now = 0
         self._taken: Deque[int] = deque()  # of the newest PER steps, those that were skipped
@@ -27,6 +31,7 @@ class Skip:
                 "were"
             )
         self._left = count
+        self._probe.tools.acting = True
         return {"will_skip": count}
 
     def take(self) -> str:
@@ -36,6 +41,11 @@ class Skip:
         self._left -= 1
         self._taken.append(self._now)
         return "command"
+
+    @property
+    def busy(self) -> bool:
+        """Whether steps are to be skipped, or were so lately that they count."""
+        return self._left > 0 or bool(self._taken)
 
     def step_ended(self) -> None:
         """A step ended; a rollback does not turn this clock back."""

@@ -92,6 +92,7 @@ class UpdateClip:
             raise Refused(why)
         self._kept.clear()
         self._ordered, self._left = rule, max(0, steps)
+        self._probe.tools.acting = True
         self._probe.status_changed()
         return {"update_clip": {"window": rule.window, "sigma": rule.sigma}, "bytes": _size(params)}
 
@@ -131,6 +132,11 @@ class UpdateClip:
             said = f"max_gb is {rule.max_bytes / 1e9:g}"
             return f"a copy of the weights takes {size / 1e9:.3g} GB, {said}"
         return ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rule is in force."""
+        return self.rule is not None
 
     def step_ended(self) -> None:
         """A step ended."""

@@ -29,7 +29,8 @@ class Rollback(Action):
 
     Model, optimizer, scaler and loop variables go back together. `rng: restore` also puts back the
     random state, so that the same batches and dropout masks come again (to see whether the trouble
-    was chance in the hardware), and fails where they do not; `rng: keep` lets them differ. The learning rate starts at `start`
+    was chance in the hardware), and the rollback fails where they do not; `rng: keep` lets them
+    differ. The learning rate starts at `start`
     times what the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it.
 
     `skip: {before: 5, after: 0}` passes over the offending batches: with `rng: restore` they come
@@ -115,6 +116,5 @@ class Rollback(Action):
         rewarm = args["rewarm"]
         return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None
 
-    def as_before(self, told: Mapping[str, Any]) -> bool:
-        """With `rng: restore` all is bit for bit as it was; with `keep` nothing is compared."""
-        return told["ok"] is True
+    def tolerates(self, told: Mapping[str, Any]) -> bool:
+        return False  # rng: restore promises all bit for bit, and after keep nothing is compared

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..core.incident import HELD
+from ..core.life import ASKED, MEANT
 from ..core.rule import Policy
-from ..core.values import Event, Noticed
+from ..core.state import State
+from ..core.values import ACTING_MODES, Event, Noticed
 from ..inputs.checkpoints import Guard, Moment
 from .desk import Desk
 from .past import Past
@@ -42,6 +45,19 @@ def hear(guard: Guard, event: Event, policy: Policy) -> None:
         guard.saved(event)
 
 
+def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
+    """Whether a job that ended with this code may be started again by the policy's `on_crash`.
+
+    The engine decides that once it knows of the end; here it is only about being in time.
+    """
+    able = policy.mode in ACTING_MODES and "relaunch" not in state.unable
+    if not returncode or not policy.job.get("on_crash") or not able:
+        return False
+    meant = state.stopping or state.called_off or returncode in (*ASKED, *MEANT)
+    held = state.incident is not None and state.incident.phase == HELD
+    return not (meant or held or state.step in state.crashes)
+
+
 def take_up(guard: Guard, past: Past, policy: Policy) -> None:
     """Let the guard go on for one whose supervisor died."""
     guard.resume(past.checkpoints)
@@ -59,5 +75,7 @@ def moment(desk: Desk) -> Moment:
         names, frame = newest
         pairs = zip(names, frame.values, strict=False)
         values = {name: value for name, value in pairs if value is not None}
-    suspects = state.checkpoints.suspects()
-    return Moment(state.step, state.attempt, values, suspects, state.world_size)
+    known = state.checkpoints
+    return Moment(
+        state.step, state.attempt, values, known.suspects(), state.world_size, known.on_trial()
+    )

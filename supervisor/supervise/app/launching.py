@@ -28,6 +28,7 @@ SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; proje
 PORTABLE = 4  # savepoints in memory for each that is written to disk; project default
 SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
 LAUNCHED = "launch.json"  # of the run directory: the newest launch
+ENVIRON = "environ.json"  # the job's environment as the user gave it, for later supervisors
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Launcher:
 
         Raises:
             LaunchError: the command was not found or is not executable.
-            StoreError: the probe cannot be told.
+            StoreError: the probe cannot be told, or the environment not be kept.
             ActionError: it has been started by somebody else.
         """
         name = f"{self._run.id}:{launch.attempt}"
@@ -104,6 +105,8 @@ class Launcher:
             return self._take(*made)
         config = probe_config(self._run, self._directory, policy, self._drills)
         argv, environ = list(self._argv), dict(self._environ)
+        if not launch.attempt:
+            self._run.write_json(ENVIRON, environ, durable=True, private=True)
         if launch.path:
             how = policy.job["relaunch"]
             config |= _resuming(launch, how)
@@ -147,6 +150,11 @@ def last_launch(run: RunDir) -> dict[str, int] | None:
         if pid is None or ticks is None:
             return None
         return {"attempt": 0, "pid": pid, "start_ticks": ticks}
+
+
+def first_environment(run: RunDir) -> dict[str, str]:
+    """Return the environment that the job was first started in. Raises StoreError."""
+    return dict(run.read_json(ENVIRON))
 
 
 def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class App:
         self._tick_ns = 0
         self._suspended_ns = 0
         self._gone: Process | None = None  # the newest one whose end the engine knows of
+        self._looked_after: Process | None = None  # the newest one for which the guard hurried
         heard = () if settings.past is None else settings.past.heard
         self._words = Words(settings.run.path, clock.monotonic_ns, heard)
         self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
@@ -101,7 +102,7 @@ class App:
             run.incidents_path, run.marks_path, lambda: list(desk.window),
             onset=lambda: desk.state.incident, directory=Path.cwd(),
         )  # fmt: skip
-        relaunch = Relauncher(run, self._guard.put_back, self._start_again)
+        relaunch = Relauncher(run, self._guard, self._start_again)
         control = self.control = Control(
             process, self._segments, evidence.collect, relaunch, Quarantine(run.quarantine_path)
         )
@@ -130,12 +131,28 @@ class App:
         if process.poll() is None:
             return False
         if process is not self._gone:
+            hurrying = self._guard.hurrying
             while self._round(control):
                 pass  # a last burst may be longer than one poll takes
             if control.process is not process or self.desk.performing == "stop":
                 return False  # another one runs; or what the stop comes to is told before the end
+            if self._forwarder.final is None and (hurrying or self._hurries(process)):
+                return False  # what it left is verified before anybody chooses from it
             self._ended(process)
-        return self._forwarder.final is not None or self.desk.state.over
+        final = self._forwarder.final is not None
+        if final and self.desk.performing == "relaunch":
+            control.exit_code = None  # not a policy ends it now, but who asked for the end
+        return final or self.desk.state.over
+
+    def _hurries(self, process: Process) -> bool:
+        """Let the guard look at once at what a job left that may come back; False: it did."""
+        desk, code = self.desk, process.returncode or 0
+        comes_back = guarding.may_come_back(desk.policy, desk.state, code)
+        if process is self._looked_after or desk.performing == "relaunch" or not comes_back:
+            return False
+        self._looked_after = process
+        self._guard.hurry()
+        return True
 
     def _round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
@@ -189,7 +206,8 @@ class App:
                 beats.append(segment.beat())
             except SegmentError:
                 continue  # the next poll tells it, once
-        desk.take(Tick(now_ns, tuple(beats)))
+        if not self._guard.hurrying:  # the silence of a job that has ended means nothing
+            desk.take(Tick(now_ns, tuple(beats)))
         changed = self._segments.tighten(desk.state.machine in UNEASY, now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})
@@ -232,6 +250,7 @@ class App:
         self._segments.forget()
         forwarder.detach()
         if forwarder.final is not None:
+            control.exit_code = None
             raise ActionError(f"not started again after {forwarder.final}")
         process = self._launcher.start(self.desk.policy, launch)
         forwarder.attach(process)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 
 from ..app import App, Settings
-from ..app.launching import Launcher, last_launch
+from ..app.launching import Launcher, first_environment, last_launch
 from ..app.past import Past
 from ..catalog import load_policy
 from ..errors import StoreError, UsageError
@@ -41,7 +40,8 @@ def command(run: Path, quiet: bool) -> int:
     What the job published meanwhile is read and judged, as far as its ring still holds it. An
     action that was under way has its effect once. Messages that were not delivered are sent. Holds,
     budgets and open incidents stay. From then on it is as `supervise run`: signals are passed on,
-    and the exit code is the job's; 255 when the job ended and nobody can tell how.
+    and the exit code is the job's; 255 when the job ended and nobody can tell how. A job that is
+    started again gets the environment of its first start, which RUN/environ.json keeps.
 
     \b
     Examples:
@@ -92,15 +92,11 @@ def _job(run: RunDir, described: Mapping[str, Any]) -> tuple[AdoptedProcess, Lau
     shm.own(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(made["pid"], made["start_ticks"])
-    try:
-        environ = psutil.Process(process.pid).environ() if process.returncode is None else {}
-    except (psutil.Error, OSError):
-        environ = {}
+    environ = first_environment(run)
     os.chdir(described["cwd"])
     launcher = Launcher(
-        described["argv"], environ or dict(os.environ), run, directory, described["drills"],
-        adopt=adopt,
-    )  # fmt: skip
+        described["argv"], environ, run, directory, described["drills"], adopt=adopt
+    )
     return process, launcher
 
 

@@ -23,7 +23,8 @@ def command(run: Path, as_json: bool) -> None:
     """List the job's checkpoints: which are verified, bad or gone, and which are pinned.
 
     Reads the run directory only, so it works from any terminal, and after the run. A pinned one is
-    in RUN/checkpoints/ID, with a manifest beside it.
+    in RUN/checkpoints/ID, with a manifest beside it. One that is `found` was not verified, as often
+    the last one of a run: its end waits for no verification.
 
     \b
     Examples:

@@ -117,7 +117,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         changes_training: refused when world_size > 1 until step-fenced commands exist.
         engine_step: True for `notify` and `verify`, which the engine itself carries out.
         budget: the budget class it is counted in besides `all`; None is not counted at all.
-        deadline_s: how long `perform` may take.
+        deadline_s: how long `perform` may take, unless `limit_s` says otherwise.
     """
 
     destructive: ClassVar[bool] = False
@@ -130,6 +130,10 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
     def check(self) -> list[tuple[str, str]]:
         """Return `(field, message)` for every value that cannot work."""
         return []
+
+    def limit_s(self, args: Mapping[str, Any]) -> float:
+        """Return how long `perform` may take with these arguments, in seconds. Pure."""
+        return self.deadline_s
 
     def aim(self, aim: Aim) -> dict[str, Any]:
         """Return the absolute, JSON-ready arguments for this incident. Pure.
@@ -166,13 +170,13 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """
         return None
 
-    def as_before(self, told: Mapping[str, Any]) -> bool:
-        """Return whether a job that this action took back goes on as the action promises. Pure.
+    def tolerates(self, told: Mapping[str, Any]) -> bool:
+        """Return whether a job that goes on otherwise than before may do so after this. Pure.
 
         Args:
-            told: how the first step that is made again compares with how it was: `fingerprint` of
-                its batch ("same", "other", "unknown"), `loss` and `lr` (`{"was", "is"}`, None where
-                nobody knows), and `ok`, all of these together.
+            told: the first step that is made again, and how it was: `fingerprint` of its batch
+                ("same", "other", "unknown"), `loss` and `lr` (`{"was", "is"}`, None where nobody
+                knows).
         """
         return True
 

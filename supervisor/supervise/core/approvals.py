@@ -53,19 +53,20 @@ class Pending:
 def gate(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
     """Return the terms on which a person must be asked about the runbook, None when nobody is.
 
-    Terms of a verb come before those of the runbook, and these before those of `all`.
+    Terms of a verb come before those of the runbook, and these before those of `all`. Of several
+    steps, silence means no if it does for any of them, and after the shortest time of those.
     """
     always = policy.mode == "approve" or incident.asks
+    asked = []
     for verb, step in zip(book.verbs, book.steps, strict=True):
-        if not step.touches_job:
-            continue
         names = (name for name in (verb, book.name, ALL) if name in policy.approvals)
-        terms = next((policy.approvals[name] for name in names), None)
-        if always:
-            return terms or Approval()
-        if terms is not None and not _excused(terms, incident):
-            return terms
-    return None
+        terms = next((policy.approvals[name] for name in names), Approval() if always else None)
+        if step.touches_job and terms is not None and (always or not _excused(terms, incident)):
+            asked.append(terms)
+    denying = [terms for terms in asked if terms.on_timeout == DENY]
+    if denying:
+        return min(denying, key=lambda terms: terms.timeout_s)
+    return max(asked, key=lambda terms: terms.timeout_s, default=None)
 
 
 def _excused(terms: Approval, incident: Incident) -> bool:

@@ -59,6 +59,7 @@ class Bank:
         self.attempt = 0
         self.step = -1
         self.frames = 0
+        self.lost = 0  # frames that were overwritten since the newest one
         self.deaf = False  # the probe of this rank is off or cannot be read
         self.gone = False  # the process of this rank has ended, and another one has not spoken
         self.latest: tuple[float | None, ...] = ()

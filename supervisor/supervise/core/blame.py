@@ -23,6 +23,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from .chance import binomial_tail, normal_tail, survivors
@@ -35,7 +36,8 @@ WINDOW = BEFORE + 1
 ALPHA = 0.01  # chance that any healthy shard of the run is blamed; the usual level
 LEAST = 2  # troubles that a suspect has met
 TROUBLES = 256  # newest ones that count
-SHARDS = 16384  # of which counts are kept; the one that came first, and was never met, gives way
+SHARDS = 16384  # of which counts are kept; those that came first, and were never met, give way
+ROOM = 1024  # so many at once, as it takes a look at all troubles
 RECENT = 2048  # steps of ranks whose shard is known when a trouble begins
 
 Key = tuple[int, int, int]  # rank, process of the rank, number of the shard in that process
@@ -218,10 +220,11 @@ class Blame:
 
     def _forget(self) -> None:
         blamed = {key for trouble in self._troubles for key in trouble.shards}
-        oldest = next(key for key in self._seen if key not in blamed)
-        del self._seen[oldest]
-        self._names.pop(oldest, None)
-        self._forgotten += 1
+        free = list(islice((key for key in self._seen if key not in blamed), ROOM))
+        for key in free if len(free) == ROOM else list(islice(self._seen, ROOM)):
+            del self._seen[key]
+            self._names.pop(key, None)
+            self._forgotten += 1
 
     def _late(self, frame: Frame, key: Key) -> None:
         """The trouble was seen on a rank that was ahead of this one."""

@@ -2,7 +2,8 @@
 
 The guard (`inputs.checkpoints`) finds and verifies; here is only what a decision needs. A
 checkpoint is good when it was verified and saved before the trouble: one that was saved at or after
-the first breach of an incident that is open, or ended without recovery, is suspect for good.
+the first breach of an incident, or in an attempt that did not help, is suspect for good. One of an
+attempt that has not yet shown that it helps is on trial until its incident ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Checkpoint:
         step: 0-based, the last optimizer step that is in it; -1 where nobody knows.
         ok: verified. False: it was found to be bad, or is gone.
         suspect: why it must not be gone back to although it verifies, else "".
+        bytes: of all its files, 0 where nobody told.
+        trial: the incident that must recover before it may be gone back to, else "".
     """
 
     id: str
@@ -31,6 +34,8 @@ class Checkpoint:
     path: str
     ok: bool
     suspect: str = ""
+    bytes: int = 0
+    trial: str = ""
 
 
 class Checkpoints:
@@ -41,11 +46,11 @@ class Checkpoints:
     def __init__(self, known: Mapping[str, Checkpoint] | None = None) -> None:
         self._known: dict[str, Checkpoint] = dict(known or {})
 
-    def notice(self, data: Mapping[str, Any], suspect: str = "") -> Checkpoint:
+    def notice(self, data: Mapping[str, Any], suspect: str = "", trial: str = "") -> Checkpoint:
         """Take a notice of kind `checkpoint`: `{"id", "step", "attempt", "path", "ok"}`.
 
         Args:
-            suspect: why a checkpoint that is new to us is suspect from the start.
+            suspect, trial: of a checkpoint that is new to us, see `Checkpoint`.
         """
         before = self._known.get(str(data["id"]))
         found = Checkpoint(
@@ -55,6 +60,8 @@ class Checkpoints:
             str(data["path"]),
             bool(data["ok"]),
             before.suspect if before is not None else suspect,
+            int(data.get("bytes") or 0),
+            before.trial if before is not None else trial,
         )
         self._known[found.id] = found
         while len(self._known) > KEPT:
@@ -69,17 +76,32 @@ class Checkpoints:
             if found.attempt == attempt and not 0 <= found.step < from_step and not found.suspect
         ]
         for name in hit:
-            self._known[name] = replace(self._known[name], suspect=why)
+            self._known[name] = replace(self._known[name], suspect=why, trial="")
         return hit
+
+    def judge(self, incident: str, recovered: int | None) -> None:
+        """An incident ended: of what was on trial for it, only the attempt that recovered is good.
+
+        Args:
+            recovered: that attempt; None: it did not recover.
+        """
+        for name, found in self._known.items():
+            if found.trial == incident:
+                why = "" if found.attempt == recovered else f"saved before {incident} had recovered"
+                self._known[name] = replace(found, suspect=why, trial="")
 
     def good(self) -> tuple[Checkpoint, ...]:
         """Return those that may be gone back to, oldest step first."""
-        found = (c for c in self._known.values() if c.ok and not c.suspect and c.step >= 0)
-        return tuple(sorted(found, key=lambda c: (c.step, c.attempt)))
+        sound = (c for c in self._known.values() if c.ok and not c.suspect and not c.trial)
+        return tuple(sorted((c for c in sound if c.step >= 0), key=lambda c: (c.step, c.attempt)))
 
     def suspects(self) -> frozenset[str]:
         """Return the ids of those that must not be gone back to although they may verify."""
         return frozenset(name for name, found in self._known.items() if found.suspect)
+
+    def on_trial(self) -> frozenset[str]:
+        """Return the ids of those that may still turn out to be good, or suspect."""
+        return frozenset(name for name, found in self._known.items() if found.trial)
 
     def copy(self) -> Checkpoints:
         """Return an independent copy."""

@@ -29,7 +29,7 @@ def approve(turn: Turn, event: Told) -> Answer:
 
     def then() -> None:
         pending.granted = event.operator
-        runner.start_approved(turn)
+        runner.start_waiting(turn)
 
     return Answer(f"{pending.id} is approved: {pending.runbook} runs", then=then)
 
@@ -54,7 +54,7 @@ def unanswered(turn: Turn) -> None:
         return
     if pending.on_timeout == approvals.ALLOW:
         pending.granted = "silence: nobody answered in time"
-        runner.start_approved(turn)
+        runner.start_waiting(turn)
     else:
         _denied(turn, incident, "nobody answered in time")
 
@@ -64,9 +64,8 @@ def again(turn: Turn, why: str) -> None:
     incident, pending = turn.state.incident, approvals.settle(turn, "void", why)
     if incident is None or pending is None or pending.runbook not in turn.policy.runbooks:
         return
-    if incident.run is None:  # else the evidence of the first request is still being taken
-        runner.start(turn, incident, pending.runbook, pending.rung, pending.why,
-                     climbed=pending.climbed)  # fmt: skip
+    incident.anew = pending.runbook, pending.rung, pending.why, pending.climbed
+    runner.start_waiting(turn)  # at once, or when the evidence of the first request is taken
 
 
 def _request(turn: Turn, event: Told) -> tuple[Pending | None, Incident | None]:

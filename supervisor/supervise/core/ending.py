@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import approvals, questions
+from . import approvals, opening, questions
 from .incident import CLOSED, HELD, Incident
 from .state import Turn
 
@@ -18,7 +18,8 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
         exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
     """
     approvals.settle(turn, "withdrawn", f"{incident.id} is held")
-    incident.phase, incident.run = HELD, None
+    incident.phase, incident.run, incident.anew = HELD, None, None
+    opening.distrust(turn, incident)
     if turn.state.returncode is not None:
         turn.state.stays = why
         return
@@ -52,9 +53,12 @@ def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
     )
 
 
-def close(turn: Turn, incident: Incident, why: str, then: str = NOTHING) -> None:
+def close(
+    turn: Turn, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
+) -> None:
     """Close an incident; a request that waits for it is withdrawn."""
     approvals.settle(turn, "withdrawn", f"{incident.id} is over")
+    turn.state.checkpoints.judge(incident.id, turn.state.attempt if recovered else None)
     acted = incident.runs > 0
     found = questions.conclude(turn, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}

@@ -52,6 +52,7 @@ from .values import (
 QUIET_STEPS = (
     20  # an incident that nobody acted on closes after so many steps without a firing rule
 )
+UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
 
 
 def start(policy: Policy) -> State:
@@ -83,6 +84,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
             first_seq=event.first_seq,
             count=event.count,
         )
+        _bank(turn, event.rank).lost += event.count
     elif isinstance(event, Noticed):
         life.noticed(turn, event)
     elif isinstance(event, Told):
@@ -124,6 +126,9 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if state.machine == machine.LAUNCHING:
         turn.move("first_frame", f"first frame, step {frame.step} of rank {frame.rank}")
     state.blame.feed(frame, calm=state.incident is None)
+    if frame.step > bank.step + 1 and frame.attempt == bank.attempt and bank.step >= 0:
+        _jump(turn, bank, frame)
+    bank.lost = 0
     moved = bank.feed(frame, state.pace)
     if state.machine == machine.WARMING and bank.frames >= turn.policy.warmup_steps:
         turn.move("ready", f"{bank.frames} frames seen")
@@ -137,6 +142,19 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if incident is not None and leads:
         verification.watch(turn, incident, frame)
         _settle(turn, incident)
+
+
+def _jump(turn: Turn, bank: Bank, frame: Frame) -> None:
+    """Steps of a rank have no frame, and no gap told of them: nobody has looked at them."""
+    first, last = bank.step + 1, frame.step - 1
+    unseen = last - first + 1
+    if unseen <= bank.lost:
+        return
+    steps = f"step {first} has" if unseen == 1 else f"steps {first} to {last} have"
+    text = f"rank {frame.rank}: {steps} no frame"
+    turn.say("gap", text, rank=frame.rank, first_step=first, last_step=last)
+    if unseen > UNSEEN_STEPS:
+        turn.tell("SEV2", text, verdict="nobody has looked at these steps")
 
 
 def _tick(turn: Turn, tick: Tick) -> None:
@@ -179,7 +197,7 @@ def _notes(turn: Turn, bank: Bank) -> None:
     for name, note in bank.notes:
         kind = str(note.get("kind", "note"))
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
-        turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, **data)
+        turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
         incident = turn.state.incident
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
@@ -214,7 +232,7 @@ def _settle(turn: Turn, incident: Incident) -> None:
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
         elif state.pace >= incident.probation_until:
             steps = turn.policy.probation_steps
-            ending.close(turn, incident, f"recovered: no relapse in {steps} steps")
+            ending.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             turn.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
         if state.firing(turn.policy):

@@ -65,8 +65,9 @@ class Incident:
         standing: (number of the runbook, what takes an action of it back), oldest first.
         asks: a rule in mode `approve` began it, so that all that it leads to is asked for.
         wanted: words of operators that wait for the action under way.
+        anew: what is asked for again when the run under way ends: runbook, rung, why, climbed.
         acked: who said that a person looks after it.
-        tainted: (attempt, step) from which checkpoints are suspect because of it.
+        tainted: attempt -> step from which checkpoints of it are suspect because of this.
         verdict: the class that it was given while it is open.
     """
 
@@ -105,7 +106,8 @@ class Incident:
     asks: bool = False
     wanted: list[Told] = field(default_factory=list)
     acked: str = ""
-    tainted: tuple[int, int] | None = None
+    tainted: dict[int, int] = field(default_factory=dict)
+    anew: tuple[str, int, str, bool] | None = None
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule; return True when it raised the incident's severity."""

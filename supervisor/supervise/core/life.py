@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import approvals, ending, ladder, opening, runner, verification
 from .incident import HELD, Run
-from .state import State, Turn
+from .state import CALLED_OFF, State, Turn
 from .values import ACTING_MODES, Exited, Launched, Noticed
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
@@ -16,6 +16,7 @@ ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another turn: a job that says one of these knows better than we do.
 MEANT = frozenset((125, *range(64, 79)))
+CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 
 
 def launched(turn: Turn, event: Launched) -> None:
@@ -35,17 +36,19 @@ def noticed(turn: Turn, event: Noticed) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state = turn.state
     turn.say(
-        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step, **event.data
-    )
+        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step,
+        about=dict(event.data),
+    )  # fmt: skip
     if event.kind == "suspended":  # silence meanwhile means nothing
         for bank in state.banks.values():
             bank.awake(event.at_ns)
     if event.kind == "shard":
         state.blame.named(event.rank, event.data.get("shards"))
-    if event.kind == "signal":
-        state.called_off |= bool(event.data.get("final"))
+    if event.kind == "signal" and event.data.get("final"):
+        state.called_off = True
+        state.unable["relaunch"] = CALLED_OFF
     if event.kind == "checkpoint":
-        state.checkpoints.notice(event.data, _suspicion(state, event))
+        opening.checkpoint(turn, event.data)
     if event.kind in ("continuity", "resume-refused"):
         verification.heard(turn, event)
     verb, _, how = event.kind.rpartition("-")
@@ -56,17 +59,6 @@ def noticed(turn: Turn, event: Noticed) -> None:
             bank.deaf |= event.rank is None or event.rank == rank
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
         turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
-
-
-def _suspicion(state: State, event: Noticed) -> str:
-    """Say why a checkpoint that was just found must not be gone back to, "" when it may."""
-    incident = state.incident
-    if incident is None or incident.tainted is None:
-        return ""
-    attempt, first = incident.tainted
-    saved, step = int(event.data.get("attempt", 0)), int(event.data["step"])
-    in_trouble = saved == attempt and not 0 <= step < first
-    return f"saved after {incident.id} began" if in_trouble else ""
 
 
 def exited(turn: Turn, event: Exited) -> None:
@@ -112,7 +104,9 @@ def _awaited(state: State, run: Run, name: str) -> bool:
 def _answer(turn: Turn, name: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
     state, incident, policy = turn.state, turn.state.incident, turn.policy
-    state.crashes = [step for step in state.crashes if step >= state.step]
+    farthest = max(state.crashes, default=-1)
+    if state.step > farthest:
+        state.crashes.clear()
     if policy.mode not in ACTING_MODES:
         turn.say("suppressed", f"{policy.mode}: would have run {name}", runbook=name,
                  suppressed_by=f"mode:{policy.mode}")  # fmt: skip
@@ -120,6 +114,8 @@ def _answer(turn: Turn, name: str) -> None:
         state.stays = f"{incident.id} was held"
     elif state.step in state.crashes:
         state.stays = f"it ended at step {state.step} before, and made no progress"
+    elif len(state.crashes) >= CRASHES:
+        state.stays = f"it ended {CRASHES} times, and never went beyond step {farthest}"
     else:
         state.crashes.append(state.step)
         text = f"the job {_how(state)} at step {state.step}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from . import questions
 from .bank import Bank
 from .incident import Incident
@@ -49,8 +52,34 @@ def taint(turn: Turn, incident: Incident) -> None:
     one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
     """
     if incident.severity != "SEV2":
-        incident.tainted = (turn.state.attempt, incident.breach_step)
-        turn.state.checkpoints.taint(*incident.tainted, f"saved after {incident.id} began")
+        _taint(turn, incident, turn.state.attempt, incident.breach_step)
+
+
+def distrust(turn: Turn, incident: Incident) -> None:
+    """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
+    attempt = max(turn.state.attempt, turn.state.launched)
+    if incident.tainted and attempt > min(incident.tainted):
+        _taint(turn, incident, attempt, 0)
+
+
+def _taint(turn: Turn, incident: Incident, attempt: int, step: int) -> None:
+    first = incident.tainted[attempt] = min(step, incident.tainted.get(attempt, step))
+    turn.state.checkpoints.taint(attempt, first, _since(incident))
+
+
+def _since(incident: Incident) -> str:
+    return f"saved after {incident.id} began"
+
+
+def checkpoint(turn: Turn, data: Mapping[str, Any]) -> None:
+    """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
+    incident, saved, step = turn.state.incident, int(data.get("attempt", 0)), int(data["step"])
+    suspect = trial = ""
+    if incident is not None and saved in incident.tainted:
+        suspect = "" if 0 <= step < incident.tainted[saved] else _since(incident)
+    elif incident is not None and incident.tainted and saved > min(incident.tainted):
+        trial = incident.id
+    turn.state.checkpoints.notice(data, suspect, trial)
 
 
 def rank_of(turn: Turn, bank: Bank) -> int:

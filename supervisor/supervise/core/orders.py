@@ -8,7 +8,6 @@ mode limits what the policy does by itself. While an action is under way orders 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from .values import Told
 
 PATIENT = frozenset({"stop", "resume"})  # neither may be lost
 KEY_TEXT = 200  # characters of a name that a person gives
+LARGEST = 2**53  # up to here whole numbers are floats, too
 
 
 def _nothing() -> None:
@@ -55,14 +55,14 @@ def order(turn: Turn, event: Told) -> Answer:
     state, incident = turn.state, turn.state.incident
     verb, keys = VERBS[event.word](event)
     action = _made(turn, verb, keys)
-    if state.returncode is not None:
-        raise Refused("the job has ended")
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
         if verb not in PATIENT:
             raise Refused(f"{under_way} is under way; say it again when that is over")
         wanted = incident.wanted
         return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
+    if state.returncode is not None:
+        raise Refused("the job has ended")
     first = [_made(turn, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
     before = count(event, "before", state.step + 1) if verb == "rollback" else None
@@ -109,15 +109,15 @@ def _made(turn: Turn, verb: str, keys: Mapping[str, Any]) -> Action:
 def count(event: Told, key: str, default: int | None = None) -> int:
     """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
     value = event.args.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Refused(f"{event.word} needs `{key}`, a whole number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+        raise Refused(f"{event.word} needs `{key}`, a whole number, not {value!r:.60}")
     return value
 
 
 def _number(event: Told, key: str) -> float:
     value = event.args.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refused(f"{event.word} needs `{key}`, a number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise Refused(f"{event.word} needs `{key}`, a number, not {value!r:.60}")
     return float(value)
 
 

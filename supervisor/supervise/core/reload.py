@@ -18,7 +18,7 @@ from . import consent
 from .bank import Bank
 from .incident import Incident
 from .rule import HOLD, Ladder, Policy, Rule
-from .state import Turn
+from .state import CALLED_OFF, Turn
 from .values import Reloaded
 
 # Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
@@ -93,6 +93,8 @@ def take(turn: Turn, event: Reloaded) -> None:
     )  # fmt: skip
     state.unable.pop("relaunch", None)
     state.unable |= turn.policy.unable
+    if state.called_off:
+        state.unable["relaunch"] = CALLED_OFF
     _forget_rules(turn, firing)
     _translate_rungs(turn, ladder)
     consent.again(turn, "the policy was reloaded")

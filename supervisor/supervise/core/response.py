@@ -230,6 +230,8 @@ def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -
         return
     turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
     incident.run = None
+    if rung >= 0:
+        opening.distrust(turn, incident)
     turn.state.cooldown[rule.id] = (turn.state.pace, rung)
     climbed = rung >= 0 and name != rule.runbook
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)

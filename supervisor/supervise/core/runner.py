@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import aiming, approvals, ending, ladder, steps, undoing
+from . import aiming, approvals, ending, ladder, opening, steps, undoing
 from .action import Action
 from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
 from .rule import HOLD, Runbook
@@ -32,6 +32,7 @@ def start(
     if name == HOLD:
         ending.hold(turn, incident, why, exhausted=climbed)
         return
+    incident.anew = None
     book = turn.policy.runbooks[name]
     refusal = aiming.refusal(turn, incident, book)
     if refusal and book.if_refused and not instead:
@@ -57,13 +58,17 @@ def start(
     proceed(turn, incident)
 
 
-def start_approved(turn: Turn) -> None:
-    """Start what people said yes to, once its evidence is taken."""
+def start_waiting(turn: Turn) -> None:
+    """Start what waited for the run before it: what people said yes to, or are asked anew."""
     state, incident = turn.state, turn.state.incident
-    if incident is None or incident.run is not None or state.pending is None:
+    if incident is None or incident.run is not None:
+        return
+    if incident.anew is not None:
+        name, rung, why, climbed = incident.anew
+        start(turn, incident, name, rung, why, climbed=climbed)
         return
     pending = state.pending
-    if not pending.granted:
+    if pending is None or not pending.granted:
         return
     approvals.settle(turn, "approved", f"by {pending.granted}", pending.granted)
     for rule in turn.policy.rules:
@@ -175,10 +180,8 @@ def finished(turn: Turn, event: Finished) -> None:
 def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
     assert run.action is not None
     if run.verb == "relaunch":
-        turn.state.returncode, turn.state.ended = (
-            None,
-            False,
-        )  # another process runs, whether it has been seen yet or not
+        # Another process runs, whether it has been seen yet or not.
+        turn.state.returncode, turn.state.ended = None, False
     if run.failed is not None:
         undoing.tried(incident, run.undoing.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
@@ -232,6 +235,7 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
 
 def climb(turn: Turn, incident: Incident, why: str) -> None:
     """What was tried did not help: it is taken back, and then comes the next rung."""
+    opening.distrust(turn, incident)
     standing = undoing.everything(incident)
     if standing:
         nothing = Runbook("undo", (), ())
@@ -254,7 +258,7 @@ def _ended(turn: Turn, incident: Incident, run: Run) -> None:
     else:
         if incident.phase != HELD:
             incident.phase, incident.quiet_since = OPEN, None
-        start_approved(turn)
+        start_waiting(turn)
 
 
 def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
@@ -268,9 +272,15 @@ def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
     else:
         incident.phase, incident.quiet_since = OPEN, None
         turn.move("given_up", run.failed)
+    start_waiting(turn)
 
 
 def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
+    if turn.state.pending is not None or incident.anew is not None:
+        incident.phase, incident.quiet_since = OPEN, None
+        turn.move("ask", f"{why}; a request of {incident.id} waits")
+        start_waiting(turn)
+        return
     incident.phase = PROBATION
     incident.probation_until = turn.state.pace + turn.policy.probation_steps
     turn.move("verified", why)
@@ -281,9 +291,6 @@ def verified(turn: Turn, incident: Incident, why: str) -> None:
     incident.run = None
     turn.say("verify", why, what="passed", severity=incident.severity)
     _on_probation(turn, incident, why)
-    turn.tell(
-        incident.severity,
-        f"{incident.id}: contained, on probation",
-        verdict=why,
-        then=f"on probation for {turn.policy.probation_steps} steps",
-    )
+    if incident.phase == PROBATION:
+        turn.tell(incident.severity, f"{incident.id}: contained, on probation", verdict=why,
+                  then=f"on probation for {turn.policy.probation_steps} steps")  # fmt: skip

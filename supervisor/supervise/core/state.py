@@ -33,6 +33,7 @@ EXPLAINS = {
     "suspended": "suspended",
     "note": "note",
 }
+CALLED_OFF = "the end of the job was asked for"  # why it is not started again
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class State:
         silenced: rule id -> (pace until which it is silent, operator).
         launched: first attempt of the newest launch; frames of older ones are of the past.
         returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
-        crashes: the steps at which it ended by itself, and that it has not passed since.
+        crashes: the steps at which it ended by itself since it last went beyond all of them.
         stays: why it is not started again.
         over: nothing will run any more.
         blame: which shards troubles began in.

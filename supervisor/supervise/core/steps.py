@@ -84,7 +84,7 @@ def _intend(
     state = turn.state
     run.waiting_for = f"{incident.id}/{run.number}/{label}"
     run.action, run.verb, run.args = action, verb, args
-    run.overdue_ns = state.at_ns + int((action.deadline_s + OVERDUE_S) * 1e9)
+    run.overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
     turn.say(
         "intent",
         f"{verb} {brief(args)}".rstrip(),

@@ -29,5 +29,5 @@ def take(turn: Turn, event: Adopted) -> None:
     if run is not None:
         run.verify_ns = event.at_ns
         if run.waiting_for is not None:
-            within_s = runner.awaited(state).deadline_s + OVERDUE_S
+            within_s = runner.awaited(state).limit_s(run.args) + OVERDUE_S
             run.overdue_ns = event.at_ns + int(within_s * 1e9)

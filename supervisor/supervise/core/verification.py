@@ -6,8 +6,8 @@ cannot be judged, and the loss is back in the band that its own trend had before
 Where a rule of the incident reads the update norm, the median of that over these steps must also be
 back where it was.
 
-What the job itself says counts too: one that does not go on from the checkpoint that it was given, or
-not as the action that took it back promises, has not recovered, whatever its loss is.
+What the job itself says counts too: one that does not go on from the checkpoint that it was given,
+or not as the action that took it back promises, has not recovered, whatever its loss is.
 
 A process that was started again collects samples anew: a rule that has too few of them to answer
 does not stand against it, the band does, which is the incident's.
@@ -32,7 +32,7 @@ def heard(turn: Turn, event: Noticed) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
     People hear of it in any case. The runbook fails, at the next frame, if it started the job again
-    and that did not take its checkpoint, or if one of its actions promised more (`as_before`).
+    and that did not take its checkpoint, or if one of its actions does not tolerate the difference.
     """
     anew = event.kind == "resume-refused"
     if not anew and event.data.get("ok") is not False:
@@ -41,9 +41,12 @@ def heard(turn: Turn, event: Noticed) -> None:
     run = turn.state.incident.run if turn.state.incident is not None else None
     if run is None:
         return
-    so_far = slice(run.index + 1)
-    broken = not all(action.as_before(event.data) for action in run.runbook.steps[so_far])
-    if "relaunch" in run.runbook.verbs[so_far] if anew else broken:
+    book, end = run.runbook, run.index + 1
+    if anew:
+        broken = "relaunch" in book.verbs[:end]
+    else:
+        broken = not all(action.tolerates(event.data) for action in book.steps[:end])
+    if broken:
         run.denied = event.message
 
 

@@ -60,14 +60,22 @@ class Words:
                     continue
                 self._taken.add(path)
                 said = json.loads(path.read_bytes(), parse_constant=_refuse)
-                args = dict(said["args"])
+                args = {key: _flat(value) for key, value in said["args"].items()}
                 if args.get("key") not in self._heard:
                     found.append(
                         Told(self._clock(), str(said["operator"]), str(said["word"]), args)
                     )
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # no word of ours, or already removed
         return found
+
+
+def _flat(value: Any) -> Any:
+    """Return an argument, which is a value or a list of values."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, list | dict):
+            raise TypeError(each)
+    return value
 
 
 def _refuse(constant: str) -> float:

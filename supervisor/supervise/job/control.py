@@ -95,11 +95,12 @@ class Control:
             with self._wakeup:
                 self._file(acks, ranks)
                 self._wakeup.notify_all()
-        if self._lease_s is not None and now_ns - self._renewed_ns > self._lease_s * 1e9 / 3:
+        lease_s = self._lease_s  # the performer's thread may end it at any time
+        if lease_s is not None and now_ns - self._renewed_ns > lease_s * 1e9 / 3:
             self._renewed_ns = now_ns
             for rank in ranks.values():
                 with suppress(SuperviseError, OSError):  # the poll tells of a broken segment
-                    rank.lease(now_ns + int(self._lease_s * 1e9))
+                    rank.lease(now_ns + int(lease_s * 1e9))
 
     def resume(self, lease_s: float | None, exit_code: int | None) -> None:
         """On the main loop, first of all: go on for a supervisor that died, with what it knew.

@@ -46,8 +46,8 @@ class Performer:
         if self._running is not None:
             raise RuntimeError(f"{action_id} was started while {self._running} is running")
         self._running = action_id
-        self._deadline_s = action.deadline_s
-        self._deadline_ns = time.monotonic_ns() + int((action.deadline_s + SLACK_S) * 1e9)
+        self._deadline_s = action.limit_s(args)
+        self._deadline_ns = time.monotonic_ns() + int((self._deadline_s + SLACK_S) * 1e9)
         # A queue of its own: what an abandoned thread says later falls into one nobody reads.
         self._done = SimpleQueue()
         threading.Thread(

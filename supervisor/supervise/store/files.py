@@ -18,18 +18,20 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def replace(path: Path, data: bytes, *, durable: bool) -> None:
+def replace(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
     """Write `path` atomically: a reader sees the old bytes or the new ones, never a mixture.
 
     Args:
         durable: also survive a power cut (two fsyncs, milliseconds); else only a killed process.
+        mode: of the file, less the umask.
 
     Raises:
         OSError: nothing was changed.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with fresh.open("wb") as file:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "wb") as file:
             file.write(data)
             if durable:
                 file.flush()

@@ -101,6 +101,7 @@ class Reloader:
         mode = told.args.get("mode") or self.mode
         event = Reloaded(told.at_ns, told.operator, "", source, "", policy.digest)
         try:
+            _refuse_while_relaunching(state)
             new = self._load(source, mode)
             event = replace(
                 event,
@@ -133,6 +134,13 @@ class Reloader:
             return []
         self.missing.append(NO_SAVEPOINTS)
         return [Noticed(at_ns, "rollback-unavailable", NO_SAVEPOINTS)]
+
+
+def _refuse_while_relaunching(state: State) -> None:
+    """How the job is started again must be as it was when that was decided. Raises UsageError."""
+    run = state.incident.run if state.incident is not None else None
+    if run is not None and run.waiting_for is not None and run.verb == "relaunch":
+        raise UsageError("the job is just being started again", hint="reload it once it runs")
 
 
 def _sentence(error: SuperviseError) -> str:

@@ -21,6 +21,18 @@ from . import files
 
 CHANGES = 64  # newest ones that are kept; a repeated key is older in no retry
 
+WRITTEN = 'by hand: {"entries": [{"kind": "shard", "name": "a.tar"}]}'
+# Of an entry that a person wrote.
+UNTOLD = {
+    "step": -1,
+    "attempt": 0,
+    "incident": None,
+    "by": "a person",
+    "why": "",
+    "from_attempt": 0,
+    "until_attempt": None,
+}
+
 Document = dict[str, Any]
 
 
@@ -32,6 +44,9 @@ class Quarantine:
 
     def read(self) -> Document:
         """Return `{"generation", "entries", "changes"}`; generation 0 where there is no file.
+
+        One that a person wrote needs only the `kind` and `name` of each entry: such an entry is in
+        force in every process.
 
         Raises:
             StoreError: it cannot be read, or is no manifest.
@@ -45,9 +60,13 @@ class Quarantine:
                 f"cannot read {self.path}: {error}",
                 hint="the quarantine is as it was when the job was last launched",
             ) from error
-        if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
-            raise StoreError(f"{self.path} is no quarantine")
-        return found
+        try:
+            entries = [_whole(entry) for entry in found["entries"]]
+            changes = [dict(change) for change in found.get("changes", ())]
+            generation = int(found.get("generation", 0))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"{self.path} is no quarantine: {error}", hint=WRITTEN) from error
+        return {"generation": generation, "entries": entries, "changes": changes}
 
     def change(self, change: Mapping[str, Any], *, key: str, live: bool) -> Document:
         """Write the next generation and return it; the same `key` again changes nothing.
@@ -63,7 +82,7 @@ class Quarantine:
             StoreError: it would change nothing, or too much; or it cannot be written.
         """
         before = self.read()
-        if any(done["key"] == key for done in before["changes"]):
+        if any(done.get("key") == key for done in before["changes"]):
             return before
         facts: Document = {
             "step": int(change.get("step", -1)),
@@ -96,6 +115,17 @@ class Quarantine:
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         return after
+
+
+def _whole(entry: Mapping[str, Any]) -> Document:
+    """Return an entry with all of its keys. Raises what is told of as no manifest."""
+    whole = {**UNTOLD, **entry, "name": str(entry["name"])}
+    until = whole["until_attempt"]
+    if whole["kind"] not in ("shard", "batch"):
+        raise ValueError(f"kind {whole['kind']!r} is neither shard nor batch")
+    whole["from_attempt"] = int(whole["from_attempt"])
+    whole["until_attempt"] = None if until is None else int(until)
+    return whole
 
 
 def _add(

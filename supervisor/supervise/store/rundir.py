@@ -6,6 +6,7 @@
     incidents/     evidence, one directory per incident         state.json    the newest status
     control/       words of operators                           run.json      what was started
     launch.json    the newest process of the job                relaunch/     stages of each one
+    environ.json   the job's environment, mode 0600: it may hold secrets
     quarantine.json  data that is passed over, once there is any
 
 Knows names and atomic writing, not contents.
@@ -163,8 +164,12 @@ class RunDir:
             except OSError:  # something else lives there by now
                 return
 
-    def write_json(self, name: str, obj: Any, *, durable: bool = False) -> None:
+    def write_json(
+        self, name: str, obj: Any, *, durable: bool = False, private: bool = False
+    ) -> None:
         """Write the file `name` atomically; `durable` also through a power cut.
+
+        A `private` one is readable by its owner alone.
 
         Non-finite floats become "NaN", "+Inf", "-Inf", so that every JSON reader can read it.
 
@@ -173,7 +178,8 @@ class RunDir:
         """
         text = json.dumps(plain(obj), allow_nan=False, indent=1) + "\n"
         try:
-            files.replace(self.path / name, text.encode(), durable=durable)
+            mode = 0o600 if private else 0o666
+            files.replace(self.path / name, text.encode(), durable=durable, mode=mode)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from error
 

@@ -1,6 +1,6 @@
 """A training script in the manner of nanoGPT: its only checkpoint is overwritten in place, and
 `--init_from=resume` goes on from it. At step 150 it waits until a file, if it was given
-one, tells of a verified checkpoint."""
+one, tells of a verified checkpoint; behind step 215 it goes slowly until it was started again."""
 
 import sys
 import time
@@ -49,6 +49,8 @@ while iter_num < max_iters:
         torch.save(checkpoint, path)
     while iter_num == 150 and wait_file and "was verified" not in Path(wait_file).read_text():
         time.sleep(0.05)
+    if iter_num > 215 and wait_file and "was started again" not in Path(wait_file).read_text():
+        time.sleep(0.1)
     time.sleep(pause_s)
 
 print(f"done at {iter_num} loss {loss.item():.4f}")

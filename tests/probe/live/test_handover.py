@@ -230,3 +230,51 @@ def test_what_is_of_another_script_is_refused_and_the_job_begins_anew(
     (refusal,) = (n for n in job.notices if n.kind == "resume-refused")
     assert reason in refusal.data["reason"]
     assert job.frames[-1]["step"] == (11 if script is FOR else 29)
+
+
+def test_what_nobody_expected_is_a_refusal_too(probed, life, tmp_path):
+    """Here a piece is missing; the job is published as ever, and goes on keeping savepoints."""
+    path = str(tmp_path / "savepoint.pt")
+    whole = f"whole = torch.load({life[1][15]!r})"
+    probed.run(f"{whole}; del whole['rng']; torch.save(whole, {path!r})")
+    again = resumed(path, 15, **portable(tmp_path))
+    job = probed.wait(probed.start(SCRIPT, environ={"KIND": "plain"}, **again))
+    (refusal,) = (n for n in job.notices if n.kind == "resume-refused")
+    assert refusal.data["reason"].startswith("KeyError: 'rng'")
+    assert [f["step"] for f in job.frames] == list(range(1, 30))
+    assert saved(job)
+
+
+BACK = """
+import threading
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = 0
+while step < 20:
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+    step += 1
+    while threading.active_count() > 1:
+        time.sleep(0.001)  # until the savepoint is on disk
+    if step == 18:
+        barrier("back")
+    if step == 13 and os.path.exists("back"):
+        tell(left=sorted(os.listdir(os.environ["SAVEPOINTS"])))
+"""
+
+
+def test_after_a_rollback_savepoints_of_the_abandoned_steps_are_gone(probed, tmp_path):
+    """They would displace those of the steps that are made again."""
+    config = portable(tmp_path)
+    config["savepoints"]["keep"] = 4
+    environ = {"SAVEPOINTS": str(tmp_path / "savepoints")}
+    job = probed.start(BACK, environ=environ, **config)
+    job.reached("back")
+    key = job.send("rollback", before_step=6)
+    job.go("back")
+    assert job.answer(key).ok
+    probed.wait(job)
+    told = [(n.data["attempt"], n.data["step"]) for n in saved(job)]
+    assert told == [(0, 1), (0, 5), (0, 10), (0, 15), (1, 10), (1, 15)]
+    assert job.told[0]["left"] == ["savepoint-000000010.pt", "savepoint-000000010.pt.sha256"]

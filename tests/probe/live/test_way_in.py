@@ -25,11 +25,11 @@ for step in range(5):
 
 def test_a_plain_script(launch):
     """Marks for every stage, frames in the segment, its end recorded, not a word on its streams."""
-    job = launch(TRAIN + "print('done')\nraise SystemExit(5)", code=5)
+    job = launch(TRAIN + "import sys\nprint('done')\nsys.exit(5)", code=5)
     assert [frame["step"] for frame in job.frames] == [0, 1, 2, 3, 4]
     assert sorted(job.marks) == ["armed", "boot", "stacks"]
     assert (job.folder / "out").read_text() == "done\n" and job.err == ""
-    assert job.segment().end() == (None, "") and job.segment().beat().phase == "exiting"
+    assert job.segment().end() == (5, "") and job.segment().beat().phase == "exiting"
     assert oct(job.segment().path.stat().st_mode)[-3:] == "600"
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.values import Event, Noticed
-from ...store.checkpoints import BAD, VANISHED, VERIFIED, Entry, Register
+from ...store.checkpoints import BAD, FOUND, VANISHED, VERIFIED, Entry, Register
 from .. import clock
 from .keeper import Keeper
 from .news import News
+from .restorer import Restorer
 from .verifier import LIMIT_S
 from .watch import Moment, Saved, Watch
 
@@ -26,6 +27,7 @@ EVERY_S = 1.0
 IDLE = 20.0  # times as long as a look took, until the next; project default
 NICE = 19
 SHARE = 0.5  # project default
+HURRY_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
 __all__ = ["Guard", "Moment"]
 
 
@@ -38,7 +40,8 @@ class Guard:
     know. `newest()` for the leading rank's next frame: `checkpoint_ok` and `checkpoint_size`, once
     per checkpoint (`checkpoint_time` is the probe's). None of the three ever waits.
 
-    For the thread of an action: `put_back(id)`, which may take as long as a copy.
+    For the thread of an action: `prepare(id)`, which may take as long as a copy, then
+    `put_back(id)`.
 
     Args:
         form: `policy.job["checkpoints"]`, see `catalog.job_form.CheckpointsForm`.
@@ -76,11 +79,15 @@ class Guard:
             self._register, self._news, run, cwd, tuple(form["verify"]), limit_s,
             int(form["keep_good"]), form["pin"] == "link", dict(facts or {}), tuple(data),
         )  # fmt: skip
+        self._restorer = Restorer(self._keeper, lambda: self.look(closely=True))
         self._ready: list[Entry] = []
         self._moment = Moment()
         self._judged: frozenset[str] = frozenset()
         self._asked_s, self._tested_s = float("-inf"), time.monotonic()
         self._rest_s, self._share = float("-inf"), share
+        self._rush: threading.Thread | None = None
+        self._hurry_s = float("-inf")
+        self._working = threading.Lock()  # one at a time
         self._over, self._wake = threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(what,), name=name, daemon=True)
@@ -97,7 +104,9 @@ class Guard:
         self._over.set()
         self._wake.set()
         self._keeper.close()
-        for thread in self._threads:
+        self._restorer.forget()
+        threads = self._threads if self._rush is None else [*self._threads, self._rush]
+        for thread in threads:
             if thread.is_alive():
                 thread.join(timeout=2.0)
 
@@ -150,8 +159,27 @@ class Guard:
         if time.monotonic() >= self._asked_s + self._every_s:
             self._asked_s = time.monotonic()
             self._moment = self._now()
-            self._judged = frozenset(self._news.delivered)
+            self._judged = frozenset(self._news.delivered) - self._moment.on_trial
         return self._news.take()
+
+    def hurry(self, within_s: float = HURRY_S) -> None:
+        """The job has ended, and may be started again: verify at once what it left, newest first.
+
+        At normal priority and without a rest, for nobody is trained. Returns at once; see
+        `hurrying`. Once one is good, no other is begun after `SOON_S`: large ones take long.
+        """
+        self._hurry_s = time.monotonic() + within_s
+        self._rush = threading.Thread(target=self._hurried, name="hurry", daemon=True)
+        self._rush.start()
+
+    @property
+    def hurrying(self) -> bool:
+        """Whether that is under way and in time; if not, `poll` has what came of it."""
+        return self._rush is not None and self._rush.is_alive() and self._pressed
+
+    @property
+    def _pressed(self) -> bool:
+        return time.monotonic() < self._hurry_s and not self._over.is_set()
 
     def newest(self) -> dict[str, float]:
         """Return the values of one checkpoint that no frame has yet, `{}` if there is none."""
@@ -159,13 +187,23 @@ class Guard:
 
     # ── for an action ─────────────────────────────────────────────────────────────────────────────
 
+    def prepare(self, name: str) -> None:
+        """Make sure that a checkpoint can be put back, while the job still runs.
+
+        It is unhurt where the job looks for it, or its pinned copy is, and is copied to beside.
+
+        Raises:
+            StoreError: see `put_back`; the job's own files are as they were.
+        """
+        self._restorer.prepare(name)
+
     def put_back(self, name: str) -> dict[str, Any]:
         """Put a verified checkpoint to where the job looks for it; the job must not run.
 
         Files that are newer (by step or by time of saving) or bad are moved out of the way, so
         that a job that takes the newest takes this one. A second call finds nothing to do. What
         still lies there unchanged stays; else the pinned copy takes its place, if its hashes are
-        those that were verified.
+        those that were verified. After `prepare` this takes moments.
 
         Returns:
             `path`, and `moved`: where what was moved is now.
@@ -174,43 +212,64 @@ class Guard:
             StoreError: it is unknown, not verified, damaged, or cannot be written; nothing else
                 was chosen in its place.
         """
-        return self._keeper.put_back(name, lambda: self.look(closely=True))
+        return self._restorer.put_back(name)
 
     # ── what the threads do ───────────────────────────────────────────────────────────────────────
 
-    def look(self, *, closely: bool = False) -> bool:
-        """Look once what is there; `closely` also at what was verified already."""
+    def look(self, *, closely: bool = False, ended: bool = False) -> bool:
+        """Look once what is there; `closely` also at what was verified already.
+
+        Args:
+            ended: the job writes no more: what is still now is complete.
+        """
         with self._keeper.lock:
             now_s, wall = time.monotonic(), clock.wall()
-            changes = self._watch.look(self._moment, now_s, wall, closely=closely)
+            changes = self._watch.look(self._moment, now_s, wall, closely=closely, ended=ended)
             self._ready = changes.ready
             for entry in changes.lost:
                 self._keeper.lost(entry)
+            if changes.any:
+                self._keeper.write()
             for entry in changes.bad:
                 self._news.bad(entry)
-            if changes.any:
-                self._register.write()
         return False
 
     def work(self) -> bool:
         """Do the most urgent piece of work; return whether there was any."""
         self._keeper.look_at_code()
         self._keeper.drop(self._judged, self._moment.suspects)
-        began_s = time.monotonic()
-        if began_s < self._rest_s:
+        if time.monotonic() < self._rest_s:
             return False
-        with self._keeper.lock:
-            entry = self._ready.pop() if self._ready else None
-        if entry is not None:
-            self._keeper.take(entry)
-        elif self._test_s and began_s - self._tested_s >= self._test_s:
-            self._tested_s = began_s
-            self._keeper.test()
-        else:
-            return False
+        with self._working:
+            began_s = time.monotonic()
+            with self._keeper.lock:
+                ready = [entry for entry in self._ready if entry.state == FOUND]
+                self._ready = ready[:-1]
+            if ready:
+                self._keeper.take(ready[-1])
+            elif self._test_s and began_s - self._tested_s >= self._test_s:
+                self._tested_s = began_s
+                self._keeper.test()
+            else:
+                return False
         now_s = time.monotonic()
         self._rest_s = now_s + (now_s - began_s) * (1.0 / self._share - 1.0)
         return True
+
+    def _hurried(self) -> None:
+        """See `hurry`; a verification that was under way comes to its end first."""
+        began_s = time.monotonic()
+        with self._keeper.lock:
+            self.look(ended=True)
+            self.look(ended=True)  # the first one may only have found it
+            ready = self._ready[::-1]
+        for entry in ready:
+            late = time.monotonic() > began_s + SOON_S
+            if not self._pressed or (late and any(e.state == VERIFIED for e in ready)):
+                return
+            with self._working:
+                if entry.state == FOUND:
+                    self._keeper.take(entry, urgent=True)
 
     def _run(self, what: Callable[[], bool]) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # this thread's alone

@@ -1,4 +1,4 @@
-"""All that takes long: verifying, pinning, dropping, testing again, putting back.
+"""All that takes long but putting back: verifying, pinning, dropping, testing again.
 
 Never called by the loop. The register is changed under `lock`, pinned files under `disk`; whoever
 needs both takes `disk` first.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class Keeper:
         keep_good: newest good ones that stay pinned.
         facts, data: for manifests, see `manifest.describe` and `manifest.inputs`.
         lock: of the register; nothing that the loop does waits for it.
+        reserved: id of the one that is about to be put back; it stays pinned.
     """
 
     register: Register
@@ -51,13 +53,14 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self._disk = threading.RLock()
-        self._over, self._hurry = threading.Event(), threading.Event()
-        self._pins = Pins(self.run, link=self.link, over=self._stopped)
+        self._over, self._claimed = threading.Event(), threading.Event()
+        self.reserved = ""
+        self.pins = Pins(self.run, link=self.link, over=self._stopped)
         self._verifier = Verifier(self.verify, self.limit_s)
         self._code: Mapping[str, Any] | None = None
         self._tried: set[str] = set()
         for entry in self.register.entries:
-            entry.pinned = entry.pinned and self._pins.data(entry).exists()
+            entry.pinned = entry.pinned and self.pins.data(entry).exists()
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -65,7 +68,22 @@ class Keeper:
         self._verifier.close()
 
     def _stopped(self) -> bool:
-        return self._over.is_set() or self._hurry.is_set()
+        return self._over.is_set() or self._claimed.is_set()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Have the pinned files for oneself; a copy under way is given up, and made later."""
+        self._claimed.set()
+        with self._disk:
+            self._claimed.clear()
+            yield
+
+    def write(self) -> None:
+        """Write the register; what cannot be written is told, and is written the next time."""
+        try:
+            self.register.write()
+        except OSError as error:
+            self.news.say(f"the register of checkpoints cannot be written: {error}", once="write")
 
     # ── verify and pin ────────────────────────────────────────────────────────────────────────────
 
@@ -74,10 +92,10 @@ class Keeper:
         if self._code is None:
             self._code = manifest.code(self.cwd)
 
-    def take(self, entry: Entry) -> None:
-        """Verify a checkpoint that is complete; pin it if it is good."""
+    def take(self, entry: Entry, *, urgent: bool = False) -> None:
+        """Verify a checkpoint that is complete, one at a time; pin it if it is good."""
         path, look = entry.path, entry.stamp
-        answer = self._verifier.verify(path, entry.bytes, entry.python)
+        answer = self._verifier.verify(path, entry.bytes, entry.python, urgent=urgent)
         if answer.ok is None and not answer.found and entry.id not in self._tried:
             self._tried.add(entry.id)  # no memory, no time: it may be better the next time
             return
@@ -91,6 +109,7 @@ class Keeper:
         if answer.ok and not self._pin(entry, answer.environment):
             return
         with self.lock:
+            self.write()
             if answer.ok is None:
                 why = "; ".join(entry.problems)
                 self.news.say(f"checkpoint {entry.id} in {path} is not verified: {why}")
@@ -98,7 +117,6 @@ class Keeper:
                 self.news.verified(entry)
             else:
                 self.news.bad(entry)
-            self.register.write()
 
     def _pin(self, entry: Entry, environment: Mapping[str, Any]) -> bool:
         """Pin a good one. False: it has changed, or there was no time; it is to be looked at anew.
@@ -107,17 +125,17 @@ class Keeper:
         """
         try:
             with self._disk:
-                no_room = self._pins.no_room(entry.bytes)
+                no_room = self.pins.no_room(entry.bytes)
                 if no_room:
                     self.news.say(f"checkpoints are not pinned: {no_room}", once="room")
                     return True
-                self._pins.pin(entry)
+                self.pins.pin(entry)
                 with self.lock:
                     entry.pinned = True
                 inputs = manifest.inputs(self.data, self.cwd)
                 about = manifest.describe(entry, self.facts, self._code or {}, environment, inputs)
                 text = json.dumps(about, indent=1, default=str) + "\n"
-                place = self._pins.folder(entry) / "manifest.json"
+                place = self.pins.folder(entry) / "manifest.json"
                 files.replace(place, text.encode(), durable=True)
         except (StoreError, InterruptedError):
             with self.lock:
@@ -134,7 +152,7 @@ class Keeper:
         if not pinned:
             return
         entry = pinned[-1]
-        path = self._pins.data(entry)
+        path = self.pins.data(entry)
         answer = self._verifier.verify(str(path), entry.bytes, entry.python)
         found = {name: file["sha256"] for name, file in answer.found.get("files", {}).items()}
         with self.lock:
@@ -144,10 +162,11 @@ class Keeper:
                 problems = answer.problems or ("its files are not those that were verified",)
                 entry.state = BAD
                 entry.problems = [f"the pinned copy: {problem}" for problem in problems]
-                self.news.bad(entry)
             elif answer.ok:
                 entry.verified = clock.wall()
-            self.register.write()
+            self.write()
+            if entry.state == BAD:
+                self.news.bad(entry)
 
     # ── let go ────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,88 +182,28 @@ class Keeper:
             sound = [e for e in known if e.state == VERIFIED]
             good = [e for e in sound if e.id not in suspects]
             keep = (good or sound)[-self.keep_good :]
-            drop = [entry for entry in known if entry not in keep]
+            drop = [e for e in known if e not in keep and e.id != self.reserved]
             for entry in drop:
-                self._pins.drop(entry)
+                self.pins.drop(entry)
                 entry.pinned = False
                 if not entry.there and entry.state == VERIFIED:
-                    self._gone(entry, "newer good ones are kept")
+                    self.gone(entry, "newer good ones are kept")
             if drop:
-                self.register.write()
+                self.write()
 
     def lost(self, entry: Entry) -> None:
         """Its files are not where and what they were."""
-        if entry.pinned and self.link and self._pins.differs_by_stamp(entry):
-            self._pins.drop(entry)
+        if entry.pinned and self.link and self.pins.differs_by_stamp(entry):
+            self.pins.drop(entry)
             entry.pinned = False
         if entry.state == VERIFIED and not entry.pinned:
-            self._gone(entry, "its files were changed or removed")
+            self.gone(entry, "its files were changed or removed")
         elif entry.state == UNVERIFIED and entry.id in self.news.delivered:
             self.news.gone(entry, "; ".join(entry.problems))
 
-    def _gone(self, entry: Entry, why: str) -> None:
+    def gone(self, entry: Entry, why: str) -> None:
         entry.state, entry.problems = VANISHED, [why]
         self.news.gone(entry, why)
-
-    # ── put back ──────────────────────────────────────────────────────────────────────────────────
-
-    def put_back(self, name: str, look: Callable[[], object]) -> dict[str, Any]:
-        """See `Guard.put_back`.
-
-        Args:
-            look: sees what the job has written last.
-        """
-        self._hurry.set()  # a copy under way can wait
-        with self._disk, self.lock:
-            self._hurry.clear()
-            look()
-            entry = self.register.get(name)
-            if entry is None or entry.state != VERIFIED:
-                state = "is not known" if entry is None else f"is {entry.state}"
-                raise StoreError(f"checkpoint {name} {state}: only a verified one is put back")
-            moved = []
-            if not entry.there or self._pins.differs(entry, Path(entry.path)):
-                moved += self._restore(entry)
-            moved += self._set_aside(entry)
-            self.register.write()
-            return {"path": entry.path, "moved": [str(path) for path in moved]}
-
-    def _restore(self, entry: Entry) -> list[Path]:
-        if not entry.pinned:
-            raise StoreError(
-                f"checkpoint {entry.id} is not in {entry.path} any more, and was not pinned",
-                hint="supervise checkpoints RUN lists those that are",
-            )
-        try:
-            before = self._pins.restore(entry)
-        except OSError as error:
-            raise StoreError(f"checkpoint {entry.id} cannot be put back: {error}") from error
-        for other in self.register.entries:
-            if other.path == entry.path and other.there and other is not entry:
-                self._left(other)
-        entry.there, entry.stamp = True, finding.stamp(entry.path) or ()
-        return [] if before is None else [before]
-
-    def _set_aside(self, entry: Entry) -> list[Path]:
-        """Move what is newer than `entry`, or bad, out of the job's way."""
-        moved, later = [], False
-        for other in list(self.register.entries):
-            later = later or other is entry
-            newer = other is not entry and (later or other.step > entry.step)
-            if other.there and other is not entry and (newer or other.state == BAD):
-                path = Path(other.path)
-                if path.exists():
-                    moved.append(self._pins.aside(path, other.id))
-                self._left(other)
-        return moved
-
-    def _left(self, entry: Entry) -> None:
-        """It is not where the job left it."""
-        entry.there = False
-        if entry.state == VERIFIED and not entry.pinned:
-            self._gone(entry, "it was set aside")
-        elif entry.state == FOUND:
-            entry.state, entry.problems = VANISHED, ["it was set aside before it was verified"]
 
 
 def _describe(entry: Entry, answer: Answer) -> None:

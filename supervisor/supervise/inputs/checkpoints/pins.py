@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import StoreError
@@ -106,15 +107,12 @@ class Pins:
         """Whether a linked one was written into, as sizes and times tell."""
         return stamp(str(self.data(entry))) != entry.stamp
 
-    def restore(self, entry: Entry) -> Path | None:
-        """Put the pinned copy to the path that the job knows; return where what lay there is now.
-
-        A file is replaced in one go. A directory is moved aside first: for an instant there is
-        none.
+    def stage(self, entry: Entry) -> Path:
+        """Copy a pinned one beside the path that the job knows, by a hidden name; return it.
 
         Raises:
-            StoreError: the pinned copy is not what was verified; nothing was changed.
-            OSError: it cannot be copied; what lay there is still there.
+            StoreError: the pinned copy is not what was verified.
+            OSError: it cannot be copied. InterruptedError: `over`. Nothing is left behind.
         """
         pinned, path = self.data(entry), Path(entry.path)
         wrong = self.differs(entry, pinned)
@@ -125,6 +123,22 @@ class Pins:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._bring(pinned, fresh, entry.hashes, link=False)
+        except BaseException:
+            _remove(fresh)
+            raise
+        return fresh
+
+    def place(self, entry: Entry, fresh: Path) -> Path | None:
+        """Put what was staged to the path that the job knows; return where what lay there is now.
+
+        A file is replaced in one go. A directory is moved aside first: for an instant there is
+        none.
+
+        Raises:
+            OSError: what lay there is still there, and the staged copy is gone.
+        """
+        path = Path(entry.path)
+        try:
             moved = self.aside(path, f"before-{entry.id}", keep=True) if path.exists() else None
             fresh.replace(path)
         except BaseException:
@@ -132,6 +146,11 @@ class Pins:
             raise
         sync_directory(path.parent)
         return moved
+
+    def unstage(self, fresh: Path) -> None:
+        """Remove what was staged, if it is still there."""
+        with suppress(OSError):
+            _remove(fresh)
 
     def aside(self, path: Path, mark: str, *, keep: bool = False) -> Path:
         """Move what lies at `path` out of the job's way, and return where it is now.

@@ -1,7 +1,7 @@
 """Starts the verifier in the job's interpreter, one at a time, and says what became of it.
 
 A process of its own: reading a damaged file may crash it, hang it or fill memory, and none of that
-may reach the supervisor or the job. It is as nice as can be and never sees a device.
+may reach the supervisor or the job. It is as nice as who starts it, and never sees a device.
 """
 
 from __future__ import annotations
@@ -55,17 +55,20 @@ class Verifier:
         places = spec.submodule_search_locations if spec is not None else None
         self._program = str(Path(*places, "checkpoint")) if places else ""
 
-    def verify(self, path: str, size: int, python: str | None) -> Answer:
+    def verify(self, path: str, size: int, python: str | None, *, urgent: bool = False) -> Answer:
         """Verify one checkpoint of `size` bytes. Blocks; never raises for what is in it.
 
         Args:
             python: the job's interpreter; None, or one that is not here: our own.
+            urgent: nobody else needs the disk.
         """
         if python is None or not os.access(python, os.X_OK):
             python = sys.executable
         limit_s = self._limit_s + size / SLOWEST
         try:
-            lines, error, code = self._run([python, "-I", self._program], [path], limit_s)
+            lines, error, code = self._run(
+                [python, "-I", self._program], [path], limit_s, urgent=urgent
+            )
         except OSError as failed:
             return Answer(None, (f"the verifier could not be started: {failed}",))
         except subprocess.TimeoutExpired:
@@ -86,7 +89,7 @@ class Verifier:
             process.kill()
 
     def _run(
-        self, command: Sequence[str], paths: Sequence[str], limit_s: float
+        self, command: Sequence[str], paths: Sequence[str], limit_s: float, *, urgent: bool
     ) -> tuple[list[dict[str, Any]], str, int]:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -102,7 +105,8 @@ class Verifier:
         try:
             if self._closed:  # while it was being started
                 process.kill()
-            _be_modest(process.pid)
+            if not urgent:
+                _be_modest(process.pid)
             request = json.dumps({"paths": list(paths), **self._wanted})
             out, error = process.communicate(request, timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -41,6 +41,7 @@ class Moment:
         values: of the newest frame of the leading rank.
         suspects: ids of checkpoints that must not be gone back to.
         ranks: world size.
+        on_trial: ids of those that may still turn out to be suspect.
     """
 
     step: int = -1
@@ -48,6 +49,7 @@ class Moment:
     values: Mapping[str, float] = field(default_factory=dict)
     suspects: frozenset[str] = frozenset()
     ranks: int = 1
+    on_trial: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,22 @@ class Watch:
         """The job tells of a save; the next look will find it. For any thread."""
         self._told.append(saved)
 
-    def look(self, moment: Moment, now_s: float, wall: str, *, closely: bool = False) -> Changes:
+    def look(
+        self,
+        moment: Moment,
+        now_s: float,
+        wall: str,
+        *,
+        closely: bool = False,
+        ended: bool = False,
+    ) -> Changes:
         """Look at everything once.
 
         Args:
             now_s: of a clock that only goes forward.
             wall: UTC, for entries that are new.
             closely: also at what was verified already.
+            ended: the job writes no more, so nothing has to settle.
         """
         changes = Changes()
         matched = finding.matches(self._patterns, self._cwd)
@@ -134,7 +145,7 @@ class Watch:
         closely = closely or self._looks % SETTLED_EVERY == 0
         for entry in [e for e in self._register.entries if e.there]:
             if entry.state == FOUND:
-                self._follow(entry, now_s, changes)
+                self._follow(entry, now_s, 0.0 if ended else self._settle_s, changes)
             elif closely and finding.stamp(entry.path) != entry.stamp:
                 self._lose(entry, changes)
         for path in matched:
@@ -213,7 +224,7 @@ class Watch:
 
     # ── known ones ────────────────────────────────────────────────────────────────────────────────
 
-    def _follow(self, entry: Entry, now_s: float, changes: Changes) -> None:
+    def _follow(self, entry: Entry, now_s: float, settle_s: float, changes: Changes) -> None:
         waiting = self._waiting.setdefault(entry.id, _Waiting(now_s))
         look = finding.stamp(entry.path)
         if look is None or finding.is_partial(entry.name):
@@ -230,11 +241,11 @@ class Watch:
         elif look != entry.stamp:
             waiting.since_s = now_s
             _see(entry, look)
-        elif waiting.told or still_s >= self._settle_s:
+        elif waiting.told or still_s >= settle_s:
             lacks = finding.missing(entry.path, look, waiting.ranks)
             if not lacks:
                 changes.ready.append(entry)
-            elif still_s >= max(PATIENCE_S, self._settle_s):
+            elif still_s >= max(PATIENCE_S, settle_s):
                 entry.state, entry.problems = BAD, [lacks]
                 changes.bad.append(entry)
                 changes.any = True

@@ -1,0 +1,129 @@
+"""Puts a checkpoint back: what takes long while the job still runs, the rest when it is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import StoreError
+from ...store.checkpoints import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
+from . import finding
+from .keeper import Keeper
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checkpoint that can be put back: where it lies, it was unhurt at `stamp`; else a `copy`."""
+
+    id: str
+    stamp: Stamp | None = None
+    copy: Path | None = None
+
+
+@dataclass
+class Restorer:
+    """Puts back what a keeper keeps.
+
+    Attributes:
+        look: sees what the job has written last.
+    """
+
+    keeper: Keeper
+    look: Callable[[], object]
+    _prepared: Prepared | None = field(default=None, init=False)
+
+    def prepare(self, name: str) -> None:
+        """See `Guard.prepare`."""
+        keeper, pins = self.keeper, self.keeper.pins
+        with keeper.at_once():
+            self.forget()
+            with keeper.lock:
+                entry = self._verified(name)
+                path, there = Path(entry.path), entry.there
+            keeper.reserved = name
+            try:
+                look = finding.stamp(entry.path)
+                if there and not pins.differs(entry, path):
+                    self._prepared = Prepared(name, stamp=look)
+                else:
+                    self._prepared = Prepared(name, copy=pins.stage(self._pinned(entry)))
+            except OSError as error:
+                raise StoreError(f"checkpoint {name} cannot be put back: {error}") from error
+
+    def put_back(self, name: str) -> dict[str, Any]:
+        """See `Guard.put_back`."""
+        keeper = self.keeper
+        with keeper.at_once(), keeper.lock:
+            try:
+                self.look()
+                entry = self._verified(name)
+                moved = [] if self._unhurt(entry) else self._restore(entry)
+                moved += self._set_aside(entry)
+            except OSError as error:
+                raise StoreError(f"checkpoint {name} cannot be put back: {error}") from error
+            finally:
+                self.forget()
+            keeper.write()
+            return {"path": entry.path, "moved": [str(path) for path in moved]}
+
+    def forget(self) -> None:
+        """Remove what was prepared and not used."""
+        prepared, self._prepared = self._prepared, None
+        self.keeper.reserved = ""
+        if prepared is not None and prepared.copy is not None:
+            self.keeper.pins.unstage(prepared.copy)
+
+    def _verified(self, name: str) -> Entry:
+        entry = self.keeper.register.get(name)
+        if entry is None or entry.state != VERIFIED:
+            state = "is not known" if entry is None else f"is {entry.state}"
+            raise StoreError(f"checkpoint {name} {state}: only a verified one is put back")
+        return entry
+
+    def _pinned(self, entry: Entry) -> Entry:
+        if entry.pinned:
+            return entry
+        raise StoreError(
+            f"checkpoint {entry.id} is not in {entry.path} any more, and was not pinned",
+            hint="supervise checkpoints RUN lists those that are",
+        )
+
+    def _unhurt(self, entry: Entry) -> bool:
+        """Whether what was verified lies where the job looks for it."""
+        prepared = self._prepared
+        if prepared is not None and prepared.id == entry.id:
+            return prepared.stamp is not None and finding.stamp(entry.path) == prepared.stamp
+        return entry.there and not self.keeper.pins.differs(entry, Path(entry.path))
+
+    def _restore(self, entry: Entry) -> list[Path]:
+        pins, prepared = self.keeper.pins, self._prepared
+        copy = prepared.copy if prepared is not None and prepared.id == entry.id else None
+        before = pins.place(entry, copy or pins.stage(self._pinned(entry)))
+        for other in self.keeper.register.entries:
+            if other.path == entry.path and other.there and other is not entry:
+                self._left(other)
+        entry.there, entry.stamp = True, finding.stamp(entry.path) or ()
+        return [] if before is None else [before]
+
+    def _set_aside(self, entry: Entry) -> list[Path]:
+        """Move what is newer than `entry`, or bad, out of the job's way."""
+        moved, later = [], False
+        for other in list(self.keeper.register.entries):
+            later = later or other is entry
+            newer = other is not entry and (later or other.step > entry.step)
+            if other.there and other is not entry and (newer or other.state == BAD):
+                path = Path(other.path)
+                if path.exists():
+                    moved.append(self.keeper.pins.aside(path, other.id))
+                self._left(other)
+        return moved
+
+    def _left(self, entry: Entry) -> None:
+        """It is not where the job left it."""
+        entry.there = False
+        if entry.state == VERIFIED and not entry.pinned:
+            self.keeper.gone(entry, "it was set aside")
+        elif entry.state == FOUND:
+            entry.state, entry.problems = VANISHED, ["it was set aside before it was verified"]

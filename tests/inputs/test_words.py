@@ -1,0 +1,37 @@
+"""Files in which operators leave their words."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.inputs import words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"word": "lr", "operator": "anna", "args": {"value": '
+        + "[" * 100_000
+        + "]" * 100_000
+        + "}}",
+        '{"word": "lr", "operator": "anna", "args": {"value": [[1]]}}',
+        '{"word": "lr", "operator": "anna", "args": {"value": {"a": 1}}}',
+        '{"word": "lr", "operator": "anna", "args": {"value": NaN}}',
+        '{"word": "lr", "operator": "anna", "args": [1]}',
+        '{"word": "lr", "args": {}}',
+        "[]",
+        "",
+    ],
+)
+def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text):
+    """Whoever wrote it."""
+    (tmp_path / words.DIRECTORY).mkdir()
+    (tmp_path / words.DIRECTORY / "0.json").write_text(text)
+    args = {"key": "k", "shards": ["a", "b"], "value": 0.5, "requeue": True}
+    words.post(tmp_path, "stop", "anna", args, at_ns=7)
+    heard = words.Words(tmp_path, lambda: 9)
+
+    (told,) = heard.poll()
+    assert (told.at_ns, told.operator, told.word, told.args) == (9, "anna", "stop", args)
+    assert heard.poll() == []
+    assert not list((tmp_path / words.DIRECTORY).iterdir())
