@@ -1,6 +1,6 @@
 """What a fault costs the example with the supervisor, and what it costs without.
 
-    python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--check]
+    python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--ours] [--check]
 
 Every fault of recovery_cases.py is injected into the example at step 150 of 600, in runs of three
 seeds under `examples/nano/policy.yaml`; with one seed also under nobody, under `torchrun
@@ -214,20 +214,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--ours", action="store_true", help="with the supervisor only")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     chosen = [c for c in CASES if c.name in args.only or not args.only]
     needed = {c.ranks for c in chosen}
     cases = [c for c in CASES if c in chosen or (not c.drills and c.ranks in needed)]
     wanted = [(c, "supervise", s) for c in cases for s in range(args.seeds)]
-    wanted += [(c, arm, 0) for c in cases for arm in ARMS[1:] if c.drills]
+    wanted += [(c, arm, 0) for c in cases for arm in ARMS[1:] if c.drills and not args.ours]
     mark = fingerprint()
     with ThreadPoolExecutor(args.jobs) as pool:
         results = list(pool.map(lambda each: once(*each, mark), wanted))
     found = {(c.name, arm, seed): r for (c, arm, seed), r in zip(wanted, results, strict=True)}
     page = show(found, cases, args.seeds)
     print(page)
-    if not args.only:
+    if not (args.only or args.ours):
         TABLE.write_text(page)
     broken = [
         f"{case.name}, seed {seed}"

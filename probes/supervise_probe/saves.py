@@ -78,6 +78,7 @@ def around(probe: Probe, original: Callable[..., Any], how: str, what: What) -> 
             probe.on_demand.saw(thing, path)
         if path and holds_the_model(probe, thing):
             tell(probe, told, path, seconds, how, place)
+            probe.drills.saved(path)
 
     return in_phase(probe, original, probe.guard.part(PART), saved)
 

@@ -192,6 +192,28 @@ def test_router(probed, how, times):
     assert spreads[5] == pytest.approx(spreads[4], rel=1e-3)
 
 
+SAVING = """
+model = nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.ones(2, 64)).pow(2).mean().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict()}, f"ckpt-{step}.pt")
+    torch.save({"model": model.state_dict()}, "twin.pt")
+    now, twin = (open(name, "rb").read() for name in (f"ckpt-{step}.pt", "twin.pt"))
+    tell(same=len(now), twin=len(twin), other=sum(a != b for a, b in zip(now, twin)))
+"""
+
+
+def test_a_checkpoint_is_damaged_once(probed):
+    """Names are in the file too, hence the twin's few bytes that differ in any case."""
+    script = SAVING.replace('f"ckpt-{step}.pt"', '"here.pt"')
+    job = probed.run(script, drills=[drill("bad_checkpoint", step=4)])
+    usual = job.told[0]["other"]
+    assert [row["other"] - usual for row in job.told].count(0) == 7
+    assert max(row["other"] - usual for row in job.told) == 1
+
+
 def test_a_fault_that_finds_nothing_to_damage_says_so(probed):
     """The job goes on, and the drill is told to have failed."""
     job = probed.run(ROUTER, drills=[drill("shuffled_labels", step=3)])
