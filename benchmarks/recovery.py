@@ -197,7 +197,7 @@ def _span(numbers: Sequence[int | None]) -> str:
 
 HEAD = f"""# What faults cost, with the supervisor and without
 
-Written by `python benchmarks/recovery.py`: the example, 600 steps of 768 tokens, or 300 with two
+Written by `python benchmarks/recovery.py`: the example, 600 steps of 768 tokens, or 400 with two
 ranks, a checkpoint every {CHECKPOINTS}, the fault at step {FAULT_STEP}. `told` and `acted`: steps
 from the fault to the first word and to the first action or reflex. `loss`: the worst seed's
 validation loss beside its undisturbed run. `lost`: steps to be made again, or made and thrown away;

@@ -51,9 +51,7 @@ def read(code: int | None, path: Path) -> Result:
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     touching = [action for action in intents if action["touches_job"]]
     since = records[_fault(records) :]
-    said = _first(since, lambda r: r["kind"] == "rule" and r["data"].get("what") == "fired")
-    crashed = _first(since, lambda r: r["kind"] == "incident" and r["data"].get("what") == "opened")
-    said = crashed if said is None else min(said, said if crashed is None else crashed)
+    said = _first(since, _is_word)
     acted = _first(since, _is_action)
     incidents = [r for r in records if r["kind"] == "incident"]
     return Result(
@@ -69,6 +67,11 @@ def read(code: int | None, path: Path) -> Result:
         held=any(r["data"].get("what") == "held" for r in incidents),
         evidence=sum(1 for file in found.incidents_path.rglob("*") if file.is_file()),
     )
+
+
+def _is_word(record: Mapping[str, Any]) -> bool:
+    what = (record.get("data") or {}).get("what")
+    return (record["kind"], what) in (("rule", "fired"), ("incident", "opened"), ("gap", None))
 
 
 def _is_action(record: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ def val_loss(stdout: str) -> float:
 
 def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nano_job, tmp_path):
     """LR x30 for 20 steps at 150: rolled back, re-warmed, at most 3 % worse than undisturbed."""
-    job = nano_job("--steps", 600, "--seed", 0, "--out", tmp_path / "out")
+    job = nano_job("--steps", 400, "--seed", 0, "--out", tmp_path / "out")
     calm = supervise.run("--policy", "nano", job=job, name="calm")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     hit = supervise.run("--policy", "nano", "--drill", "lr_spike@150", job=job, name="hit")

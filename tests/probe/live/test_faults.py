@@ -101,6 +101,13 @@ def test_slow_input_costs_time_and_nothing_else(probed, bare):
     assert job.told[-1] == bare.run(LOOP).told[-1]
 
 
+def test_slow_compute_is_in_the_forward_and_leaves_no_hook(probed, bare):
+    job = probed.run(LOOP, drills=[drill("slow_compute", seconds=0.1, steps=3)])
+    times = [time or 0.0 for time in job.column("forward_time")]
+    assert min(times[8:11]) > 0.1 > 2 * max(times[:8] + times[11:])
+    assert job.told[-1] == bare.run(LOOP).told[-1]
+
+
 def test_a_blackout_drops_frames_and_the_job_goes_on(probed, bare):
     job = probed.run(LOOP, drills=[drill("blackout", steps=4)])
     assert [row["step"] for row in job.told[:-1]] == list(range(20))

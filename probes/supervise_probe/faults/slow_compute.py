@@ -1,0 +1,39 @@
+"""A forward that takes longer, as on a device that throttles; on one rank it makes a straggler."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar, Dict, List, Mapping, Tuple
+
+from . import Fault, Value
+
+
+class SlowCompute(Fault):
+    """Sleeps inside each forward of the outermost module."""
+
+    MEANING = "let each forward take longer for some steps"
+    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+        "seconds": (0.05, "longer"),
+        "steps": (100, "for so many steps"),
+    }
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        self._handles: List[Any] = []
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        if not self._handles:
+            self._handles.append(root.register_forward_pre_hook(self._sleep))
+        return args, kwargs
+
+    def end(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _sleep(self, module: Any, args: Any) -> None:
+        time.sleep(float(self.params["seconds"]))
+
+
+FAULT = SlowCompute
