@@ -262,6 +262,7 @@ def main() -> None:
         print(f"val_loss {validate(gpt, held_out, shape.context):.4f}")
     if world > 1:
         dist.barrier()  # gloo may abort a process that leaves while others are still at work
+        del model  # it holds on to the group, whose threads must end before Python does
         dist.destroy_process_group()
 
 
