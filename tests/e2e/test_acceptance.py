@@ -26,8 +26,9 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nan
     assert (calm.returncode, calm.actions, calm.severities - {"SEV2"}) == (0, [], set())
     assert hit.returncode == 0
     assert "rollback" in hit.actions
-    opened = hit.kinds("incident", "opened")[0]
-    assert 150 <= opened["step"] <= 160
+    # A busy machine may have opened a SEV2 before; the spike joins it then.
+    paged = next(r for r in hit.kinds("rule", "fired") if r["severity"] != "SEV2")
+    assert 150 <= paged["step"] <= 160
     assert hit.kinds("verify", "passed")
     assert "more densely" in hit.kinds("sampling")[0]["reason"]
     acted = [r for r in hit.kinds("incident", "closed") if r["data"]["acted"]]
