@@ -20,6 +20,8 @@ from supervise.inputs.checkpoints import Guard, Moment
 from supervise.inputs.checkpoints.verifier import Verifier
 from supervise.store import checkpoints as register
 
+pytestmark = pytest.mark.slow  # it waits for files to be still, and once for torch
+
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
 sys.path.append({str(Path(supervise_offline.__file__).parents[1])!r})
