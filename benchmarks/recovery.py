@@ -2,16 +2,16 @@
 
     python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--ours] [--check]
 
-Every fault of recovery_cases.py is injected into the example at step 150 of 600, in runs of three
-seeds under `examples/nano/policy.yaml`; with one seed also under nobody, under `torchrun
---max-restarts 3` and under a policy that stops at the first NaN. Writes `benchmarks/recovery.md`.
-Each finished run is kept in `benchmarks/.recovery/`, so that what was broken off goes on where it
-was; a change of the code or of a policy starts anew. `--check` fails when a promise is not kept:
-within 1 % of the loss of the undisturbed run, held with evidence, or told, as the case wants it,
-and nothing destructive in healthy runs.
+Every fault of recovery_cases.py is injected into the example at step 150 of 600, with two ranks
+mostly of 400, for memory of 1500, in runs of three seeds under `examples/nano/policy.yaml`; with
+one seed also under nobody, under `torchrun --max-restarts 3` and under a policy that stops at the
+first NaN. Writes `benchmarks/recovery.md`. Each finished run is kept in `benchmarks/.recovery/`, so
+that what was broken off goes on where it was; a change of the code or of a policy starts anew.
+`--check` fails when a promise is not kept: within 1 % of the loss of the undisturbed run, held with
+evidence, or told, as the case wants it, and nothing destructive in healthy runs.
 
 A step is lost when it has to be made again, or was made and thrown away. Who finishes within 1 %
-lost what was made beyond 600 and what was skipped. Who does not, lost everything since the newest
+lost what was made beyond these and what was skipped. Who does not, lost everything since the newest
 checkpoint from before the fault, as a person would find it.
 """
 
@@ -41,8 +41,9 @@ TRAIN = ROOT / "examples" / "nano" / "train.py"
 POLICY = ROOT / "examples" / "nano" / "policy.yaml"
 STOP_ON_NAN = ROOT / "benchmarks" / "stop_on_nan.yaml"
 CHECKPOINTS = 50
+TOKENS = 768  # of a step on one rank
 TOLERANCE = 0.01  # of the undisturbed validation loss
-LIMIT_S = 300.0  # a run that takes so long does not end by itself
+LIMIT_S = 300.0  # a run of 600 steps or fewer that takes so long does not end by itself
 ARMS = ("supervise", "nobody", "torchrun", "stop-on-NaN")
 
 
@@ -77,7 +78,7 @@ def run(case: Case, arm: str, seed: int, path: Path) -> Result:
             command(case, arm, seed, path), stdout=out, stderr=err, env=environ, cwd=path
         )
         try:
-            code: int | None = process.wait(LIMIT_S)
+            code: int | None = process.wait(LIMIT_S * max(1.0, case.steps / 600))
         except subprocess.TimeoutExpired:
             code = None
             process.terminate()  # passed on to the job
@@ -86,7 +87,7 @@ def run(case: Case, arm: str, seed: int, path: Path) -> Result:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-    return read(code, path)
+    return read(case, code, path)
 
 
 def lost(case: Case, result: Result, calm: float) -> int:
@@ -108,8 +109,10 @@ def kept_promise(case: Case, result: Result, calm: float) -> bool:
     if case.wants == "recovered":
         return is_near(result, calm) and result.code == 0
     if case.wants == "held":
-        return (result.held or result.code == 78) and result.evidence > 0
-    return result.told is not None and not result.destructive  # told
+        held = result.held and result.told is not None and not result.destructive
+        return (held or result.code == 78) and result.evidence > 0
+    told = result.told is not None and not result.destructive
+    return told and (case.wants == "told" or result.evidence > 0)
 
 
 # ── keeping and showing ───────────────────────────────────────────────────────────────────────────
@@ -154,9 +157,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def undisturbed(
     found: Mapping[tuple[str, str, int], Result], case: Case, seeds: int
 ) -> list[float]:
-    """Return the loss of the healthy runs of as many ranks, by seed."""
-    name = next(c.name for c in CASES if not c.drills and c.ranks == case.ranks)
+    """Return the loss of the healthy runs of as many ranks and steps, by seed."""
+    name = next(c.name for c in CASES if not c.drills and _size(c) == _size(case))
     return [found[name, "supervise", seed].loss or math.nan for seed in range(seeds)]
+
+
+def _size(case: Case) -> tuple[int, int]:
+    return case.ranks, case.steps
 
 
 def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], seeds: int) -> str:
@@ -175,7 +182,7 @@ def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], se
                 _span([one.told for one in ours]),
                 _span([one.acted for one in ours]),
                 f"{100 * max(losses):+.1f} %" if losses else "–",
-                _span([lost(case, one, calm[s]) for s, one in enumerate(ours)]),
+                _price([lost(case, one, calm[s]) for s, one in enumerate(ours)], case),
                 *(_lost_by(found.get((case.name, arm, 0)), case, calm[0]) for arm in ARMS[1:]),
                 ", ".join(dict.fromkeys(ours[0].actions)) or "–",
             ]
@@ -184,7 +191,12 @@ def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], se
 
 
 def _lost_by(other: Result | None, case: Case, calm: float) -> str:
-    return "–" if other is None else str(lost(case, other, calm))
+    return "–" if other is None else _price([lost(case, other, calm)], case)
+
+
+def _price(steps: Sequence[int], case: Case) -> str:
+    """Return what was lost: steps, and thousands of tokens."""
+    return f"{_span(steps)} ({_span([s * TOKENS * case.ranks // 1000 for s in steps])}k)"
 
 
 def _span(numbers: Sequence[int | None]) -> str:
@@ -197,13 +209,14 @@ def _span(numbers: Sequence[int | None]) -> str:
 
 HEAD = f"""# What faults cost, with the supervisor and without
 
-Written by `python benchmarks/recovery.py`: the example, 600 steps of 768 tokens, or 400 with two
-ranks, a checkpoint every {CHECKPOINTS}, the fault at step {FAULT_STEP}. `told` and `acted`: steps
-from the fault to the first word and to the first action or reflex. `loss`: the worst seed's
-validation loss beside its undisturbed run. `lost`: steps to be made again, or made and thrown away;
-a run that ends more than 1 % worse, or not at all, lost all since its last checkpoint from before
-the fault. The columns on the right are the steps lost with nobody, with restarts by torchrun, and
-with a stop at the first NaN, one seed each.
+Written by `python benchmarks/recovery.py`: the example, 600 steps of {TOKENS} tokens a rank, with
+two ranks mostly 400, for memory 1500, a checkpoint every {CHECKPOINTS}, the fault at step
+{FAULT_STEP}. `told` and `acted`: steps from the fault to the first word and to the first action or
+reflex. `loss`: the worst seed's validation loss beside its undisturbed run, which has as many ranks
+and steps. `lost`: steps to be made again, or made and thrown away, and thousands of tokens; a run
+that ends more than 1 % worse, or not at all, lost all since its last checkpoint from before the
+fault. The columns on the right are what was lost with nobody, with restarts by torchrun, and with a
+stop at the first NaN, one seed each.
 
 """
 
@@ -218,8 +231,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     chosen = [c for c in CASES if c.name in args.only or not args.only]
-    needed = {c.ranks for c in chosen}
-    cases = [c for c in CASES if c in chosen or (not c.drills and c.ranks in needed)]
+    needed = {_size(c) for c in chosen}
+    cases = [c for c in CASES if c in chosen or (not c.drills and _size(c) in needed)]
     wanted = [(c, "supervise", s) for c in cases for s in range(args.seeds)]
     wanted += [(c, arm, 0) for c in cases for arm in ARMS[1:] if c.drills and not args.ours]
     mark = fingerprint()

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery_cases import FAULT_STEP
+from recovery_cases import FAULT_STEP, Case
 
 from supervise.store import audit, history
 from supervise.store.rundir import RunDir
+
+OF_MACHINE = ("hardware.host_memory", "hardware.disk_low", "hardware.disk_full")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Result:
     evidence: int
 
 
-def read(code: int | None, path: Path) -> Result:
+def read(case: Case, code: int | None, path: Path) -> Result:
     """Read the run directory."""
     found = RunDir.open(path / "run")
     records = list(audit.read(found.audit_path))
@@ -51,8 +53,8 @@ def read(code: int | None, path: Path) -> Result:
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     touching = [action for action in intents if action["touches_job"]]
     since = records[_fault(records) :]
-    said = _first(since, _is_word)
-    acted = _first(since, _is_action)
+    said = _first(r for r in since if _is_word(r) and not _of_else(r, case))
+    acted = _first(r for r in since if _is_action(r))
     incidents = [r for r in records if r["kind"] == "incident"]
     return Result(
         code=code,
@@ -74,16 +76,22 @@ def _is_word(record: Mapping[str, Any]) -> bool:
     return (record["kind"], what) in (("rule", "fired"), ("incident", "opened"), ("gap", None))
 
 
+def _of_else(record: Mapping[str, Any], case: Case) -> bool:
+    rule = record.get("rule") or ""
+    if case.by:
+        return rule != case.by
+    return rule in OF_MACHINE or (rule.startswith("throughput.") and not case.slows)
+
+
 def _is_action(record: Mapping[str, Any]) -> bool:
     data = record.get("data") or {}
     reflex = record["kind"] == "note" and data.get("what") == "standing-order"
     return reflex or (record["kind"] == "intent" and data["action"]["touches_job"])
 
 
-def _first(records: Iterable[Mapping[str, Any]], is_so: Any) -> int | None:
-    """Steps from the fault to the first such record; what came with it is at 0."""
-    steps = (max(0, r["step"] - FAULT_STEP) for r in records if is_so(r))
-    return next(steps, None)
+def _first(records: Iterable[Mapping[str, Any]]) -> int | None:
+    """Steps from the fault to the first of these records; what came with it is at 0."""
+    return next((max(0, record["step"] - FAULT_STEP) for record in records), None)
 
 
 def _fault(records: Sequence[Mapping[str, Any]]) -> int:

@@ -24,9 +24,10 @@ def report(**values: Any) -> None:
     """Let numbers join the frame of the step under way; without a supervisor, do nothing.
 
     Args:
-        values: name -> a number or a one-element tensor. Names that the probe measures itself are
-            left as measured, but for `tokens_per_update`, which the job may know better. A frame
-            has room for 64 names in all, whichever come first.
+        values: name -> a number or a one-element tensor; None is as good as not reported. What is
+            neither is left out, as is a name with blanks, and said so once. Names that the probe
+            measures itself are left as measured, but for `tokens_per_update`, which the job may
+            know better. A frame has room for 64 names in all, whichever come first.
     """
     if _probe is not None:
         from .reporting import take

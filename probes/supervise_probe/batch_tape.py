@@ -2,7 +2,8 @@
 
 An iterator cannot be rewound. After a rollback the same iterator gives out what it gave out before,
 in the same order, and then goes on where it is. Batches are held, not copied: one that the job has
-written into since cannot be given again, and then the loader is named as not restored.
+written into since cannot be given again, nor can those of a pass that is over: then going back with
+the same batches is refused.
 
 A loader without workers reads in the job's own process and may draw random numbers on the way; the
 generators are set as they were behind the fetch.
@@ -15,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Callable, Deque, List, NamedTuple, Tuple
 
 from . import rng as chance
+from .frames import CannotRestore
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -23,7 +25,24 @@ SHARE = 4  # of the savepoints' memory, one part in so many may be batches
 DEPTH = 4  # of containers in a batch
 NAME = "the position of a DataLoader"
 
-Mark = List[Tuple[Callable[[], Any], int]]  # iterators, and how many batches each had given
+
+class Tally:
+    """How often an iterator was asked for a batch; outlives it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+
+class Place(NamedTuple):
+    """Where an iterator stood: how many batches it had given, how often it had been asked."""
+
+    iterator: Callable[[], Any]
+    at: int
+    asked: int
+    tally: Tally
+
+
+Mark = List[Place]
 
 
 class Given(NamedTuple):
@@ -41,6 +60,7 @@ class Reel:
     def __init__(self) -> None:
         self.first = self.at = 0
         self.given: Deque[Given] = deque()
+        self.tally = Tally()
 
 
 class BatchTape:
@@ -61,7 +81,10 @@ class BatchTape:
     def again(self, iterator: Any) -> Any:
         """Return the batch that comes next as it came before, None when it is a new one."""
         reel = self._reels.get(iterator)
-        if reel is None or reel.at >= reel.first + len(reel.given):
+        if reel is None:
+            return None
+        reel.tally.asked += 1
+        if reel.at >= reel.first + len(reel.given):
             return None
         given = reel.given[reel.at - reel.first]
         reel.at += 1
@@ -84,7 +107,10 @@ class BatchTape:
 
     def mark(self) -> Mark:
         """Return where all iterators stand."""
-        return [(weakref.ref(iterator), reel.at) for iterator, reel in self._reels.items()]
+        return [
+            Place(weakref.ref(iterator), reel.at, reel.tally.asked, reel.tally)
+            for iterator, reel in self._reels.items()
+        ]
 
     def knows(self, iterator: Any) -> bool:
         """Whether `mark` holds this iterator."""
@@ -92,24 +118,37 @@ class BatchTape:
 
     def forget_before(self, mark: Mark) -> None:
         """Nobody goes back further than `mark`."""
-        oldest = {id(iterator()): at for iterator, at in mark}
+        oldest = {id(place.iterator()): place.at for place in mark}
         self._nbytes = 0
         for iterator, reel in self._reels.items():
             while reel.given and reel.first < oldest.get(id(iterator), 0):
                 self._drop_first(reel)
             self._nbytes += sum(given.nbytes for given in reel.given)
 
-    def rewind(self, mark: Mark) -> List[str]:
-        """Stand again at `mark`; return what does not, as words for people."""
-        missed = []
-        for reference, at in mark:
-            iterator = reference()
-            reel = None if iterator is None else self._reels.get(iterator)
-            if reel is None or at < reel.first or not all(map(_same, reel.given)):
-                missed.append(NAME)
+    def verify(self, mark: Mark) -> None:
+        """Raise CannotRestore unless all that was given since `mark` can be given again."""
+        for iterator, at, asked, tally in mark:
+            if tally.asked == asked:
+                continue  # nobody has asked it since, even if it is gone
+            alive = iterator()
+            reel = None if alive is None else self._reels.get(alive)
+            if reel is None:
+                why = "its pass over the data is over"
+            elif at < reel.first:
+                why = "they take more memory than is kept for them"
+            elif not all(map(_same, list(reel.given)[at - reel.first :])):
+                why = "the job has written into them"
             else:
-                reel.at = at
-        return missed[:1]
+                continue
+            raise CannotRestore(f"{NAME} and the batches since then cannot be had again: {why}")
+
+    def rewind(self, mark: Mark) -> None:
+        """Stand again at `mark`, which was verified."""
+        for place in mark:
+            iterator = place.iterator()
+            reel = None if iterator is None else self._reels.get(iterator)
+            if reel is not None and place.at >= reel.first:
+                reel.at = place.at
 
     def _drop_first(self, reel: Reel) -> None:
         self._nbytes -= reel.given.popleft().nbytes

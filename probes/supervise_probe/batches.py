@@ -55,7 +55,9 @@ class Batches:
             hashed = self._batch.saw(values)
             if hashed is None:
                 continue
-            self._flops.saw(hashed)
-            if not hashed.is_floating_point():
-                self._tokens.saw_inputs(hashed.numel())
+            if hashed.is_floating_point():  # vectors
+                self._flops.saw(hashed.shape[:-1])
+                continue
+            self._tokens.saw_inputs(self._flops.saw(hashed.shape))
+            if self._sanity.due:
                 self._guard.run(self._sanity_part, self._sanity.saw, hashed)

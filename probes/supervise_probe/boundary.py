@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from .handmade import Handmade
-from .step import Known, Step, Update
+from .step import Known, Step, Update, is_phantom
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -74,7 +74,9 @@ class Boundary:
             known = Known(optimizer)
         known.refresh(optimizer)
         update = Update(optimizer, closure, known)
-        if not known.real or self._phantom(update) or not probe.open():
+        if not known.real or is_phantom(probe.torch, update, self._backward):
+            return None
+        if (probe.writer is None or not probe.on) and not probe.open():
             return None
         probe.training_thread()
         key = id(optimizer)
@@ -83,7 +85,7 @@ class Boundary:
         if not self._members:
             if self._last_round and not self._backward and key not in self._last_round:
                 self._joins_late(key)
-                probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
+                self._scale_rate(optimizer)
                 return None
             self._skip = probe.tools.skip.take() if probe.tools.acting else ""
         self._members.append(key)
@@ -100,18 +102,27 @@ class Boundary:
             update.scheduled = update.scheduled.clone()
         if not closure:
             self.measure(update)
-        probe.rate.apply(optimizer, probe.rate.factor() * probe.drills.lr_factor())
+        self._scale_rate(optimizer)
         if probe.tools.acting:
             probe.tools.before_update(update)
         probe.guard.run_all(probe.calls["before_update"], update)
         return update
+
+    def _scale_rate(self, optimizer: Any) -> None:
+        probe = self._probe
+        factor = probe.rate.factor()
+        if probe.drills.active:
+            factor *= probe.drills.lr_factor()
+        if factor != 1.0:
+            probe.rate.apply(optimizer, factor)
 
     def measure(self, update: Update) -> None:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
         probe = self._probe
         update.measured = True
         probe.batches.look()
-        probe.sampler.side_pass()
+        if probe.sampler.kept is not None:
+            probe.sampler.side_pass()
         if probe.drills.active:
             probe.drills.before_update(update.params)
         found_inf = getattr(update.optimizer, "found_inf", None)
@@ -241,23 +252,6 @@ class Boundary:
         self._last_round.append(key)
         self._last_of_round = key
         self._misses = 0
-
-    def _phantom(self, update: Update) -> bool:
-        """Whether the job only pretends to step: rate 0 and gradients 0, to create its state."""
-        for group in update.optimizer.param_groups:
-            rate = group.get("lr")
-            if isinstance(rate, self._probe.torch.Tensor):
-                if rate.device.type != "cpu":
-                    return False
-                rate = rate.item()
-            if rate != 0:
-                return False
-        if update.closure:
-            return False
-        grads = [p.grad for p in update.all_params if p.grad is not None]
-        if any(g.device.type != "cpu" for g in grads):
-            return not self._backward
-        return not any(bool((g != 0).any()) for g in grads)
 
     # ── for the commands ──────────────────────────────────────────────────────────────────────
 

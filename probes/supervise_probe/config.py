@@ -18,8 +18,9 @@ class Config(NamedTuple):
         marks: directory of the small files that explain a silent probe.
         savepoints: `{"every", "keep", "max_bytes"}` in steps, pieces, bytes; None: keep none.
             `spill`: directory for those beyond `max_bytes`, None: they are given up; without it
-            beside the marks. `portable`: `{"every", "directory", "keep"}` of those that are written
-            for another process.
+            beside the marks. `max_disk_bytes`: of all that are there, without it any number.
+            `portable`: `{"every", "directory", "keep"}` of those that are written for another
+            process.
         standing_orders: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
             "update_clip": {"window", "sigma", "max_gb"}}`, or some of them.
         drills: `[{"fault", "step", "params"}]`.
@@ -34,6 +35,8 @@ class Config(NamedTuple):
         skip: `[first, last]` of steps whose update is dropped.
         quarantine: path of the manifest of what must not be trained on; need not be there.
         tape: keep the newest steps on disk too, for a launch to come to be compared with.
+        probe_batch: None: no batch is kept; else what was told of it with the checkpoint that this
+            launch begins with: `{"path", "value"}`, or `{"why"}` there is no value, or `{}`.
         late: read values of the CPU as late as those of an accelerator; for tests.
     """
 
@@ -56,6 +59,7 @@ class Config(NamedTuple):
     rewarm: Optional[Dict[str, Any]] = None
     skip: Sequence[Sequence[int]] = ()
     quarantine: Optional[str] = None
+    probe_batch: Optional[Dict[str, Any]] = None
 
 
 def load(path: str) -> Config:

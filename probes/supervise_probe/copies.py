@@ -244,7 +244,7 @@ class Copies:
         self.wait()
         try:
             tensor = self._torch.from_numpy(owner) if slot.array else owner
-            if tensor.device.type == "cpu" and _same_bits(self._torch, tensor, slot.buffer):
+            if tensor.device.type == "cpu" and same_bits(self._torch, tensor, slot.buffer):
                 return True
             if tensor.shape != slot.buffer.shape:
                 return False
@@ -271,7 +271,7 @@ def _copy_all(
         target.copy_(source, non_blocking=non_blocking)
 
 
-def _same_bits(torch: ModuleType, a: Any, b: Any) -> bool:
+def same_bits(torch: ModuleType, a: Any, b: Any) -> bool:
     """Equality that holds for NaN as well."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False

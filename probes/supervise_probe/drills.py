@@ -26,11 +26,16 @@ class Drill:
 
 
 class Drills:
-    """All drills of one rank."""
+    """All drills of one rank.
+
+    Attributes:
+        active: whether any fault acts in this step.
+    """
 
     def __init__(self, probe: Probe, orders: Sequence[Mapping[str, Any]]) -> None:
         self._probe = probe
         self._part = probe.guard.part("drills", share=1.0)
+        self.active = False
         self._waiting: List[Drill] = []
         self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
         for index, order in enumerate(orders):
@@ -61,16 +66,12 @@ class Drills:
                     f"drill {drill.name} begins at step {step} ({params or 'no parameters'})",
                     {"fault": drill.name, "params": drill.params, "steps": fault.steps},
                 )
+        self.active = bool(self._active)
         self._probe.publisher.muted = any(fault.silent for fault, _, _ in self._active)
-
-    @property
-    def active(self) -> bool:
-        """Whether any fault acts in this step."""
-        return bool(self._active)
 
     def end_all(self) -> None:
         """The run was rolled back: what acts now is over, what has not begun still comes."""
-        over, self._active = self._active, []
+        over, self._active, self.active = self._active, [], False
         self._end(over)
 
     def _end(self, over: Sequence[Tuple[faults.Fault, str, int]]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Tuple
+
+from .guard import describe
 
 _asked = [0]
 
@@ -27,9 +29,15 @@ def install() -> None:
     vars(sys)["exit"] = heard
 
 
-def code() -> int:
-    """Return the exit code that was asked for last, 0 when nobody has asked."""
-    return _asked[0]
+def last_words() -> Tuple[int, str]:
+    """Return the exit code and, where an error ends the process, what it is.
+
+    The code is the one that was asked for last, 0 when nobody has asked.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return _asked[0], ""
+    return (-2 if isinstance(error, KeyboardInterrupt) else 1), describe(error)
 
 
 def _code(status: Any) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 from . import savepoint_files as files
 from .guard import describe
 from .learning_rate import Ramp
+from .probe_batch import KEY
 from .saves import about, inode_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Handover:
     def __init__(self, probe: Probe, rollbacks: Rollbacks) -> None:
         self._probe = probe
         self._rollbacks = rollbacks
-        self._written: List[Tuple[int, str, float]] = []
+        self._written: List[Tuple[int, str, float, Any]] = []
         self._failed: List[str] = []
         self._document: Optional[Dict[str, Any]] = None
         self._stop = False
@@ -89,7 +90,8 @@ class Handover:
             saved.copies.wait()
             files.write(self._probe.torch.save, document, path, lambda: self._stop)
             files.keep_newest(self._wanted["directory"], int(self._wanted["keep"]))
-            self._written.append((saved.step, path, monotonic() - began))
+            value = saved.extra[0].get(KEY)
+            self._written.append((saved.step, path, monotonic() - began, value))
         except files.Stopped:
             said = f"the savepoint of step {saved.step} was not finished when the process ended"
             self._failed.append(said)
@@ -103,12 +105,13 @@ class Handover:
         """Tell what was written, and what could not be."""
         probe = self._probe
         while self._written:
-            step, path, seconds = self._written.pop(0)
+            step, path, seconds, value = self._written.pop(0)
             inode = inode_of(path, path)
             if inode is None:  # the job went back before it, or there are newer ones
                 continue
             data = {"path": path, "step": step, "inode": inode}
             data.update(about(probe, seconds, "savepoint"))
+            data.update(self._rollbacks.probe_batch.told(value))
             probe.notice(
                 "checkpoint-saved", f"the savepoint of step {step} was written", data, step + 1
             )
@@ -173,6 +176,7 @@ class Handover:
         rewarm = probe.config.rewarm
         if rewarm:
             probe.rate.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
+        self._rollbacks.probe_batch.resumed()
         lost = result["not_restored"]
         said = f"; not restored: {', '.join(lost)}" if lost else ""
         probe.notice("resumed", f"training goes on behind step {result['step']}{said}", result)

@@ -15,8 +15,14 @@ Function = Callable[..., Any]
 Hidden = Callable[..., Function]
 
 
-def hidden(torch: Any, function: Function, recursive: bool = True) -> Function:
-    """Keep torch.compile out of `function`, and if `recursive` out of what it calls."""
+def hidden(
+    torch: Any, function: Function, recursive: bool = True, plain: Optional[Function] = None
+) -> Function:
+    """Keep torch.compile out of `function`, and if `recursive` out of what it calls.
+
+    Args:
+        plain: does the same and asks for no compiler again; run where none watches.
+    """
     disable = getattr(torch, "_disable_dynamo", None)
     if disable is None:
         return function
@@ -27,14 +33,21 @@ def hidden(torch: Any, function: Function, recursive: bool = True) -> Function:
     if watcher is None:
         return slow
 
+    unwatched = plain or function
+
     def quick(*args: Any, **kwargs: Any) -> Any:
         if watcher() is None:
-            return function(*args, **kwargs)
+            return unwatched(*args, **kwargs)
         _skip(quick)
         return slow(*args, **kwargs)
 
     vars(quick)["_torchdynamo_disable"] = True  # torch's own mark: not to be inlined
     return quick
+
+
+def as_it_is(function: Function) -> Function:
+    """Stand for `hidden` where no compiler watches."""
+    return function
 
 
 def _skip(function: Function) -> None:

@@ -16,7 +16,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from . import communication, forward, loading, saves
-from .hidden import Hidden
+from .hidden import Hidden, as_it_is
 from .hidden import hidden as hide
 from .step_hook import patch_optimizer
 
@@ -47,6 +47,14 @@ def install(torch: Any, probe: Probe) -> None:
 
 def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
     original = torch.autograd.backward
+    plain, shy = (_around_backward(original, probe, how) for how in (as_it_is, hidden))
+    torch.autograd.backward = functools.wraps(original)(
+        hide(torch, shy, recursive=False, plain=plain)
+    )
+
+
+def _around_backward(original: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
+    """Return what stands for `torch.autograd.backward`."""
 
     @hidden
     def before(tensors: Any) -> None:
@@ -63,7 +71,7 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
         probe.guard.run(probe.core, probe.boundary.handmade.after_backward)
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if probe.in_backward or probe.off_duty():
+        if probe.in_backward or probe.absent():
             return original(tensors, *args, **kwargs)
         if isinstance(tensors, types.GeneratorType):
             tensors = tuple(tensors)
@@ -78,7 +86,7 @@ def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
             if probe.drills.active or probe.boundary.handmade.on:
                 after()
 
-    torch.autograd.backward = functools.wraps(original)(hidden(backward, recursive=False))
+    return backward
 
 
 def _saw_backward(probe: Probe, tensors: Any) -> None:
@@ -127,7 +135,7 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
     def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if probe.inside or probe.off_duty() or not self._enabled:
             return step(self, optimizer, *args, **kwargs)
-        probe.scaling.scaler = self
+        probe.scaling.enter(self)
         entries = probe.boundary.entries
         try:
             result = step(self, optimizer, *args, **kwargs)
@@ -158,13 +166,11 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
 
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiling() or probe.off_duty():
+            if compiling() or probe.absent():
                 return original(parameters, *args, **kwargs)
             one = isinstance(parameters, torch.Tensor)
             params = [parameters] if one else list(parameters)
-            if not one and isinstance(parameters, types.GeneratorType):
-                parameters = (p for p in params)  # spent by now; and torch tells it from a list
-            elif not one:
+            if params and not one:  # torch warns of an empty generator
                 parameters = params
             norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
             limit = args[0] if args else kwargs.get("max_norm")

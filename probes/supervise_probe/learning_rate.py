@@ -13,27 +13,29 @@ class Ramp:
     """A factor that starts at `value` and goes linearly to 1 over `steps`; 0 steps: it stays.
 
     Attributes:
-        now: the factor of the step under way.
+        now: the factor of the step under way. moves: whether that of the next one may differ.
     """
 
-    __slots__ = ("_done", "_steps", "_value", "now")
+    __slots__ = ("_done", "_steps", "_value", "moves", "now")
 
     def __init__(self, value: float = 1.0, steps: int = 0) -> None:
         self._value = self.now = value
         self._steps = steps
         self._done = 0
+        self.moves = steps > 0
 
     @property
     def progress(self) -> float:
         """How far the ramp is in the step under way, from 0 to 1; 1 where there is none."""
-        return self._done / self._steps if self._done < self._steps else 1.0
+        return self._done / self._steps if self.moves else 1.0
 
     def advance(self) -> None:
         """A step ended."""
-        if self._done < self._steps:
+        if self.moves:
             self._done += 1
+            self.moves = self._done < self._steps
             done = self._done / self._steps
-            self.now = self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
+            self.now = self._value + (1.0 - self._value) * done if self.moves else 1.0
 
 
 class LearningRate:
@@ -57,8 +59,6 @@ class LearningRate:
 
     def apply(self, optimizer: Any, factor: float) -> None:
         """Multiply the rate of every group by `factor` until `restore`."""
-        if factor == 1.0:
-            return
         for group in optimizer.param_groups:
             rate = group.get("lr")
             if isinstance(rate, self._torch.Tensor):
@@ -90,5 +90,6 @@ class LearningRate:
 
     def advance(self) -> None:
         """A step ended."""
-        self.held.advance()
-        self.warming.advance()
+        for ramp in (self.held, self.warming):
+            if ramp.moves:
+                ramp.advance()

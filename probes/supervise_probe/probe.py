@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections import deque
 from threading import get_ident
 from time import monotonic_ns
@@ -23,7 +22,7 @@ from .boundary import Boundary
 from .collectors.timing import Times
 from .commands import Commands
 from .drills import Drills
-from .guard import Guard, Part, describe
+from .guard import Guard, Part
 from .learning_rate import LearningRate
 from .publisher import Publisher
 from .registry import Registry
@@ -41,7 +40,7 @@ class Probe:
     Attributes:
         on: false once the probe is off for good.
         inside: an optimizer's step is running. in_backward, in_forward: likewise.
-        calls: for each call of a collector, the (part, method) pairs that have something to do.
+        calls: for each call of a collector, the (part, method) pairs of the step under way.
         fingerprints: the newest batches, oldest first.
         adapted: whether the job reports values of its own.
         finite: whether the newest frame held finite values only.
@@ -79,7 +78,8 @@ class Probe:
         self.drills = Drills(self, [])
         self.tools = Tools(self)
         self.collectors: Dict[str, Any]
-        self.collectors, self.calls = catalog.start(self, self._modules)
+        self.collectors, self.plan = catalog.start(self, self._modules)
+        self.calls = self.plan.usual
         self.batches = Batches(self.guard, self.collectors)
         self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
         self.sampling, self.sampler, self.snapshots = sampled.start(self)
@@ -106,19 +106,23 @@ class Probe:
 
     # ── when to keep still ────────────────────────────────────────────────────────────────────
 
-    def off_duty(self) -> bool:
-        """Whether a hook must do nothing.
+    def absent(self) -> bool:
+        """Whether a hook must do nothing where no functorch transform can be at work.
 
-        Off; in another thread than the one that trains; or while functorch, a tracer or a graph
-        capture would take what we compute for the job's own.
+        Off; in another thread than the one that trains; while a tracer would record what we compute
+        for the job's own; or while a graph is captured.
         """
         if not self.on or (self._thread is not None and get_ident() != self._thread):
             return True
-        if self._transforming() or self._tracing() is not None:
+        if self._tracing() is not None:
             return True
         if self._has_cuda and self.torch.cuda.is_initialized():
             return bool(self.torch.cuda.is_current_stream_capturing())
         return False
+
+    def off_duty(self) -> bool:
+        """Whether a hook must do nothing: as `absent`, or inside a functorch transform."""
+        return self.absent() or self._transforming()
 
     def open(self) -> bool:
         """Become a rank, if this process is none yet. False: the probe is off."""
@@ -227,6 +231,7 @@ class Probe:
         self.registry.saw_optimizer(optimizer)
         for root in self.registry.roots():
             forward.attach(self, root, self._before_forward)
+        self.rollbacks.probe_batch.optimizer_appeared()
 
     def at_boundary(self, result: Any) -> Any:
         """If a step has just ended on time: keep a savepoint, obey commands.
@@ -286,13 +291,8 @@ class Probe:
             self.tools.end()
             self.publisher.flush()
             reporting.tell_rest(self)
-            error = getattr(sys, "last_value", None)
-            code, text = exits.code(), ""
-            if error is not None:
-                code = -2 if isinstance(error, KeyboardInterrupt) else 1
-                text = describe(error)
             self.beat("exiting")
-            self.writer.last_words(code, text)
+            self.writer.last_words(*exits.last_words())
             self.rollbacks.close()
             self.writer.close()
         except Exception:  # at exit nobody is left to tell

@@ -7,9 +7,11 @@ generators. A library's variables are not looked at.
 
 import sys
 from types import FrameType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
+from .containers import Listing, Table
 from .frames import (
+    CannotRestore,
     is_library,
     is_module_level,
     is_readable,
@@ -18,8 +20,13 @@ from .frames import (
     require_same_place,
     write_variables,
 )
-from .values import Back, Fields
+from .iterators import Stream
+from .objects import attributes, closure, find
+from .sources import Source
+from .values import GONE, Back, Fields, Thing, Value
 from .walk import Walk
+
+Places = List[Tuple[Fields, Mapping[str, Any]]]  # what was there, and what is there now
 
 _MODULES_MAX = 256  # about 10 ms; a job of more is a framework under development
 
@@ -82,6 +89,29 @@ class ProgramState:
         """Raise CannotRestore unless the job stands where it stood."""
         require_same_place(self.itinerary, itinerary(frames), frames)
 
+    def verify_streams(
+        self, frames: List[FrameType], modules: OwnModules, others: Places, keep_data: bool
+    ) -> None:
+        """Raise CannotRestore where an iterator, a file or a queue would go on from elsewhere.
+
+        Args:
+            others: places beside the job's variables.
+            keep_data: this is only said of what numbers the steps.
+        """
+        seen: Set[int] = set()
+        spaces = {id(namespace): namespace for _, namespace in modules.namespaces()}
+        spaces.update((id(frame.f_globals), frame.f_globals) for frame in frames)
+        places: Places = [*others]
+        places += [(fields, spaces.get(number, {})) for number, fields in self.globals.items()]
+        places += [
+            (variables, read_variables(frame))
+            for frame, variables in zip(frames, self.functions)
+            if variables is not None
+        ]
+        for fields, live in places:
+            for name, why in _troubles(fields, live, keep_data, "", seen):
+                raise CannotRestore(f"what {name!r} gives cannot be had again: {why}")
+
     def restore(self, frames: List[FrameType], modules: OwnModules, back: Back) -> None:
         """Give every variable its old value; what cannot be is noted as missed."""
         if modules.left_out:
@@ -102,3 +132,37 @@ class ProgramState:
 
 def _named(variables: Any) -> List[Tuple[str, Any]]:
     return [item for item in list(variables.items()) if not item[0].startswith("__")]
+
+
+def _troubles(
+    fields: Fields, live: Mapping[Any, Any], keep: bool, path: str, seen: Set[int]
+) -> Iterator[Tuple[str, str]]:
+    """Yield name and reason of what cannot be gone back to among these places."""
+    for key, part in fields.special.items():
+        yield from _trouble(part, live.get(key, GONE), keep, f"{path}{key}", seen)
+
+
+def _trouble(
+    part: Value, live: Any, keep: bool, path: str, seen: Set[int]
+) -> Iterator[Tuple[str, str]]:
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    if isinstance(part, (Stream, Source)):
+        why = part.trouble(live, keep)
+        if why:
+            yield path, why
+    elif isinstance(part, Thing):
+        thing = find(part.reference, part.id, live)
+        if thing is not None:
+            yield from _troubles(part.fields, attributes(thing), keep, f"{path}.", seen)
+            cells = {name: cell.cell_contents for name, cell in closure(thing).items()}
+            yield from _troubles(part.cells, cells, keep, f"{path}.", seen)
+    elif isinstance(part, Table) and isinstance(live, dict):
+        for key, each in part.fields.special.items():
+            now = dict.get(live, key, GONE)
+            yield from _trouble(each, now, keep, f"{path}[{key!r}]", seen)
+    elif isinstance(part, Listing) and type(live) is part.type:
+        for i, each in part.special.items():
+            now = live[i] if i < len(live) else GONE
+            yield from _trouble(each, now, keep, f"{path}[{i}]", seen)

@@ -38,6 +38,29 @@ def restore(states: List[State]) -> None:
         state.set_back(state.content)
 
 
+def seed(torch: ModuleType, number: int) -> None:
+    """Let every generator of `global_states` begin at `number`."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(number)
+    for name in ("numpy.random", "random"):
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed(number)
+
+
+def seed_one(generator: Any, number: int) -> None:
+    """Let a generator of one of `generator_types` begin at `number`."""
+    if hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        bits.state = type(bits)(number).state
+    elif hasattr(generator, "manual_seed"):
+        generator.manual_seed(number)
+    else:
+        generator.seed(number)
+
+
 def generator_types(torch: ModuleType) -> Tuple[type, ...]:
     """The classes of generators that a job makes for itself, as far as they are loaded."""
     types: List[type] = [torch.Generator]

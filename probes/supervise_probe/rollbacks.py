@@ -17,6 +17,7 @@ from .batch_tape import BatchTape
 from .errors import Refused
 from .handover import Handover
 from .learning_rate import Ramp
+from .probe_batch import ProbeBatch
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Rollbacks:
         tape: the newest steps. skips: those whose update is dropped.
         batches: what loaders gave since the oldest savepoint, None where none can go back.
         handover: savepoints for another process, and the one that this process begins with.
+        probe_batch: tells whether weights that were gone back to are those that were kept.
         result: what the optimizer's step is about to return to the job.
         why_not: why no rollback is possible in this job, "" while it is.
     """
@@ -46,6 +48,7 @@ class Rollbacks:
         self.tape = Tape(probe, self.background)
         self.skips = skips.Skips(probe, self.tape)
         self.handover = Handover(probe, self)
+        self.probe_batch = ProbeBatch(probe, self)
         self.batches: Optional[BatchTape] = None
         wanted = probe.config.savepoints
         if not wanted:
@@ -66,6 +69,7 @@ class Rollbacks:
             max_bytes,
             wanted.get("spill", os.path.dirname(probe.config.marks)),
             self.batches,
+            wanted.get("max_disk_bytes"),
         )
 
     def never(self, why: str) -> None:
@@ -126,6 +130,7 @@ class Rollbacks:
         result = self.result
         if isinstance(result, probe.torch.Tensor):
             result = result.detach().clone()
+        self.probe_batch.join(state)
         try:
             taken: Dict[str, Any] = self._savepoints.take(
                 step, probe.boundary.attempt, (state, result)
@@ -202,6 +207,7 @@ class Rollbacks:
             self.tape.expect(int(restored["step"]) + 1, exact=True)
         else:
             self.tape.expect_nothing()
+        self.probe_batch.restored(state)
         return dict(restored)
 
     def went_to(self, step: int, attempt: int, result: Any) -> None:

@@ -57,6 +57,7 @@ class Sampling:
     Attributes:
         sets: all intervals by name.
         waiting: a set is due that is looked at in the forward, and no forward came yet.
+        wanted: the input of the next forward is wanted as the probe batch.
         tight: samples are denser for now.
     """
 
@@ -65,7 +66,7 @@ class Sampling:
         asked = probe.config.sampling
         self._share = float(asked.get("share", SHARE))
         self.sets = {name: Interval(int(asked.get(name, n))) for name, n in DEFAULTS.items()}
-        self.waiting = self.tight = False
+        self.waiting = self.wanted = self.tight = False
         self._due = NONE
         self._step = self._next = 0
         self._look_ns = 0
@@ -80,7 +81,8 @@ class Sampling:
         """The step before `step` ended at `now_ns`: judge its samples, and plan."""
         if self._due:
             self._judge(step, now_ns)
-            self._due, self.waiting = NONE, False
+            self._due, self.waiting = NONE, self.wanted
+            self._probe.calls = self._probe.plan.of(NONE)
             self._probe.sampler.wants_logits = False
         if self._raised_left:
             self._raised_left -= 1
@@ -99,6 +101,10 @@ class Sampling:
             return self._probe.guard.run(self._probe.guard.part(name), function, *args)
         finally:
             self.sets[name].spent_ns += thread_time_ns() - began
+
+    def want(self) -> None:
+        """Have the input of the next forward looked at, whatever is due."""
+        self.waiting = self.wanted = True
 
     def spent(self, name: str, cost_ns: int) -> None:
         """A sample of `name` cost that much thread CPU time somewhere else."""
@@ -184,7 +190,8 @@ class Sampling:
         self._next = min(following, default=1 << 62)
         if due:
             self._due = frozenset(due)
-            self.waiting = bool(self._due & IN_FORWARD)
+            self._probe.calls = self._probe.plan.of(self._due)
+            self.waiting = self.wanted or bool(self._due & IN_FORWARD)
             if "weights" in due:
                 self._probe.snapshots.take(step)
         if self._probe.snapshots.arriving:

@@ -48,6 +48,7 @@ class Savepoints:
         max_bytes: int,
         spill: Optional[str] = None,
         tape: Any = None,
+        max_disk_bytes: Optional[int] = None,
     ) -> None:
         """
         Args:
@@ -55,13 +56,14 @@ class Savepoints:
             max_bytes: of host memory for all of them; the oldest give way, but one always stays.
             spill: directory for those that give way; None: they are lost.
             tape: the `BatchTape` that goes back too; None: loaders stay where they are.
+            max_disk_bytes: of those in `spill`; None: any number.
         """
         self._torch = torch
         self._registry = registry
         self._kinds = Kinds(torch)
         self._modules = OwnModules()
         self._tape = tape
-        self._shelf = Shelf(torch, keep, max_bytes, spill)
+        self._shelf = Shelf(torch, keep, max_bytes, spill, max_disk_bytes)
         self._last_seen: List[Step] = []
         self._last_crossed: Optional[str] = None
         self._never: Optional[str] = None
@@ -185,6 +187,7 @@ class Savepoints:
         )
         new.program = ProgramState(frames, self._modules, walk)
         new.training.add_new(self._registry, walk)
+        walk.settle()
         new.rng = chance.global_states(self._torch)
         return new
 
@@ -208,10 +211,15 @@ class Savepoints:
         frames = job_frames(self._torch)
         saved.program.verify(frames)
         saved.training.verify()
+        places, keep = saved.training.places(), rng == "keep"
+        saved.program.verify_streams(frames, self._modules, places, keep)
+        rewinds = self._tape is not None and rng == "restore"
+        if rewinds:
+            self._tape.verify(saved.mark)
         self._shelf.bring(saved)
         missed = self._write_back(saved, frames, rng)
-        if self._tape is not None and rng == "restore":
-            missed += self._tape.rewind(saved.mark)
+        if rewinds:
+            self._tape.rewind(saved.mark)
         result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
         result["bytes"] = saved.copies.nbytes
         result["not_restored"] = missed

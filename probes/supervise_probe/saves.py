@@ -138,6 +138,7 @@ def tell(
         "step": boundary.number,
         "inode": inode_of(place, path),
         **about(probe, seconds, how),
+        **probe.rollbacks.probe_batch.of_save(),
     }
     probe.notice("checkpoint-saved", f"step {boundary.number} was saved by {how}", data)
 

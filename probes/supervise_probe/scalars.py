@@ -30,7 +30,7 @@ class Scalars:
             A float if the host has it; else a private wide copy on its device, which no later
             in-place operation of the job can change. Both take part in arithmetic alike.
         """
-        if self.reads(tensor):
+        if tensor.is_cpu and not self._late:  # as `reads`
             return float(tensor.item())
         torch = self._torch
         wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no 64
@@ -62,7 +62,7 @@ class Scalars:
             packed = self._torch.stack([t.to(device, non_blocking=True) for t in tensors])
             buffer = self._buffer(len(names), device)
             buffer[: len(names)].copy_(packed, non_blocking=True)
-        return Pending(host, names, buffer, self._event(device), self._buffers)
+        return Pending(host, names, buffer, self.event(device), self._buffers)
 
     def _buffer(self, size: int, device: Any) -> Any:
         if self._buffers and self._buffers[-1].numel() >= size:
@@ -72,12 +72,18 @@ class Scalars:
             max(64, size), dtype=self._torch.float64, device="cpu", pin_memory=pinned
         )
 
-    def _event(self, device: Any) -> Any:
-        if device.type == "cpu":
+    def event(self, device: Any) -> Any:
+        """Return an event whose `query()` is true when all that is queued on `device` is done.
+
+        It stands in the stream of that device, which need not be the current one: behind a copy on
+        another, an event of the current device would be over before the copy is.
+        """
+        backend: Any = None if device.type == "cpu" else getattr(self._torch, device.type, None)
+        if not hasattr(backend, "Event"):
             return _NextLook()
-        backend: Any = getattr(self._torch, device.type, None)
-        event = backend.Event() if hasattr(backend, "Event") else _NextLook()
-        event.record()
+        event = backend.Event()
+        stream = getattr(backend, "current_stream", None)  # mps has one stream, and no name for it
+        event.record(*(() if stream is None else (stream(device),)))
         return event
 
 
@@ -119,9 +125,6 @@ class _NextLook:
 
     def __init__(self) -> None:
         self._looks = 0
-
-    def record(self) -> None:
-        """Begin."""
 
     def query(self) -> bool:
         self._looks += 1

@@ -10,7 +10,7 @@ Source: torch/amp/grad_scaler.py; a job may clip before `unscale_`, and then cli
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, FrozenSet, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Set, Tuple
 
 from .scalars import Number, Scalars
 
@@ -20,14 +20,21 @@ class Scaling:
 
     Attributes:
         scaler: the GradScaler whose `step()` is running, else None.
+        appeared: called when a GradScaler is used; more than once, it may be.
     """
 
     def __init__(self, scalars: Scalars) -> None:
         self.scaler: Any = None
+        self.appeared: Callable[[], None] = _nobody_asks
         self._scalars = scalars
         self._losses: Dict[int, Tuple[weakref.ref[Any], Any]] = {}
         self._scale: Any = None  # set while scaled losses wait for their backward
         self._unscaled: Set[int] = set()
+
+    def enter(self, scaler: Any) -> None:
+        """`scaler.step()` is about to run."""
+        self.scaler = scaler
+        self.appeared()
 
     def saw_scale(self, scaler: Any, outputs: Any, result: Any) -> None:
         """`scaler.scale(outputs)` returned `result`."""
@@ -68,3 +75,7 @@ class Scaling:
         self._losses.clear()
         self._unscaled.clear()
         self._scale = None
+
+
+def _nobody_asks() -> None:
+    """Stands for who wants to know of a scaler."""

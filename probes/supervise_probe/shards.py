@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from typing import Any, Deque, Dict, List, Optional, Set
+from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
 from .provenance import SEVERAL, Origin, name_of, of_batch, of_dataset, offset_of, short
 
@@ -56,23 +56,20 @@ class Shards:
 
     Attributes:
         told: what the job said since the last step.
+        heard: called when the job or a loader says where data comes from.
         untold: names by number, which the supervisor has not heard of; one that there was no room
             for comes back when its shard is used again.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, heard: Callable[[], None]) -> None:
         self._torch = torch
+        self.heard = heard
         self.told: List[Origin] = []
         self.untold: OrderedDict[int, str] = OrderedDict()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._told: Set[int] = set()  # of these, the numbers whose names were in a notice
         self._next = 0
         self._loaders: Dict[int, Loader] = {}
-
-    @property
-    def known(self) -> bool:
-        """Whether anybody says anything of shards in this job."""
-        return bool(self.told or self._loaders)
 
     def tell(self, name: Any, offset: Any) -> None:
         """The job says where its next batch comes from."""
@@ -81,6 +78,7 @@ class Shards:
             origin = Origin(shard, offset_of(offset))
             if origin not in self.told:
                 self.told.append(origin)
+                self.heard()
 
     def origins(self, iterator: Any, batch: Any, told_before: int) -> List[Origin]:
         """Return where `batch` is from; what the job told while it was fetched is about it."""
@@ -101,6 +99,7 @@ class Shards:
             while len(self._loaders) >= LOADERS:
                 del self._loaders[next(iter(self._loaders))]
             loader = self._loaders[key] = Loader(iterator)
+            self.heard()
         loader.waiting.append(origins)
 
     def take(self, backwards: int) -> Dict[Origin, None]:

@@ -55,14 +55,24 @@ class Shelf:
     """
 
     def __init__(
-        self, torch: ModuleType, keep: int, max_bytes: int, directory: Optional[str]
+        self,
+        torch: ModuleType,
+        keep: int,
+        max_bytes: int,
+        directory: Optional[str],
+        max_disk_bytes: Optional[int] = None,
     ) -> None:
-        """`directory`: for savepoints beyond `max_bytes`; None: these are given up."""
+        """
+        Args:
+            directory: for savepoints beyond `max_bytes`; None: these are given up.
+            max_disk_bytes: of all that are there; the oldest give way. None: any number.
+        """
         self._torch = torch
         self._keep = max(1, keep)
         self.max_bytes = max_bytes
         self.reserved = 0
         self._directory = directory
+        self._max_disk_bytes = max_disk_bytes
         self._background = Background()
         self.saved: List[Savepoint] = []
         self.troubles: List[str] = []
@@ -114,9 +124,25 @@ class Shelf:
             if needed <= 0:
                 break
             needed -= saved.held
-            if saved.held and (saved.spill is None or saved.spill.state == "failed"):
+            unwritten = saved.spill is None or saved.spill.state == "failed"
+            if saved.held and unwritten and self._fits_disk(saved):
                 saved.spill = Spill(self._directory)
                 self._background.do(self._write, saved)
+
+    def _fits_disk(self, new: Savepoint) -> bool:
+        """Give up the oldest on the disk for `new`; return whether that fits then."""
+        if self._max_disk_bytes is None:
+            return True
+        there = [saved for saved in self.saved if saved.spill and saved.spill.state != "failed"]
+        over = sum(saved.copies.nbytes for saved in (*there, new)) - self._max_disk_bytes
+        old = [saved for saved in there if saved.spill and saved.spill.state == "written"]
+        if over > sum(saved.copies.nbytes for saved in old):
+            return False
+        for saved in old:
+            if over > 0:
+                self._drop(saved, None)
+                over -= saved.copies.nbytes
+        return True
 
     def _write(self, saved: Savepoint) -> None:
         spill = saved.spill

@@ -15,9 +15,9 @@ acts under a GradScaler, which skips such steps itself.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from .scalars import Number
 
@@ -66,19 +66,20 @@ class SkipNonfinite:
         self.cap = Cap(int(order.get("max", MOST)), int(order.get("per", PER)))
         self.state = ARMED
 
-    def why_skip(self, values: Sequence[Optional[Number]]) -> Optional[str]:
+    def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
         """Return why the update must not happen, or None.
 
         Args:
             values: loss and gradient norm of this update; None where unknown.
         """
-        if all(type(v) is float and math.isfinite(v) for v in values):
+        loss, norm = values
+        if type(loss) is float and type(norm) is float and isfinite(loss) and isfinite(norm):
             self.state = ARMED
             return None
         known = [v for v in values if isinstance(v, (int, float))]
         on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
         self.state = ON_DEVICE if on_device else ARMED
-        if all(math.isfinite(v) for v in known) or not self.cap.take():
+        if all(isfinite(v) for v in known) or not self.cap.take():
             return None
         return "loss or gradient norm is not finite"
 
@@ -113,7 +114,7 @@ class ZeroNonfinite:
         """
         torch = self._torch
         if not isinstance(norm, torch.Tensor):
-            if math.isfinite(norm) or not self.cap.take():
+            if isfinite(norm) or not self.cap.take():
                 return 0.0
             for gradient in gradients:
                 gradient.masked_fill_(~torch.isfinite(gradient), 0.0)

@@ -101,3 +101,25 @@ class Step:
         self.attempt = attempt
         self.at_ns = at_ns
         self.elapsed_ns = elapsed_ns
+
+
+def is_phantom(torch: Any, update: Update, backward: bool) -> bool:
+    """Whether the job only pretends to step: rate 0 and gradients 0, to create its state.
+
+    Args:
+        backward: whether one has run since the last step.
+    """
+    for group in update.optimizer.param_groups:
+        rate = group.get("lr")
+        if type(rate) is not float and isinstance(rate, torch.Tensor):
+            if rate.device.type != "cpu":
+                return False
+            rate = rate.item()
+        if rate != 0:
+            return False
+    if update.closure:
+        return False
+    grads = [p.grad for p in update.all_params if p.grad is not None]
+    if any(g.device.type != "cpu" for g in grads):
+        return not backward
+    return not any(bool((g != 0).any()) for g in grads)

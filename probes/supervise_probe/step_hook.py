@@ -11,7 +11,8 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from .hidden import Hidden
+from .hidden import Hidden, as_it_is
+from .hidden import hidden as hide
 from .step import SkipUpdate, Update
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 def patch_optimizer(torch: Any, probe: Probe, hidden: Hidden) -> None:
     """See every `optimizer.step()` of every class that is used for the first time from now on."""
     original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
-    around = _around(torch, probe, hidden)
+    around, shy = _around(torch, probe, as_it_is), _around(torch, probe, hidden)
 
     def profile_hook_step(function: Callable[..., Any]) -> Any:
         inner = original(function)
-        return functools.wraps(inner)(hidden(around(inner), recursive=False))
+        return functools.wraps(inner)(hide(torch, shy(inner), recursive=False, plain=around(inner)))
 
     torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
@@ -79,7 +80,7 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
 
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            if probe.inside or probe.off_duty():
+            if probe.inside or probe.absent():
                 return inner(*args, **kwargs)
             optimizer = args[0]
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -2,7 +2,8 @@
 
 A step that is made again must see the same batch and come to the same loss, at the same rate of the
 job's own schedule. In the same process all of it bit for bit; after a new start the loss within
-`CLOSE`, since other threads may add up in another order.
+`CLOSE`, since other threads may add up in another order. What the probe batch came to is told with
+it (`probe_batch.py`), or by itself where no step is compared.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Tape:
         self._plain: Deque[Tuple[Any, ...]] = deque(maxlen=ROWS)
         self._expected: Optional[Row] = None
         self._exact = True
+        self._proof: Optional[Dict[str, Any]] = None
         self._path = os.path.join(probe.config.marks, f"tape.{probe.rank}.json")
         self._unwritten = 0
         config = probe.config
@@ -59,6 +61,17 @@ class Tape:
         """Steps to come see other data than those before."""
         self._expected = None
 
+    def proved(self, proof: Dict[str, Any]) -> None:
+        """The run was taken back, and this is what the probe batch came to.
+
+        Args:
+            proof: `{"verdict": "equal" or "differs", "was", "is"}`, or `{"verdict": "not judged",
+                "why"}`.
+        """
+        self._proof = proof
+        if self._expected is None:
+            self._tell(self._probe.boundary.number, "unknown", {}, {}, [])
+
     def batches(self, first: int, last: int) -> Dict[int, float]:
         """The fingerprints of the steps `first` to `last`, as far as they are known."""
         return {
@@ -74,11 +87,17 @@ class Tape:
         row = (step, attempt, fingerprint, get("train_loss_raw"), get("learning_rate_scheduled"))
         self._plain.append(row)
         if fingerprint is not None or "batch_shard" in values:
-            self._keep_batch(step, attempt, fingerprint, "batch_shard" in values)
+            # Kept for the evidence of an incident.
+            seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
+            self._probe.fingerprints.append(seen)
+            if "batch_shard" in values:
+                self._add_shards(seen)
         if self._expected is not None and step >= self._expected.step:
             was, self._expected = self._expected, None
             if step == was.step and attempt > was.attempt:
                 self._compare(was, Row(*row))
+            elif self._proof is not None:
+                self._tell(step, "unknown", {}, {}, [])
         if self._kept:
             self._unwritten += 1
             if self._unwritten >= WRITE_EVERY:
@@ -93,15 +112,9 @@ class Tape:
     def _rows(self) -> List[Row]:
         return [Row(*row) for row in self._plain]
 
-    def _keep_batch(
-        self, step: int, attempt: int, fingerprint: Optional[float], has_shard: bool
-    ) -> None:
-        """Keep a batch, and its shards, for the evidence of an incident."""
+    def _add_shards(self, seen: Dict[str, Any]) -> None:
         probe = self._probe
-        seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
-        probe.fingerprints.append(seen)
-        if has_shard:
-            probe.guard.run(probe.guard.part("shards"), probe.collectors["shards"].join, seen)
+        probe.guard.run(probe.guard.part("shards"), probe.collectors["shards"].join, seen)
 
     def _newest(self, step: int) -> Optional[Row]:
         return next((row for row in reversed(self._rows()) if row.step == step), None)
@@ -116,15 +129,31 @@ class Tape:
             wrong.append(f"loss {now.loss!r} instead of {was.loss!r}")
         if not _equal(was.lr, now.lr, 0.0):
             wrong.append(f"learning rate {now.lr!r} instead of {was.lr!r}")
-        data = {
-            "step": now.step,
-            "fingerprint": batch,
-            "loss": {"was": was.loss, "is": now.loss},
-            "lr": {"was": was.lr, "is": now.lr},
-            "ok": not wrong,
-        }
+        loss, lr = {"was": was.loss, "is": now.loss}, {"was": was.lr, "is": now.lr}
+        self._tell(now.step, batch, loss, lr, wrong)
+
+    def _tell(
+        self,
+        step: int,
+        batch: str,
+        loss: Dict[str, Optional[float]],
+        lr: Dict[str, Optional[float]],
+        wrong: List[str],
+    ) -> None:
+        """Tell what was compared; `loss` and `lr` are empty where no step was."""
+        proof, self._proof = self._proof or {}, None
+        data = {"step": step, "fingerprint": batch, "loss": loss, "lr": lr}
+        if proof:
+            data["probe_batch"] = proof
+        if proof.get("verdict") == "differs":
+            wrong.append(f"probe batch {proof['is']!r} instead of {proof['was']!r}")
+        data["ok"] = not wrong
         said = "it goes on as it was" if not wrong else "it is not as it was: " + ", ".join(wrong)
-        self._probe.notice("continuity", f"step {now.step} was made again and {said}", data)
+        if proof.get("verdict") == "not judged":
+            said = said if loss else "nothing was compared"
+            said += f"; its probe batch was not judged: {proof['why']}"
+        begin = f"step {step} was made again and" if loss else f"from step {step} on"
+        self._probe.notice("continuity", f"{begin} {said}", data)
 
 
 def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:

@@ -105,6 +105,12 @@ class TrainingState:
         if self._copies.any_misfit():
             raise CannotRestore("optimizer state changed its shape or type since the savepoint")
 
+    def places(self) -> List[Tuple[Fields, Dict[str, Any]]]:
+        """What the modules' and the schedulers' own attributes held, and what they hold now."""
+        saved = [(module.reference(), module.attributes) for module in self.modules]
+        saved += [(reference(), fields) for reference, _, fields in self.others]
+        return [(fields, thing.__dict__) for thing, fields in saved if thing is not None]
+
     def restore(self, back: Back) -> None:
         """Write everything back."""
         self._copies.write_bulk()

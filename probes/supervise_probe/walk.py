@@ -15,8 +15,10 @@ from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Se
 from .containers import Bag, Listing, Table, table_base
 from .copies import Copies, writes_are_counted
 from .frames import CannotRestore, is_library
+from .iterators import Spots, Stream
 from .kinds import Kinds, is_own
 from .objects import attributes, closure
+from .sources import source_of
 from .values import Bound, Chance, Fields, Other, Tensor, Thing, Value
 
 _CONSTANTS_MAX = 1000  # elements of a container of numbers; they take 0.1 ms
@@ -49,7 +51,8 @@ class Walk:
         self._kinds = kinds
         self._copies = copies
         self._found = found
-        self._taped = taped
+        self._spots = Spots(kinds, taped)
+        self._streams: List[Tuple[Any, Optional[Stream]]] = []
         self._seen: Dict[int, Value] = {}
         self._held: List[Any] = []  # keeps the ids in _seen valid while the walk lasts
         self.bulk = False  # whether tensors are training state, see Copies.add
@@ -77,6 +80,8 @@ class Walk:
     def _value(self, value: Any, kind: str, depth: int) -> Value:
         seen = self._seen.get(id(value))
         if seen is not None:
+            if isinstance(seen, Stream):
+                seen.places += 1
             return seen
         too_far = depth > _DEPTH_MAX or len(self._seen) > _TOTAL_MAX
         if too_far and kind in ("table", "listing", "bag", "thing", "tensor", "array"):
@@ -88,14 +93,29 @@ class Walk:
         return made
 
     def _other(self, value: Any, depth: int) -> Value:
-        return Other(value, stamp=self._kinds.stamp)
+        source = source_of(value, self._kinds, self._torch)
+        return source or Other(value, stamp=self._kinds.stamp)
 
     def _code(self, value: Any, depth: int) -> Value:
         return Other(value)
 
     def _stream(self, value: Any, depth: int) -> Value:
-        stream = hasattr(type(value), "__next__")
-        return Other(value, lost=not (stream and self._taped(value)), stream=stream)
+        if not hasattr(type(value), "__next__"):
+            return Other(value, lost=True)
+        stream = Stream(value, self._spots)
+        self._streams.append((value, stream))
+        return stream
+
+    def settle(self) -> None:
+        """All was looked at: tell the iterators which of them are also held elsewhere."""
+        self._held.append(object())  # held by us alone
+        self._streams.append((self._held[-1], None))
+        ours = 0
+        for value, stream in reversed(self._streams):
+            if stream is None:
+                ours = sys.getrefcount(value)
+            else:
+                stream.shared = sys.getrefcount(value) - ours > stream.places
 
     def _training(self, value: Any, depth: int) -> Value:
         self._found(value)

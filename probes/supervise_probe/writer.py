@@ -10,7 +10,6 @@ Call it from the training thread, except `beat`, which any thread may call.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import struct
@@ -18,14 +17,16 @@ import sys
 import time
 import weakref
 import zlib
+from operator import is_
 from threading import RLock
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from . import wire
 from .fit import to_json
+from .segment_names import link, start_ticks
 
 LAST_WORDS_CHARS = 512
-PROGRAMS = 1000  # segments of one rank and pid
+PATTERNS = 64  # of absent values, that are remembered
 _HEAD = wire.HEAD_AT // 8
 _COMMANDS_HEAD = wire.COMMANDS_HEAD_AT // 8
 _pack_checked = wire.CHECKED.pack_into
@@ -80,7 +81,7 @@ class Writer:
         pid = os.getpid()
         created_ns = time.monotonic_ns()
         header = wire.Header._make((
-            wire.MAGIC, *wire.layout(slots, capacity), pid, _start_ticks(), created_ns, rank,
+            wire.MAGIC, *wire.layout(slots, capacity), pid, start_ticks(), created_ns, rank,
             world_size, run.encode("utf-8", "replace"),
         ))  # fmt: skip
         packed = wire.pack_header(header)
@@ -95,7 +96,7 @@ class Writer:
             memory[: len(packed)] = packed
             writer = cls(fresh, header, memory)
             writer.beat(created_ns, wire.PHASES.index("startup"))
-            writer.path = _link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
+            writer.path = link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
         finally:
             os.close(descriptor)
             os.unlink(fresh)
@@ -155,20 +156,24 @@ class Writer:
         self._words[_HEAD] = seq
 
     def _fill(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
-        # Frames mostly lack the same values as the frame before: try that pattern first.
-        row = list(values)
-        for index in self._absent:
-            if row[index] is not None:
-                return self._learn(values)
-            row[index] = 0.0
-        return row
+        # What is absent changes from frame to frame, but comes in a few patterns.
+        present = self._patterns.get(bytes(map(is_, values, self._nothing)))
+        if present is None:
+            return self._learn(values)
+        self._low, self._high = present & wire.ALL_ONES, present >> 64
+        return [0.0 if value is None else value for value in values]
 
     def _learn(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
         if len(values) != self._count or not self._generation:
             raise wire.WireError(f"{len(values)} values for {self._count} announced metrics")
-        self._absent: Tuple[int, ...] = tuple(i for i, value in enumerate(values) if value is None)
-        present = (1 << self._count) - 1 - sum(1 << index for index in self._absent)
+        pattern = bytes(value is None for value in values)
+        absent = sum(1 << index for index, missing in enumerate(pattern) if missing)
+        present = (1 << self._count) - 1 - absent
+        self._absent = bool(absent)
         self._low, self._high = present & wire.ALL_ONES, present >> 64
+        if len(self._patterns) >= PATTERNS:
+            self._patterns.clear()
+        self._patterns[pattern] = present
         return [0.0 if value is None else value for value in values]
 
     def _pack_anew(
@@ -268,28 +273,10 @@ class Writer:
         self._size = packer.size
         self._head = memoryview(self._scratch)[: packer.size]
         self._body = self._head[4:]
-        self._absent = ()
+        self._absent = False  # whether any value of the newest frame was
+        self._nothing = [None] * count
+        self._patterns: Dict[bytes, int] = {}  # what is present, a bit each, by what is absent
         self._low, self._high = present & wire.ALL_ONES, present >> 64
-
-
-def _link(fresh: str, stem: str) -> str:
-    """Give the file its name; never that of another one, as a rename would."""
-    for number in range(PROGRAMS):
-        path = f"{stem}.{number}.seg" if number else f"{stem}.seg"
-        try:
-            os.link(fresh, path)
-            return path
-        except FileExistsError:
-            pass
-    raise OSError(errno.EEXIST, f"{PROGRAMS} programs with one pid are enough", stem)
-
-
-def _start_ticks() -> int:
-    try:
-        with open("/proc/self/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _forget_in_child() -> None:

@@ -55,7 +55,7 @@ CATALOG = catalog()
 def test_these_are_the_verbs():
     """The file name is the verb."""
     verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
-    verbs += " stop verify quarantine unquarantine checkpoint undo"
+    verbs += " stop verify quarantine unquarantine checkpoint undo hold"
 
     verbs += " clip loss_scale profile raise_sampling update_clip"
 
@@ -166,7 +166,7 @@ def test_zero_actions_means_nothing_that_touches_the_job():
     """Evidence, messages and looking do not count."""
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
-    assert free == {"snapshot", "notify", "verify", "raise_sampling", "profile"}
+    assert free == {"snapshot", "hold", "notify", "verify", "raise_sampling", "profile"}
     assert {verb for verb, action in CATALOG.items() if action.destructive} == {
         "quarantine",
         "relaunch",
@@ -175,6 +175,7 @@ def test_zero_actions_means_nothing_that_touches_the_job():
         "stop",
     }
     assert {verb for verb, action in CATALOG.items() if action.engine_step} == {
+        "hold",
         "notify",
         "undo",
         "verify",

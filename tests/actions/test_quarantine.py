@@ -48,7 +48,10 @@ def test_suspects_become_names(aim, job):
     [
         ({"shards": 40}, "none of the 40 shards seen was blamed"),
         ({}, "does not tell which shards"),
-        ({"suspects": ("a.tar",), "shards": 40}, "1 of 40 shards are more than 0.02 of them"),
+        (
+            {"suspects": ("a.tar",), "shards": 40},
+            "1 shards are more than 0.02 of the 40 seen so far",
+        ),
     ],
 )
 def test_an_empty_selection_and_a_large_one_are_refused(changes, why, aim):
@@ -58,13 +61,26 @@ def test_an_empty_selection_and_a_large_one_are_refused(changes, why, aim):
 
 
 def test_named_shards_are_taken_as_they_are(aim):
-    """In a job that tells of none there is nothing to count them against."""
+    """In a job that tells of none a name means nothing; it is said what can be done."""
     named = Quarantine(shards=("x.tar",))
 
-    assert named.aim(aim())["most"] is None
+    with pytest.raises(Refused, match=r"does not tell which shards.* quarantine\.json written"):
+        named.aim(aim())
     assert named.aim(aim(shards=100))["add"] == [{"kind": "shard", "name": "x.tar"}]
-    with pytest.raises(Refused, match="1 of 10 shards"):
+    with pytest.raises(Refused, match=r"1 shards are more than 0\.02 of the 10 seen"):
         named.aim(aim(shards=10))
+
+
+def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(aim):
+    """Who knows of 41 bad shards need not wait until the job has met 82."""
+    many = Quarantine(shards=tuple(f"{n}.tar" for n in range(41)), max_fraction=0.5)
+    asked = many.aim(aim(shards=16, operator="anna"))
+
+    assert (len(asked["add"]), asked["most"], asked["by"]) == (41, None, "anna")
+    assert Unquarantine(shards=("a.tar",)).aim(aim(operator="anna"))["by"] == "anna"
+    assert Quarantine().aim(aim(suspects=("a.tar",), shards=149))["by"] == "policy"
+    with pytest.raises(Refused, match=r"41 shards are more than 0\.5 of the 16 seen"):
+        many.aim(aim(shards=16))
 
 
 def test_positions_are_the_batches_up_to_the_breach(aim):

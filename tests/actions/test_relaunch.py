@@ -51,6 +51,14 @@ def test_without_a_checkpoint_that_is_old_enough_it_is_refused(aim):
         Relaunch().aim(aim(breach_step=80))
 
 
+def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(aim):
+    """Then that is why there is nothing to go back to; what was written before still counts."""
+    why = "the loop is a `for`"
+    with pytest.raises(Refused, match="2 good in all\\); the loop is a `for`"):
+        Relaunch().aim(aim(breach_step=80, unable={"portable": why}))
+    assert Relaunch().aim(aim(unable={"portable": why}))["checkpoint"] == "ckpt-2"
+
+
 def test_without_words_in_the_policy_it_is_refused(aim):
     """Nobody knows how this job resumes."""
     with pytest.raises(Refused, match="does not say how"):

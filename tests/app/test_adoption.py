@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import time
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from supervise.app.past import Past
 from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
-from supervise.core.values import Frame, Noticed
+from supervise.core.values import Exited, Frame, Launched, Noticed
 from supervise.inputs.company import Company
 from supervise.outputs.outbox import Outbox
 from supervise.outputs.performer import Performer
@@ -197,3 +199,46 @@ def test_where_nothing_was_under_way_nothing_is_done(keep_run, make_frames, take
 
     assert take_over(run, job, note).rest == [note]
     assert job.asked == []
+
+
+MARKS = {"how": "term", "returncode": -15, "path": "/ckpt.pt", "moved": []}
+PID = {"pid": 9, "attempt": 1}
+
+
+@pytest.mark.parametrize(("marks", "launched", "dead", "code"), [
+    (MARKS, False, True, 78),  # stopped, and never started again
+    (MARKS, True, False, None),  # it was, and the mark of that was lost
+    (MARKS | PID, False, False, None),  # it was, and the record of that was lost
+    ({**MARKS, "how": "ended"}, False, True, None),  # it had ended by itself
+    (None, False, True, 78),  # the marks cannot be read: who finds the job dead should look
+    (None, False, False, None),
+])  # fmt: skip
+def test_whether_a_relaunch_left_the_job_dead_is_known(
+    keep_run, make_frames, small, take_over, marks, launched, dead, code
+):
+    """One that was started again ends with a code of its own."""
+    text = small.read_text().replace(
+        "{lr_scale: {set: 0.5, rewarm: 10}}", "snapshot, {relaunch: {}}"
+    )
+    text = text.replace("  lr_scale: {max: 2, per: 1000}\n", "  restart: {max: 2, per: 1000}\n")
+    small.write_text(text + "job: {relaunch: {args: [--resume]}}\n")
+    good = {"id": "a", "step": 4, "attempt": 0, "path": "/a.pt", "ok": True, "bytes": 1}
+    events = make_frames(0, *[2.0] * 20)
+    events += [Noticed(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
+    events += make_frames(20, 8.0)
+    at_ns = events[-1].at_ns
+    events += [Exited(at_ns, -15), Launched(at_ns, 9, 1)] if launched else []
+    run = keep_run(
+        events, ended=False, answer=lambda action: None if action["verb"] == "relaunch" else {}
+    )
+    key = f"{run.id}:inc-1/1/1-relaunch"
+    path = run.path / f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    path.parent.mkdir()
+    path.write_text("{" if marks is None else json.dumps({"key": key, **marks}))
+    job = FakeJob(returncode=-15 if dead else None)
+    job.relaunch = lambda args, *, key, deadline_s: {**PID, "step": 4}
+
+    take_over(run, job)
+
+    assert job.exit_code == code
+    assert kinds(run, "intent")[-1]["data"]["action"]["id"] == "inc-1/1/1-relaunch"

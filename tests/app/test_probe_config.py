@@ -1,9 +1,11 @@
 """What a run tells its probe beside the intervals of samples."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from supervise.app.launching import probe_config
@@ -51,3 +53,53 @@ def test_savepoints_for_another_process_are_written_where_a_relaunch_needs_them(
         "directory": str(tmp_path / "savepoints"),
     }
     assert "portable" not in told("args")
+
+
+def test_savepoints_have_a_budget_of_memory_and_one_of_disk(tmp_path):
+    """Shares of what the machine has, unless the policy says how much; or none go to disk."""
+    run = SimpleNamespace(
+        id="r", path=tmp_path, marks_path=tmp_path / "m", quarantine_path=Path("q")
+    )
+
+    def told(**keys):
+        policy = replace(load(tmp_path, ""), mode="enforce", savepoints={"every": 25, **keys})
+        return probe_config(run, tmp_path, policy, ())["savepoints"]
+
+    shares = told(spill="disk")
+    assert 0 < shares["max_bytes"] < psutil.virtual_memory().total
+    assert 0 < shares["max_disk_bytes"] < shutil.disk_usage(tmp_path).total
+    assert "spill" not in shares  # beside the marks
+    assert told(spill="none")["spill"] is None
+    written = told(spill="disk", max_bytes=5, max_disk_bytes=7)
+    assert (written["max_bytes"], written["max_disk_bytes"]) == (5, 7)
+
+
+def test_where_savepoints_go_is_a_key_of_the_policy(tmp_path):
+    """Disk unless it says none; anything else is no place."""
+    budgets = "budgets: {all: {max: 4, per: 1000}, rollback: {max: 2, per: 1000}}\n"
+    keys = POLICY.replace("observe", "enforce") + budgets + "savepoints: {every: 25, keep: 4"
+    path = tmp_path / "p.yaml"
+    path.write_text(keys + "}\n")
+    assert load_policy(str(path)).savepoints["spill"] == "disk"
+    path.write_text(keys + ", spill: none, max_bytes: 1000, max_disk_bytes: 2000}\n")
+    kept = load_policy(str(path)).savepoints
+    assert (kept["spill"], kept["max_bytes"], kept["max_disk_bytes"]) == ("none", 1000, 2000)
+    path.write_text(keys + ", spill: tape}\n")
+    with pytest.raises(PolicyErrors) as refused:
+        load_policy(str(path))
+    assert any("savepoints.spill" in str(problem) for problem in refused.value.problems)
+
+
+def test_the_probe_batch_is_kept_where_something_may_be_taken_back(tmp_path):
+    """Off unless the policy says so, and in modes that only look."""
+    run = SimpleNamespace(
+        id="r", path=tmp_path, marks_path=tmp_path / "m", quarantine_path=Path("q")
+    )
+
+    def told(text, mode):
+        policy = replace(load(tmp_path, text), mode=mode)
+        return probe_config(run, tmp_path, policy, ())["probe_batch"]
+
+    assert told("job: {probe_batch: true}\n", "enforce") == {}
+    assert told("job: {probe_batch: true}\n", "shadow") is None
+    assert told("", "enforce") is None

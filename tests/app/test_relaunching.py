@@ -3,42 +3,83 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 
-from supervise.app.relaunching import MARGIN_S, STOP_S, Relauncher
+from supervise.actions.relaunch import SLOWEST
+from supervise.app.relaunching import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.core.rule import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
+from supervise.job.halting import LOOP_S
 from supervise.store.rundir import RunDir
 
+pytestmark = pytest.mark.slow  # waits for processes and deadlines
+
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
-ARGS = {"checkpoint": "ckpt-2", "path": "/old/ckpt.pt", "step": 99, "attempt": 3,
+ARGS = {"checkpoint": "ckpt-2", "path": "/old/ckpt.pt", "step": 99, "bytes": 0, "attempt": 3,
         "rewarm": {"start": 0.1, "steps": 50}, "skip": None}  # fmt: skip
-STAGES = [{"how": "term", "returncode": -15}, {"path": "/ckpt.pt", "moved": ["ckpt-3"]}]
+NEWER = {**ARGS, "checkpoint": "ckpt-3", "step": 149}
+STAGES = [{"how": "term", "returncode": -15, "args": ARGS}]
+STAGES += [{"path": "/ckpt.pt", "moved": ["ckpt-3"]}]
 STAGES += [{"pid": 4242, "attempt": 3}]
 
 
 class Edges:
-    """A guard and a launcher; both remember what they were asked for."""
+    """A guard and a main loop; both remember what they were asked for.
+
+    Attributes:
+        chosen: what the engine orders, one after the other; the last one stands.
+        damaged: checkpoints that cannot be prepared. lost: those that cannot be put back.
+        busy_s: how long the main loop is busy before it chooses.
+        settled: there is nothing to choose.
+    """
 
     def __init__(self, start):
         self.start_process = start
         self.asked = []
         self.error = None
         self.control = None
+        self.hurrying = False
+        self.chosen = [ARGS]
+        self.damaged, self.lost = (), ()
+        self.busy_s = 0.0
+        self.settled = False
+
+    def look_after(self, within_s):
+        self.asked.append(("look_after", within_s > 0))
+        if self.settled:
+            return False
+        if isinstance(self.error, ValueError):
+            raise self.error
+        self.hurrying = True
+        threading.Timer(0.2, self._verified).start()
+        return True
+
+    def _verified(self):
+        self.asked.append("verified")
+        self.hurrying = False
+
+    def choose(self):
+        time.sleep(self.busy_s)
+        self.asked.append(("choose", self.control.process.returncode))
+        return self.chosen.pop(0) if len(self.chosen) > 1 else self.chosen[0]
 
     def prepare(self, checkpoint):
         self.asked.append(("prepare", checkpoint, self.control.process.returncode))
-        if isinstance(self.error, UsageError):
+        if isinstance(self.error, UsageError) or checkpoint in self.damaged:
             raise StoreError("damaged")
 
     def put_back(self, checkpoint):
         self.asked.append(("put_back", checkpoint, self.control.process.returncode))
         if isinstance(self.error, StoreError):
             raise self.error
+        if checkpoint in self.lost:
+            raise StoreError("it is gone")
         return {"path": "/ckpt.pt", "moved": ["ckpt-3"]}
 
-    def launch(self, launch):
+    def start_again(self, launch):
         self.asked.append(("launch", launch.path, launch.step))
         if isinstance(self.error, LaunchError):
             raise self.error
@@ -60,7 +101,7 @@ def edges(start):
 @pytest.fixture
 def control(run, edges, start, looping):
     """A control over a running job, with a fresh supervisor's relauncher."""
-    relaunch = Relauncher(run, edges, edges.launch)
+    relaunch = Relauncher(run, edges, edges)
     edges.control = looping(start("sleep", "60"), relaunch)
     return edges.control
 
@@ -77,16 +118,18 @@ def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
     assert edges.asked == [
-        ("prepare", "ckpt-2", None), ("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99),
+        ("prepare", "ckpt-2", None), ("look_after", True), "verified", ("choose", -15),
+        ("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99),
     ]  # fmt: skip
     assert control.exit_code is None
     assert old.returncode == -15
     assert control.process.returncode is None
     assert seen == {
-        **STAGES[0], **STAGES[1], "pid": control.process.pid, "attempt": 3,
+        "how": "term", "returncode": -15, **STAGES[1], "pid": control.process.pid, "attempt": 3,
         "checkpoint": "ckpt-2", "step": 99,
     }  # fmt: skip
-    assert written(run)[1] == {"key": "r:1", **{k: seen[k] for s in STAGES for k in s}}
+    ids = {"pid": control.process.pid, "attempt": 3}
+    assert written(run)[1] == {"key": "r:1", **STAGES[0], **STAGES[1], **ids}
 
 
 def test_the_same_order_again_starts_nothing(control, edges):
@@ -97,10 +140,13 @@ def test_the_same_order_again_starts_nothing(control, edges):
     assert control.relaunch(ARGS, key="r:1", deadline_s=60) == first
     assert control.process is process
     assert process.poll() is None
-    assert len(edges.asked) == 3
+    assert len(edges.asked) == 6
 
 
-@pytest.mark.parametrize(("done", "left"), [(1, ["put_back", "launch"]), (2, ["launch"]), (3, [])])
+@pytest.mark.parametrize(("done", "left"), [
+    (1, ["look_after", "verified", "choose", "prepare", "put_back", "launch"]), (2, ["launch"]),
+    (3, []),
+])  # fmt: skip
 def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, done, left):
     """It died after a stage; what was done is not done again, above all not to the new job."""
     control.relaunch(ARGS, key="r:1", deadline_s=60)
@@ -111,7 +157,143 @@ def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, don
 
     control.relaunch(ARGS, key="r:1", deadline_s=60)
 
-    assert [what for what, *_ in edges.asked] == left
+    assert [each if each == "verified" else each[0] for each in edges.asked] == left
+
+
+def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run):
+    """Everything that follows is about the newer one, which is prepared as the first one was."""
+    edges.chosen = [NEWER]
+
+    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert (seen["checkpoint"], seen["step"]) == ("ckpt-3", 149)
+    assert written(run)[1]["args"] == NEWER and "failed" not in seen
+    assert edges.asked[4:] == [
+        ("prepare", "ckpt-3", -15), ("put_back", "ckpt-3", -15), ("launch", "/ckpt.pt", 149),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def heir(control, edges, run):
+    """Return a function: a supervisor came as far as the stop, the next one gets the order."""
+
+    def take_over(order):
+        edges.error = StoreError("killed")
+        with pytest.raises(ActionError, match="killed"):
+            control.relaunch(ARGS, key="r:1", deadline_s=60)
+        assert written(run)[1] == {"key": "r:1", **STAGES[0]}
+        edges.error, edges.chosen = None, [order]
+        edges.asked.clear()
+        return control.relaunch(order, key="r:1", deadline_s=60)
+
+    return take_over
+
+
+def test_what_an_heir_is_ordered_is_prepared(heir, edges):
+    """The choice was on record, and its supervisor died before it followed it."""
+    assert heir(NEWER)["step"] == 149
+    assert [what[:2] for what in edges.asked[-3:]] == [
+        ("prepare", "ckpt-3"), ("put_back", "ckpt-3"), ("launch", "/ckpt.pt"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["damaged", "lost"])
+def test_an_heir_falls_back_to_the_first_order(heir, edges, damage):
+    """It is on disk with the mark of the stop."""
+    setattr(edges, damage, ("ckpt-3",))
+
+    seen = heir(NEWER)
+
+    assert (seen["checkpoint"], seen["step"]) == ("ckpt-2", 99)
+    assert list(seen["failed"]) == ["ckpt-3"]
+
+
+@pytest.mark.parametrize("damage", ["damaged", "lost"])
+def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run, damage):
+    """The job is dead by then: an older checkpoint is better than none."""
+    edges.chosen = [NEWER]
+    setattr(edges, damage, ("ckpt-3",))
+
+    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert (seen["checkpoint"], seen["step"]) == ("ckpt-2", 99)
+    assert list(seen["failed"]) == ["ckpt-3"] and written(run)[1]["args"] == ARGS
+    assert edges.asked[-3:] == [
+        ("prepare", "ckpt-2", -15), ("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99),
+    ]  # fmt: skip
+
+
+def test_another_choice_comes_before_the_first_order(control, edges):
+    """What failed is not tried again."""
+    between = {**ARGS, "checkpoint": "ckpt-1", "step": 120}
+    edges.chosen, edges.damaged = [NEWER, between], ("ckpt-3",)
+
+    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["step"] == 120
+
+
+def test_when_nothing_can_be_put_back_the_relaunch_fails(control, edges):
+    """Nothing is started from a checkpoint that is not there."""
+    edges.chosen, edges.lost = [NEWER], ("ckpt-2", "ckpt-3")
+
+    with pytest.raises(ActionError, match="gone"):
+        control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert control.exit_code == 78
+    assert [each[1] for each in edges.asked if each[0] == "put_back"] == ["ckpt-3", "ckpt-2"]
+
+
+def test_a_main_loop_that_is_busy_when_it_is_to_choose_ends_no_run(control, edges):
+    """A slow disk holds it up for longer than it is given while the job lives."""
+    edges.chosen, edges.busy_s = [NEWER], LOOP_S + 0.5
+
+    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["step"] == 149
+
+
+def test_when_choosing_fails_the_order_is_carried_out(control, edges):
+    """Whatever it was; the result tells."""
+    edges.error = ValueError("a bug")
+
+    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert seen["step"] == 99 and seen["failed"] == {"choice": "a bug"}
+    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "put_back", "launch"]
+
+
+def test_a_choice_that_comes_too_late_is_not_made(control, edges):
+    """Then the order has been followed: the engine must not be told of another one."""
+    edges.chosen, edges.busy_s = [NEWER], 3.0
+    large = {**ARGS, "bytes": int((60.0 - MARGIN_S - 2.0) * SLOWEST)}  # the choice has 2 s
+
+    seen = control.relaunch(large, key="r:1", deadline_s=60)
+
+    assert seen["step"] == 99 and "busy" in seen["failed"]["choice"]
+
+
+def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):
+    """The first one is prepared, and the job is dead."""
+    edges.chosen = [{**NEWER, "bytes": 60 * SLOWEST}]
+
+    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert seen["step"] == 99
+    assert [what[1] for what in edges.asked if what[0] == "prepare"] == ["ckpt-2"]
+
+
+def test_the_look_takes_no_longer_than_there_is_time(control, edges):
+    """Else it would come too late to be started again."""
+    edges._verified = lambda: None  # it never comes to its end
+    large = {**ARGS, "bytes": int((60.0 - MARGIN_S - 1.0) * SLOWEST)}
+
+    assert control.relaunch(large, key="r:1", deadline_s=60)["step"] == 99
+    assert edges.hurrying
+
+
+def test_what_people_approved_is_not_looked_beyond(control, edges):
+    """Nobody waits for anything."""
+    edges.settled = True
+
+    assert "failed" not in control.relaunch(ARGS, key="r:1", deadline_s=60)
+    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "put_back", "launch"]
 
 
 def test_a_job_that_is_dead_already_is_not_stopped(control, edges):
@@ -137,7 +319,7 @@ def test_what_fails_is_the_actions_error(control, edges, error):
     edges.asked.clear()
 
     assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
-    assert edges.asked[0][0] == failed
+    assert failed in [each[0] for each in edges.asked]
 
 
 def test_nothing_starts_when_nobody_waits_for_it_any_more(control, edges, run):
@@ -171,6 +353,26 @@ def test_a_checkpoint_that_cannot_be_put_back_costs_the_job_nothing(control, edg
 
     assert [what for what, *_ in edges.asked] == ["prepare"]
     assert control.process.poll() is None and control.exit_code is None
+
+
+def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control, edges, run):
+    """That it ended by chance cannot be shown; so a relaunch that fails now needs a person too."""
+    edges.error = StoreError("the disk is full")
+    with pytest.raises(ActionError):
+        control.relaunch(ARGS, key="r:1", deadline_s=60)
+    path, _ = written(run)
+    path.write_text(json.dumps({"key": "r:1", "stopping": True}))
+    assert not stopped_for(run, "r:1")  # nobody knows yet
+    control.exit_code = None
+
+    with pytest.raises(ActionError):
+        control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert written(run)[1]["how"] == "stopped" and control.exit_code == 78
+    assert stopped_for(run, "r:1") and not stopped_for(run, "r:2")
+    edges.error = None
+    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["how"] == "stopped"
+    assert not stopped_for(run, "r:1") and control.exit_code is None
 
 
 @pytest.mark.parametrize(("crashed", "code"), [(False, 78), (True, None)])

@@ -133,7 +133,7 @@ def test_both_parsers_refuse_the_same(text: str) -> None:
 @given(value=YAML_TEXT)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_under_a_known_key_is_handled(tmp_path: Path, key: str, value: str) -> None:
-    """Every section meets every shape of value."""
+    """Every section meets every shape of value: it loads, or `judged` insists on how not."""
     (tmp_path / "p.yaml").write_text(f"version: supervise/v1\n{key}: {value}\n", "utf-8")
 
     judged(tmp_path / "p.yaml")

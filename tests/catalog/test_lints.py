@@ -49,9 +49,20 @@ CHANGES = [
     ("mode: enforce", "hold_max: ¦30min", "hold_max should be a time such as 30s, not the text"),
     ("mode: enforce", "hold_max: ¦-3s", "hold_max should be a time such as 30s, not the text"),
     ("per: 5000", "per: ¦5 m", "budgets.lr_scale.per should be a number of steps or a time"),
-    ("mode: enforce", "baseline: ¦{window: 10}", "baseline.min: is larger than the window of 10"),
+    (
+        "mode: enforce",
+        "baseline: {window: 10, min: ¦11}",
+        "baseline.min: is larger than the window of 10",
+    ),
     ("kind: threshold", "kind: ¦treshold", "high has an unknown kind, the text 'treshold' (did"),
     ("kind: threshold, metric: t", "metric: t", "4:9: high needs the key 'kind' (one of absence,"),
+    ("metric: train_loss_raw", "metric: ¦''", "high: '' is no name of a metric (a letter or _"),
+    ("metric: train_loss_raw", "metric: ¦my score", "high: 'my score' is no name of a metric"),
+    (
+        "run: calm",
+        "run: ¦rollback",
+        "rule spike: no runbook 'rollback' (did you mean 'rollback-and",
+    ),
     ("gt: 12.0", "gte: ¦1, gt: 12.0", "high.gte: give exactly one of"),
     ("gt: 12.0", "gt: 12.0, ¦claer: 1", "high has no key 'claer' (did you mean 'clear'?)"),
     ("gt: 12.0", "gt: 12.0, clear: ¦13", "high.clear: "),
@@ -84,6 +95,20 @@ CHANGES = [
     ),
     ("[snapshot, {lr", "[¦verify, {lr", "runbook calm: verify is the last step of a runbook"),
     ("[snapshot, {lr", "[snapshot, stop, ¦{lr", "runbook calm: nothing can be done after stop"),
+    ("[snapshot, {lr", "[snapshot, ¦hold, {lr", "runbook calm: hold is the last step of a runbook"),
+    (", verify]", ", hold]", "10:44: runbook calm: touches the job and does not verify"),
+    (
+        "[snapshot, {lr_scale: {set: 0.5}}, verify]",
+        "{steps: [snapshot, hold], if_it_fails: ¦sev0}",
+        "runbook calm: it holds, whatever fails before that (leave if_it_fails out)",
+    ),
+    (
+        "mode: enforce",
+        "escalate: {ladder: [¦hold-for-config, calm]}",
+        "nothing comes after hold, which hold-for-config ends in (make it the last rung)",
+    ),
+    ("mode: enforce", "job: {on_crash: ¦hold}", "a job that has ended cannot be held"),
+    ("mode: enforce", "job: {on_crash: ¦hold-for-config}", "a job that has ended cannot be held"),
     ("calm: [snapshot, {lr_scale: {set: 0.5}}, verify]", "calm: ¦[]", "runbook calm: has no"),
     ("snapshot, {lr", "¦snapshto, {lr", "runbook calm.steps[0]: no action 'snapshto' (did you"),
     ("set: 0.5", "set: 0.5, rewarm: ¦5s", "runbook calm.steps[1].lr_scale.rewarm should be"),
@@ -95,7 +120,11 @@ CHANGES = [
     ("  calm:", "  ¦Calm: [notify]\n  calm:", "a name in runbooks should be a runbook's name"),
     ("lr_scale: {max", "¦lr_scal: {max", "no class of actions 'lr_scal' (did you mean 'lr_"),
     (", lr_scale: {max: 2, per: 5000}", "", "11:10: no budget 'lr_scale', which lr_scale in calm"),
-    ("all: {max: 6}, ", "", "11:10: no budget 'all', which lr_scale in calm needs (add all: {max"),
+    (
+        "all: {max: 6}, ",
+        "",
+        "11:10: no budget 'all', which lr_scale in calm needs; rule spike runs",
+    ),
     ("{max: 6}", "{max: ¦-1}", "budgets.all.max should be at least 0, not -1"),
     ("{max: 6}", "¦{}", "budgets.all needs the key 'max'"),
     ("mode: enforce", "escalate: {ladder: [calm, ¦nix]}", "ladder: no runbook 'nix' (known:"),
@@ -144,7 +173,11 @@ def test_one_mistake_is_named_where_it_stands(
 
 def test_the_good_policy_is_good(good: str, load: Callable[..., object]) -> None:
     """Else the test above would prove nothing."""
-    load(good)
+    warnings: list[object] = []
+
+    load(good, warnings=warnings)  # raises what it has to say
+
+    assert warnings == []
 
 
 def test_all_mistakes_are_found_in_one_go_and_sorted(mistakes: Mistakes) -> None:
@@ -156,7 +189,8 @@ def test_all_mistakes_are_found_in_one_go_and_sorted(mistakes: Mistakes) -> None
         "detectors: {a: {kind: threshold, metric: m, gt: x}, b: {kind: nonfinite, z: 1}}\n"
     )
 
-    assert [line.split(" ")[0] for line in found] == ["2:32:", "7:11:", "8:49:", "8:74:"]
+    places = [line.split(" ")[0] for line in found]
+    assert places == ["2:24:", "2:32:", "3:43:", "7:11:", "8:49:", "8:74:"]
 
 
 def test_a_broken_detector_is_blamed_once(mistakes: Mistakes) -> None:
@@ -234,8 +268,8 @@ def test_a_rollback_without_savepoints_is_refused(mistakes: Mistakes) -> None:
     )
 
     assert found == [
-        "1:1: rollback-and-rewarm rolls back, but no savepoints are kept "
-        "(add savepoints: {every: 25, keep: 4})"
+        "4:42: rollback-and-rewarm rolls back, but no savepoints are kept; "
+        "rule r runs rollback-and-rewarm (add savepoints: {every: 25, keep: 4})"
     ]
 
 
@@ -256,6 +290,7 @@ def test_a_mistake_of_an_override_is_reported_in_the_override(mistakes: Mistakes
         "5:27: loss_spike.loss_z.clear: must be above 0 and below `gt`",
         "6:23: loss_spike.grad_z has no key 'gtt'",
         "7:39: unknown detector 'spke'",
+        "7:50: rule loss_spike.coupled: no runbook 'nix'",
         "8:21: override of 'loss_spike.los_z': no pack in use has it",
         "9:18: 'kind' cannot be overridden",
         "10:15: override of 'hang.stuck' should be a mapping, not the number 3",

@@ -136,7 +136,7 @@ def test_only_enforce_arms_reflexes_and_keeps_savepoints() -> None:
     acting, looking = load_policy("nano"), load_policy("nano", mode="shadow")
 
     assert (acting.mode, looking.mode) == ("enforce", "shadow")
-    assert acting.savepoints == {"every": 25, "keep": 4}
+    assert acting.savepoints == {"every": 25, "keep": 4, "spill": "disk"}
     assert acting.standing_orders == {"skip_nonfinite": {"max": 3, "per": 128}}
     assert (looking.savepoints, looking.standing_orders) == ({}, {})
     assert acting.digest != looking.digest
@@ -243,6 +243,25 @@ def test_the_baseline_goes_to_detectors_that_do_not_say_more(load: Loader) -> No
     assert (plain.detectors["a"].window, plain.detectors["a"].min_) == (128, 64)
 
 
+def test_a_short_window_holds_what_nobody_wrote(load: Loader) -> None:
+    """`min` and `freeze` of a detector are at most its window; what was written is as written."""
+    text = (
+        "baseline: {window: 32}\n"
+        "detectors:\n"
+        "  a: {kind: robust_z, metric: update_norm}\n"
+        "  b: {kind: cusum, metric: update_norm, window: 16}\n"
+        "  c: {kind: ratio, metric: update_norm, slow: 48, gt: 2.0}\n"
+        "  d: {kind: robust_z, metric: update_norm, window: 400, min: 20}\n"
+    )
+    policy = load(HEAD + text)
+    a, b, c, d = (policy.detectors[name] for name in "abcd")
+
+    assert (a.window, a.min_, a.freeze) == (32, 32, 32)
+    assert (b.window, b.min_, b.freeze) == (16, 16, 16)
+    assert (c.slow, c.min_, c.freeze) == (48, 8, 48)
+    assert (d.window, d.min_, d.freeze) == (400, 20, 64)
+
+
 def test_inputs_come_before_the_detectors_that_read_them(load: Loader) -> None:
     """The engine feeds them in this order, whatever order they were written in."""
     text = HEAD + (
@@ -321,7 +340,7 @@ hold_max: 2h
         "what it costs",
         ("why",),
     )
-    assert policy.savepoints == {"every": 10, "keep": 2, "max_bytes": 1000}
+    assert policy.savepoints == {"every": 10, "keep": 2, "max_bytes": 1000, "spill": "disk"}
     assert policy.notify["webhook"]["secret_env"] == "SECRET"
     assert policy.notify["console"] == {"min_sev": "SEV1"}
     assert (policy.warmup_steps, policy.probation_steps) == (7, 8)
@@ -407,6 +426,7 @@ def test_a_policy_that_sees_nothing_and_a_runbook_for_nothing_are_warnings(load:
     ]
 
 
+@pytest.mark.slow
 def test_the_same_text_comes_out_under_any_hash_seed() -> None:
     """Nothing depends on the order of a set: replay on another machine needs the same digest."""
     code = "from supervise.catalog import load_policy; print(load_policy('nano').digest)"

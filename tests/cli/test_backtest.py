@@ -105,7 +105,10 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if kind == "wandb" else kind for kind in FORMATS],
+)
 def test_every_format_gives_the_same(kind, tmp_path, policy, supervise):
     """One line of JSON per run, its incidents with their steps."""
     (tmp_path / "data").mkdir()
@@ -169,18 +172,124 @@ def test_policies_side_by_side(tmp_path, policy, supervise):
         load_policy(PEERS[-1]).name,
     ]
     assert "mine and other differ:\n  a 100 SEV1 high: mine only\n" in out
+    _, same, _ = supervise("backtest", "--policy", policy, "--against", policy, path)
+    assert "mine and mine raise the same alarms\n" in same
+    assert "differ" not in same
     assert len(lines) == 1
     assert [i["step"] for i in lines[0]["against"]["other"]["not_here"]] == [100]
 
 
+@pytest.mark.parametrize("spacing", [1000, 5000])
+def test_rows_far_apart_are_one_run(tmp_path, supervise, spacing):
+    """A log of every 5000th step, or one whose steps are tokens: a loss that is gone is seen."""
+    rows = "".join(f"{i * spacing},{2.4 if i <= 100 else 'nan'}\n" for i in range(200))
+    (tmp_path / "a.csv").write_text(f"step,loss\n{rows}")
+    code, out, _ = supervise("backtest", "--policy", "nano", "--json", tmp_path / "a.csv")
+
+    line = json.loads(out)
+    assert code == 0 and line["steps"] == [[0, 199 * spacing]]
+    assert "SEV0" in [incident["severity"] for incident in line["incidents"]]
+
+
+def test_a_metric_that_nobody_reads_and_a_run_that_is_not_there_are_told(
+    tmp_path, policy, supervise
+):
+    """A slip of the pen must not look like a quiet run, or like a false alarm."""
+    path = _csv(tmp_path, column="nll")
+    labels = tmp_path / "labels.csv"
+    labels.write_text("run,step_start,step_end,kind\nnann,100,100,divergence\n")
+    asked = ("backtest", "--policy", policy, path)
+    wrong = supervise(*asked, "--alias", "nll=train_los_raw", "--labels", labels)
+    labels.write_text("run,step_start,step_end,kind\na,100,100,divergence\n")
+    right = supervise(*asked, "--alias", "nll=train_loss_raw", "--labels", labels)
+
+    assert wrong[0] == right[0] == 0
+    assert wrong[2].splitlines() == [
+        "supervise: warning: --alias nll=train_los_raw: nobody reads a metric 'train_los_raw'; "
+        "did you mean 'train_loss_raw'?",
+        "supervise: warning: labels name 1 run that is not among these: 'nann'",
+    ]
+    assert right[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("a,a,9,nan", "labels.csv:3: step_start 'a' is not a whole number"),
+        ("a,1,inf,nan", "labels.csv:3: step_end 'inf' is not a whole number"),
+        ("a,1,1.5,nan", "labels.csv:3: step_end '1.5' is not a whole number"),
+        ("a,1", "labels.csv:3: step_end is missing"),
+        ("a,9,1,nan", "labels.csv:3: ends before it starts: step_start 9, step_end 1"),
+        (",1,9,nan", "labels.csv:3: run is missing"),
+    ],
+)
+def test_a_broken_label_is_one_sentence(tmp_path, policy, supervise, row, says):
+    """The file, the line, the column, the cause."""
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"run,step_start,step_end,kind\na,1,2.0,nan\n{row}\n")
+    code, out, err = supervise("backtest", "--policy", policy, "--labels", labels, _csv(tmp_path))
+
+    assert (code, out) == (65, "")
+    assert err == f"supervise: {tmp_path}/{says}\n"
+
+
+# Root may look into closed folders by CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: without them from
+# the next program on, as anybody else from the beginning.
+CLOSED = """
+import ctypes, os, sys
+for capability in (1, 2):
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, "-m", "supervise", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no capabilities")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "backtest --policy nano open",
+        "backtest --policy closed/x.yaml open/a.csv",
+        "backtest --policy nano closed/a.csv",
+        "policy show closed/x.yaml",
+        "policy check closed/x.yaml",
+        "policy test closed/x.yaml",
+        "audit verify closed/run",
+        "reference --metric train_loss_raw closed/run",
+        "why closed/run",
+    ],
+)
+def test_what_is_closed_is_one_message(tmp_path, words):
+    """Exit 64 or 65, and which path it is; never a traceback."""
+    shut = [tmp_path / "open" / "within", tmp_path / "closed"]
+    for folder in shut:
+        folder.mkdir(parents=True)
+    _csv(tmp_path / "open")
+    for folder in shut:
+        folder.chmod(0)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CLOSED, *words.split()],
+            capture_output=True, text=True, cwd=tmp_path, timeout=100,
+        )  # fmt: skip
+    finally:
+        for folder in shut:
+            folder.chmod(0o700)
+
+    text = done.stdout + done.stderr  # a check prints its findings, and how many there are
+    (line,) = [s for s in text.splitlines() if not s.startswith(("    try: ", "1 file: 1 error"))]
+    assert done.returncode in (64, 65)
+    assert line.endswith(": Permission denied") and ("closed" in line or "within" in line)
+
+
 def test_a_column_may_be_named(tmp_path, policy, supervise):
-    """By hand, when nobody else calls it so."""
+    """By hand, when nobody else calls it so; the message says how."""
     path = _csv(tmp_path, column="Negative Log Likelihood")
     refused = supervise("backtest", "--policy", policy, path)
     asked = ("--alias", "Negative Log Likelihood=train_loss_raw")
     code, out, _ = supervise("backtest", "--policy", policy, "--json", path, *asked)
 
     assert refused[0] == 65
+    assert "--alias 'Negative Log Likelihood=train_loss_raw'" in refused[2]
     assert (code, len(json.loads(out)["incidents"])) == (0, 1)
 
 
@@ -191,6 +300,8 @@ def test_a_column_may_be_named(tmp_path, policy, supervise):
         ("a.csv", b"", "no column of steps"),
         ("a.csv", b"step,loss\n1,high\n", "a.csv:2: loss 'high' is not a number"),
         ("a.csv", b"\xff\xfe\x00\x01", "is no CSV"),
+        ("a.csv", b"step;loss\n1;2,5\n", "separated by semicolons?"),
+        ("a.csv", b"step,loss,loss\n1,2,3\n", "a.csv:1: 2 columns are called 'loss'"),
         ("a.csv.gz", b"step,loss\n1,2\n", "cannot be read"),
         ("a.parquet", b"PAR1....PAR1", "is no Parquet file"),
         ("a.wandb", b"step,loss\n1,2\n", "is no file of an offline run"),

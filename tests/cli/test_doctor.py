@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import metrics
-from supervise.cli._outlook import outlook, world_size
+from supervise.cli._outlook import outlook, script_of, world_size
 from supervise.cli._trial import Trial
-from supervise.cli.doctor import _show
-from supervise.inputs import hardware, ranks
+from supervise.cli.doctor import _judge, _show
+from supervise.inputs import columns
 from supervise_probe.spec import MetricSpec
 
 
@@ -91,7 +91,7 @@ def test_a_python_without_torch_is_told_from_one_that_is_broken(doctor):
     python = Path(sys.base_prefix) / "bin" / "python3"
     if not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
         pytest.skip(f"{python} has torch")
-    code, checks, found = doctor("--", python, "train.py")
+    code, checks, found = doctor("--", python, __file__)
 
     assert code == 0
     assert checks["torch"] == ("note", "not there; a job without it is seen from outside only")
@@ -112,7 +112,7 @@ def test_a_program_that_is_not_python_after_all_is_said(doctor, tmp_path):
 @pytest.mark.slow
 def test_what_it_promises_is_what_arrived(doctor):
     """Real steps with the probe in the job's own Python: every answer against what was seen."""
-    code, checks, found = doctor("--", sys.executable, "train.py")
+    code, checks, found = doctor("--", sys.executable, __file__)
     answers, seen = found["metrics"], set(found["seen"])
 
     assert code == 0, checks
@@ -130,7 +130,10 @@ def test_what_it_promises_is_what_arrived(doctor):
     assert answers["val_loss"].startswith("only where Trainer")
     assert answers["microbench_score"] == "only where the job reports it"
     assert answers["disk_free"] == "yes, every 2 s"
-    assert set(answers) == {*metrics.everything(), *ranks.METRICS, *hardware.METRICS}
+    assert answers["checkpoint_ok"].startswith("only where the job saves checkpoints")
+    assert answers["restart_rate"].startswith("no: nothing measures it")
+    assert answers["clip_bound"] == "only while `clip` is in force"
+    assert set(answers) == {*metrics.everything(), *columns.METRICS}
 
 
 def trial(*names, **status):
@@ -166,6 +169,65 @@ def test_what_needs_several_ranks_follows_the_command():
     assert outlook(trial("step_time"), None, None)["straggler_ratio"] == "only with several ranks"
 
 
+@pytest.mark.parametrize("world", [2, None])
+def test_what_ranks_tell_together_needs_what_each_has_to_tell(world):
+    """Without checksums of each rank nobody can compare them."""
+    answers = outlook(trial("step_time"), None, world)
+
+    assert answers["param_digest_mismatch"] == answers["param_digest.<i>"]
+    assert answers["param_digest.<i>"].endswith(
+        "only with several ranks, under DistributedDataParallel"
+    )
+    assert answers["grad_direction_consistency"] == answers["grad_sketch.<i>"]
+    assert answers["grad_sketch.<i>"].endswith("only with several ranks, of replicated weights")
+    assert outlook(trial("step_time"), None, 1)["param_digest.<i>"] == "no: one rank"
+
+
+@pytest.mark.parametrize("metric", ["clip_bound", "update_clip_rate", "gradients_zeroed"])
+def test_what_a_tool_measures_is_there_while_it_is_in_force(metric):
+    """It does not arrive in the trial, and that is nothing that is broken."""
+    assert outlook(trial("step_time"), None, 1)[metric].startswith("only while `")
+
+
+@pytest.mark.slow
+def test_a_script_that_is_not_there_is_a_failure(doctor, tmp_path):
+    """The Python is sound, and the job would end before its first step."""
+    code, checks, _ = doctor("--", sys.executable, tmp_path / "nofile.py")
+
+    assert code == 1
+    assert checks["command"][0] == "fail"
+    assert checks["command"][1].startswith(f"{tmp_path / 'nofile.py'}: no such file, so it ends")
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        ("python -u train.py --config x.py", "train.py"),
+        ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
+        ("torchrun --nproc-per-node 2 train.py", "train.py"),
+        ("python -m tool out.py", None),
+        ("python -c pass out.py", None),
+        ("ssh there python train.py", None),
+        ("python", None),
+    ],
+)
+def test_only_a_script_that_is_to_be_here_is_looked_for(line, script):
+    """What is an argument of something else may be made later, or elsewhere."""
+    assert script_of(tuple(line.split())) == script
+
+
+def test_a_trial_that_broke_off_is_no_success():
+    """Metrics arrived, and then the Python ended."""
+    broken = trial("step_time")
+    broken.lines, broken.error = broken.lines[:2], "RuntimeError: out of luck"
+    checks = {check.name: check for check in _judge(broken, 1)}
+
+    assert checks["probe"].status == "fail"
+    assert (
+        checks["probe"].detail == "the trial ended before its last step: RuntimeError: out of luck"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "environ", "ranks"),
     [
@@ -190,16 +252,19 @@ def test_a_person_reads_groups_with_their_reason(capsys):
     """Short enough to be read: ids under the one sentence that holds for them."""
     _show([], outlook(trial("step_time", "loss_scale", "grad_global_norm"), None, 1), asked=True)
     text = capsys.readouterr().out
+    assert "\nintervals are the defaults; `sampling` in a policy changes them\n" in text
     heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
 
-    assert heads == [
+    assert heads[1:] == [
         "metrics in every frame",
         "metrics now and then",
         "metrics that depend on the job",
         "not here",
         "where the job reports it: supervise_probe.report(id=number)",
     ]
-    assert text.startswith("\nmetrics in every frame\n  grad_global_norm, step_time\n")
+    assert text.partition("\n\n")[2].startswith(
+        "metrics in every frame\n  grad_global_norm, step_time\n"
+    )
     assert "\n  only under a torch.amp.GradScaler\n    overflow_rate, loss_scale\n" in text
     assert "\n  one rank\n    " in text
     assert max(map(len, text.splitlines())) <= 100

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from supervise.catalog import metrics, standard
+from supervise.inputs import columns, hardware, ranks
+from supervise.inputs.checkpoints import news
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -15,7 +19,23 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     names = [row["id"] for row in rows]
     assert len(names) == len(set(names)) > 60
     assert all(row["unit"] and row["meaning"] and row["source"] for row in rows)
-    assert {row["id"] for row in rows if row["measured"]} == set(metrics.known())
+    by = {row["id"]: row["measured_by"] for row in rows}
+    assert {name for name in by if by[name] == "probe"} == set(metrics.known())
+    assert {name for name in by if by[name] == "supervisor"} == set(columns.METRICS)
+    assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *columns.METRICS}
+    assert by["spike_score"] == by["fixed_probe_loss"] == "job"
+    assert {by[name] for name in ("restart_rate", "heartbeat_missing")} == {"nobody"}
+    assert all(row["cost"] for row in rows)
+
+
+def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
+    """Every producer of columns is asked; what they produce is what they list."""
+    assert set(columns.METRICS) <= {spec.id for spec in standard.METRICS}
+    assert {*ranks.METRICS, *hardware.METRICS, *news.METRICS} == set(columns.METRICS)
+    both = [
+        {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}
+    ] * 2
+    assert set(ranks.together(both)) == set(ranks.METRICS)
 
 
 def test_what_a_collector_measures_is_not_listed_as_missing():
@@ -40,6 +60,36 @@ def test_a_member_of_a_family_is_explained_under_its_own_name(supervise):
     assert json.loads(out)["measured"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("gpu_power", "by the supervisor, beside the job"),
+        ("straggler_rank", "by the supervisor, beside the job"),
+        ("checkpoint_ok", "by the supervisor, beside the job"),
+        ("max_attn_logit.3", "that of max_attn_logit: on a sampled step"),
+        ("grad_global_norm.embedding", "by the probe"),
+        ("slice_val_loss.code", "by the probe"),
+        ("source_mix_share.web", "no; report it"),
+        ("error_event_rate.nccl", "no, and the job cannot know it"),
+    ],
+)
+def test_who_measures_a_metric_and_what_it_costs(supervise, metric, said):
+    """Nothing is promised of the job that it cannot know, nor asked of it that we know."""
+    code, out, _ = supervise("metrics", "show", metric)
+
+    assert code == 0
+    assert said in out
+
+
+@pytest.mark.parametrize("metric", ["learning_rate.0.5", "learning_rate.head", "step_time.3"])
+def test_what_is_no_member_of_a_family_is_not_known(supervise, metric):
+    """The probe numbers its groups, and names only what its page says."""
+    code, _, err = supervise("metrics", "show", metric)
+
+    assert code == 64
+    assert f"no metric '{metric}'" in err
+
+
 def test_a_wrong_id_gets_a_hint(supervise):
     code, out, err = supervise("metrics", "show", "grad_globl_norm")
 
@@ -52,3 +102,7 @@ def test_the_list_is_readable_without_json(supervise):
 
     assert code == 0
     assert out.index("measured by the probe") < out.index("step_time") < out.index("reported")
+    assert out.index("measured by the supervisor") < out.index("disk_free") < out.index("reported")
+    assert (
+        out.index("spike_score") < out.index("measured by nobody yet") < out.index("restart_rate")
+    )

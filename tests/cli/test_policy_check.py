@@ -144,6 +144,27 @@ def test_a_wrong_test_file_is_found_where_it_is_wrong(supervise, files):
     assert "7:35: there is no verb 'paus' (did you mean 'pause'?)" in out
 
 
+def test_a_file_that_is_not_there_says_so(supervise, files):
+    """Whatever was meant: a file, a name, or nothing at all."""
+    code, out, _ = supervise("policy", "check", "missing.yaml", "", "nanoo")
+
+    assert code == 65
+    assert "missing.yaml:1:1: no policy 'missing.yaml': no such file (known: 'canary'" in out
+    assert "'':1:1: the name of a policy is empty (give a policy file or a name)" in out
+    assert "nanoo:1:1: no policy 'nanoo' (did you mean 'nano'?)" in out
+
+
+def test_scenarios_are_judged_beside_a_wrong_pack(supervise, files):
+    """Form, lengths and names of a file, and the rules that it is about, in one round."""
+    text = PACK.replace("6y3", "6x3").replace("at: 1, by: 2", "at: 1")
+    (files / "packs/mine.yaml").write_text(text, "utf-8")
+    _, out, _ = supervise("policy", "check", "packs/mine.yaml")
+
+    assert "no runbook 'softn'" in out
+    assert "series has series of different lengths" in out
+    assert "no rule 'upp'" in out
+
+
 def test_warnings_are_allowed_unless_strict(supervise, files):
     """They are told either way."""
     code, out, _ = supervise("policy", "check", "odd.yaml")

@@ -90,6 +90,18 @@ def test_json_holds_the_same(supervise, mine):
     assert list(json.loads(out)["detectors"]) == ["odd", "high"]
 
 
+def test_what_the_supervisor_measures_is_not_asked_of_the_job(supervise):
+    """The machine's numbers come by themselves; what surrounds a job, from nobody yet."""
+    _, out, _ = supervise("policy", "show", "medium", "--json")
+    found = json.loads(out)
+    by = {name: about["measured_by"] for name, about in found["metrics"].items()}
+
+    assert by["disk_free"] == "supervisor"
+    assert all("disk_free" not in rule["to_report"] for rule in found["rules"])
+    _, out, _ = supervise("policy", "show", "medium")
+    assert "# measured by the supervisor: disk_free\n" in out
+
+
 def test_a_wrong_name_is_exit_65_with_a_hint(supervise, mine):
     """Of a rule, and of a policy; and a policy that is wrong is told as ever."""
     code, out, err = supervise("policy", "show", mine, "--rule", "throughput.drft")

@@ -77,12 +77,80 @@ def test_coverage_is_told_and_can_be_demanded(supervise, files):
 
     assert code == 0
     assert "rules fire 1/1, rules stay quiet 1/1, moves 5/28, budgets 0/2" in out
-    assert "  budget lr_scale is never used up\n" in out
+    assert "  p: budget lr_scale is never used up\n" in out
     assert supervise("policy", "test", "p.yaml", "--coverage", "--min", "20")[0] == 0
     assert supervise("policy", "test", "p.yaml", "--coverage", "--min", "90")[0] == 1
     assert supervise("policy", "test", "p.yaml", "--min", "90")[0] == 64
     _, out, _ = supervise("policy", "test", "p.yaml", "--coverage", "--json")
     assert json.loads(out)["coverage"]["parts"]["budgets"] == {"shown": 0, "of": 2}
+
+
+def test_what_no_scenario_is_about_counts_as_not_covered(supervise, files):
+    """A policy without a file of tests has moves, budgets and rules of its own all the same."""
+    (files / "tests" / "p.yaml").unlink()
+    (files / "p.yaml").write_text(POLICY + "use: [hang]\n", "utf-8")
+    code, out, _ = supervise("policy", "test", "p.yaml", "--coverage", "--min", "50")
+
+    assert code == 1
+    assert "rules fire 1/2, rules stay quiet 1/2, moves 0/28, budgets 0/2" in out
+    assert "spike never fires\n" in out
+
+
+def test_a_test_that_shows_nothing_is_told(supervise, files):
+    """A series that no detector reads is odd, and with --strict it fails."""
+    text = TESTS.replace('train_loss_raw: "2x40"', 'train_los_raw: "2x40"')
+    (files / "tests" / "p.yaml").write_text(text, "utf-8")
+    code, out, _ = supervise("policy", "test", "p.yaml")
+
+    warned = (
+        "tests/p.yaml:11:14: warning: no detector reads the series 'train_los_raw' (did you mean"
+    )
+    assert code == 0
+    assert f"{warned} 'train_loss_raw'?)\n" in out
+    assert "2 of 2 scenarios pass\n" in out
+    assert supervise("policy", "test", "p.yaml", "--strict")[0] == 1
+    assert supervise("policy", "check", "tests/p.yaml", "--strict")[0] == 65
+    code, out, _ = supervise("policy", "test", "p.yaml", "--strict", "--json")
+    assert (code, json.loads(out)["ok"], json.loads(out)["warnings"][0]["line"]) == (1, False, 11)
+
+
+def test_no_scenarios_at_all_are_a_mistake(supervise, files):
+    """Rather than 0 of 0 that pass; in a file of tests, and in packs."""
+    head, _, _ = TESTS.partition("tests:")
+    (files / "tests" / "p.yaml").write_text(head + "tests: []\n", "utf-8")
+    (files / "packs").mkdir()
+    pack = "version: supervise/v1\npack: bare\nsummary: x\nstatus: canary\nsource: [x]\n"
+    pack += "false_alarms: [x]\ndetectors: {a: {kind: nonfinite}}\n"
+    pack += "rules: [{id: r, when: a, sev: SEV2}]\n"
+    (files / "packs" / "bare.yaml").write_text(pack, "utf-8")
+
+    for name, said in (("p.yaml", "3:8: there are no scenarios"), ("packs/bare.yaml", "no scen")):
+        code, out, err = supervise("policy", "test", name)
+
+        assert (code, out) == (65, "")
+        assert said in err
+    assert supervise("policy", "check", "tests/p.yaml")[0] == 65
+
+
+def test_scenarios_of_another_file_hold_here_too(supervise, files):
+    """Each file once, under the policy of the one that uses it; a missing one is told."""
+    more = "version: supervise/v1\npolicy: ../p.yaml\nuse: [p.yaml, more.yaml]\ntests: []\n"
+    (files / "tests" / "more.yaml").write_text(more, "utf-8")
+
+    assert supervise("policy", "test", "tests/more.yaml")[:2] == (
+        0, "tests/more.yaml: 2 of 2 scenarios pass\n"
+    )  # fmt: skip
+
+    (files / "q.yaml").write_text(POLICY.replace("gt: 5.0", "gt: 50.0"), "utf-8")
+    (files / "tests" / "more.yaml").write_text(more.replace("../p.yaml", "../q.yaml"), "utf-8")
+    code, out, _ = supervise("policy", "test", "tests/more.yaml")
+    assert code == 1
+    assert "    tests/p.yaml:7:9: it never did: spike began to fire; wanted at 30\n" in out
+
+    (files / "tests" / "more.yaml").write_text(more.replace("more.yaml]", "mor.yaml]"), "utf-8")
+    code, _, err = supervise("policy", "test", "tests/more.yaml")
+    assert code == 65
+    assert "tests/more.yaml:3:15: there is no file 'mor.yaml'" in err
 
 
 def test_a_change_that_nobody_notices_is_exit_1(supervise, files):
@@ -168,6 +236,7 @@ def test_a_test_file_is_no_policy(supervise, files):
     assert "these are scenarios for a policy, not a policy" in err
 
 
+@pytest.mark.slow
 def test_a_real_process_hunts_with_several(supervise, files):
     """Workers import the main module again; that must not start the command in them."""
     command = ["policy", "test", "p.yaml", "--mutate", "--jobs"]

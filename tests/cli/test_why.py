@@ -120,6 +120,20 @@ def test_an_unknown_incident_is_one_message(supervise, keep_run, make_frames, wa
     assert f"no incident '{wanted}'" in err and hint in err
 
 
+@pytest.mark.parametrize("kept", [0, 600])
+def test_a_record_that_was_cut_is_no_quiet_run(supervise, keep_run, make_frames, kept):
+    """What happened is not in it any more, so nothing is said about that."""
+    run = keep_run(make_frames(0, *SPIKE))
+    run.audit_path.write_bytes(run.audit_path.read_bytes()[:kept])
+
+    code, out, _ = supervise("why", run.path)
+
+    head = out.splitlines()[0]
+    assert code == 0
+    assert head.startswith(f"run {run.id}: no incident in what is left; the record is cut")
+    assert ("the log is empty" if kept == 0 else "is incomplete") in head and "step -1" not in out
+
+
 def test_what_a_job_said_cannot_steer_the_terminal(supervise, keep_run, make_frames):
     """Also not through the error of an action."""
     run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "\033[2Jboo"})

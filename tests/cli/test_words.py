@@ -55,6 +55,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
     """A run whose supervisor takes words on a thread, and whose job does what it is told."""
     monkeypatch.setattr(_speak, "PAUSE_S", 0.02)
     run = keep_run(make_frames(0, *[2.0] * 20), ended=False)
+    (run.path / "quarantine.json").write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
     audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
     recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (0, ""), print)
     policy = load_policy(small)
@@ -92,7 +93,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
         (("lr", "RUN", "0.5", "--rewarm", "9"), 0, "lr_scale is asked of the job"),
         (("lr", "RUN", "2"), 1, "lr_scale: set must be above 0"),
         (("pause", "RUN"), 0, "inc-1/1/0-pause done"),
-        (("resume", "RUN"), 0, "inc-1/1/0-resume done"),
+        (("resume", "RUN"), 1, "the job is not paused"),
         (("savepoint", "RUN"), 1, "failed: no room for it"),
         (("rollback", "RUN", "--before", "9"), 0, "inc-1/1/1-rollback done"),
         (("skip", "RUN", "--steps", "2"), 0, "inc-1/1/0-skip_step done"),
@@ -102,7 +103,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
         (("silence", "RUN", "nix"), 1, "there is no rule 'nix'"),
         (("release", "RUN"), 1, "nothing is held"),
         (("release", "RUN", "--shard", "a.tar"), 0, "unquarantine"),
-        (("quarantine", "RUN", "a.tar"), 0, "quarantine"),
+        (("quarantine", "RUN", "a.tar"), 1, "the job does not tell which shards"),
         (("stop", "RUN", "--requeue"), 0, "inc-1/1/0-stop done"),
     ],
 )
@@ -135,6 +136,57 @@ def test_the_only_living_run_need_not_be_named(supervise, supervised, monkeypatc
     assert "too many arguments" in supervise("pause", "runs/r1", "x")[2]
     code, _, err = supervise("approve")
     assert (code, "too few arguments" in err) == (64, True)
+
+
+MANY = ("quarantine", "approve", "deny", "silence", "lr", "pause", "release")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("lr", "RUN", "nan"), "'nan' is not a finite number"),
+        (("lr", "RUN", "inf"), "'inf' is not a finite number"),
+        (("lr", "RUN", "1e999"), "'1e999' is not a finite number"),
+        (("lr", "RUN", "half"), "'half' is not a valid float"),
+        (("policy", "test", "--min", "nan", "RUN"), "'nan' is not a finite number"),
+        (("reference", "--metric", "m", "--align", "0.1", "nan", "RUN"), "'nan' is not a finite"),
+    ],
+)
+def test_what_is_no_number_is_said_before_anybody_is_asked(supervise, supervised, line, said):
+    """A word that JSON cannot carry would never be answered."""
+    line = [str(supervised.path) if part == "RUN" else part for part in line]
+    code, _, err = supervise(*line)
+
+    assert (code, said in err) == (64, True), err
+    assert not (supervised.path / "control").exists()
+
+
+def test_what_is_not_in_quarantine_is_not_released(supervise, supervised):
+    """Said from the manifest, without an incident."""
+    code, _, err = supervise("release", supervised.path, "--shard", "b.tar")
+
+    assert (code, err) == (
+        1,
+        "nothing to release: b.tar is not in the quarantine; it holds a.tar\n",
+    )
+    assert not (supervised.path / "control").exists()
+
+
+@pytest.mark.parametrize(
+    "line", [("quarantine", "TYPO", "s.tar"), *((word, "TYPO") for word in MANY)]
+)
+def test_a_mistyped_run_is_no_name(supervise, supervised, monkeypatch, tmp_path, line):
+    """It lies where runs are. What lies elsewhere, as a shard does, is a name."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").symlink_to(supervised.path)
+    for typo in ("runs/frist", str(tmp_path / "runs" / "frist")):
+        code, _, err = supervise(*[typo if part == "TYPO" else part for part in line])
+        assert (code, "did you mean" in err, "runs/first?" in err) == (64, True, True), err
+    assert not (supervised.path / "control").exists()
+    (tmp_path / "data").mkdir()
+    code, _, err = supervise("quarantine", "data/017.tar")
+    assert (code, "does not tell which shards" in err) == (1, True)
 
 
 def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):

@@ -29,6 +29,7 @@ from supervise.core.values import (
 
 SECOND = 1_000_000_000
 NAMES = ("train_loss_raw", "grad_global_norm")
+NAN = float("nan")
 
 
 class AboveWatch(Watch):
@@ -113,6 +114,13 @@ def index_of(name: str, names: Iterable[str]) -> Callable[[Any], int]:
     return lambda codes: codes[position]
 
 
+def rule_on(
+    detectors: Iterable[str], name: str, severity: str, runbook: str | None = None, **more: Any
+) -> Rule:
+    """Return a rule of that name that fires when the detector of the same name does."""
+    return Rule(name, index_of(name, detectors), name, (name,), severity, runbook, **more)
+
+
 @dataclass
 class Story:
     """Feeds events, remembers decisions, and answers actions at once unless told otherwise."""
@@ -182,6 +190,11 @@ class Story:
 
     def actions(self) -> list[str]:
         return [d.data["action"]["id"] for d in self.kinds("intent")]
+
+
+def messages(story: Story) -> list[dict[str, Any]]:
+    """Return what people were told."""
+    return [d.data["message"] for d in story.kinds("notify_intent")]
 
 
 def policy(mode: str = "enforce", **changes: Any) -> Policy:

@@ -90,7 +90,7 @@ class Plain:
 
 def _bank() -> Bank:
     bank = Bank(Policy("fast", "sha256:0", "observe", DETECTORS, ()))
-    bank.announce(NAMES, 1)
+    bank.announce(NAMES, (1, 1))
     return bank
 
 
@@ -188,7 +188,7 @@ def test_robust_z_left_alone_is_the_formula(seed, size, spread, rel_floor):
         patch.setattr(feeder, "STRETCH", window // 4)
         policy = Policy("fast", "sha256:0", "observe", {"z": spec}, ())
         bank, seen = Bank(policy), []
-        bank.announce(("a",), 1)
+        bank.announce(("a",), (1, 1))
         expected = _slowly(spec, values)
         for step, value in enumerate(values):
             bank.feed(Frame(0, 0, 0, step, (value,)), 0)

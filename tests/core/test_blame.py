@@ -19,7 +19,7 @@ def fed(steps, *, rank=0, attempt=0, blame=None, loss=lambda step: 2.0, first=0,
     """Feed a step for each shard number (None: nobody says); `troubles`: step -> incident."""
     blame = blame or Blame()
     if rank not in blame._lives:
-        blame.announced(rank, NAMES, 100 + rank)
+        blame.announced(rank, NAMES, (100 + rank, 1))
         blame.named(rank, {str(n): f"{n}.tar" for n in range(400)})
     for step, number in enumerate(steps, first):
         shard = None if number is None else float(number)
@@ -88,7 +88,7 @@ def test_the_same_incident_counts_once_an_attempt():
 def test_names_join_what_another_process_and_another_rank_counted():
     """Numbers begin at 0 in each; the name is what is blamed."""
     blame = fed([step // 50 for step in range(7100)], troubles={7020: "inc-1"})
-    blame.announced(0, NAMES, 999)
+    blame.announced(0, NAMES, (100, 2))  # an exec keeps the process
     blame.named(0, {"0": "140.tar"})
     again = {7030: "inc-2"}
     blame = fed([0] * 50, attempt=1, first=7000, blame=blame, troubles=again)
@@ -185,7 +185,7 @@ def test_room_is_made_where_all_shards_were_met_in_trouble():
     ranks = subject.RECENT // subject.WINDOW
     blame = Blame()
     for rank in range(ranks):
-        blame.announced(rank, NAMES, 1)
+        blame.announced(rank, NAMES, (1, 1))
     for step in range(subject.SHARDS // ranks + 2 * subject.WINDOW):
         for rank in range(ranks):
             blame.feed(Frame(0, rank, 0, step, (2.0, float(step))), calm=False)

@@ -11,7 +11,9 @@ from supervise.core.values import Announced, Exited, Finished, Launched, Noticed
 
 from .conftest import Verify
 
+NAN = float("nan")
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "learning_rate_scheduled")
+VERIFY = (Verify(clear_for=10),)
 REFUSED = "training did not go on from /c/a: it holds no optimizer state"
 
 
@@ -19,11 +21,11 @@ REFUSED = "training did not go on from /c/a: it holds no optimizer state"
 def back(tell):
     """Return a function: a trouble was answered by an action, up to its outcome."""
 
-    def begin(action, verb):
+    def begin(action, verb, verify=VERIFY):
         def answer(key):
             return None if verb in key else Finished(story.at_ns, key, True)
 
-        book = Runbook("back", (action, Verify(clear_for=10)), (verb, "verify"))
+        book = Runbook("back", (action, *verify), (verb, *["verify"] * len(verify)))
         changes = {
             "runbooks": {**tell().policy.runbooks, "soften": book},
             "budgets": {name: Budget(2) for name in ("restart", "rollback", "touch", "all")},
@@ -53,11 +55,12 @@ def steps(story, loss, times):
     story.rows(*({**row, "learning_rate": 0.1} for _ in range(times)))
 
 
-def compared(story, fingerprint="same", loss=2.0, lr=0.1):
+def compared(story, fingerprint="same", loss=2.0, lr=0.1, proof="equal", was=2.0):
     """The first step that is made again was made, with a loss of 2 and a rate of 0.1 before."""
-    ok = (fingerprint, loss, lr) == ("same", 2.0, 0.1)
+    ok = (fingerprint, loss, lr, proof) == ("same", 2.0, 0.1, "equal")
     data = {"step": 41, "fingerprint": fingerprint, "ok": ok}
-    data |= {"loss": {"was": 2.0, "is": loss}, "lr": {"was": 0.1, "is": lr}}
+    data |= {"loss": {"was": was, "is": loss}, "lr": {"was": 0.1, "is": lr}}
+    data["probe_batch"] = {"verdict": proof, "was": 3.0, "is": 3.0}
     story.send(Noticed(story.at_ns, "continuity", "step 41 was made again", 0, 41, data))
 
 
@@ -73,9 +76,12 @@ OTHER = {"fingerprint": "other", "loss": 2.1}
         (RELAUNCH, {"loss": 2.1}, True),
         (RELAUNCH, {"lr": 0.2}, False),
         (RELAUNCH, {"lr": None, **OTHER}, True),
+        (RELAUNCH, {"proof": "differs"}, False),
+        (RELAUNCH, {"proof": "not judged", **OTHER}, True),
         (Relaunch(rewarm=0, continuity="exact"), {}, True),
         (Relaunch(rewarm=0, continuity="exact"), OTHER, False),
-        (Relaunch(rewarm=0, continuity="any"), {"lr": 0.2}, True),
+        (Relaunch(rewarm=0, continuity="exact"), {"proof": "differs"}, False),
+        (Relaunch(rewarm=0, continuity="any"), {"lr": 0.2, "proof": "differs"}, True),
         (ROLLBACK, {}, True),
         (ROLLBACK, OTHER, False),
     ],
@@ -85,7 +91,7 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, hold
     story = back(action, type(action).__name__.lower())
     steps(story, 2.0, 1)
     compared(story, **told)
-    steps(story, 2.0, 12)
+    steps(story, 2.0, 20)
 
     assert bool(story.kinds("verify", "passed")) is holds
     assert [d.reason for d in story.kinds("verify", "failed")] == [
@@ -95,6 +101,90 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, hold
     messages = [d.data["message"] for d in story.kinds("notify_intent")]
     news = [m["severity"] for m in messages if m["title"] == "step 41 was made again"]
     assert news == ["SEV2"] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("action", "told", "anew"),
+    [
+        (RELAUNCH, {"loss": 2.15}, True),
+        (RELAUNCH, {"fingerprint": "other", "loss": 2.15}, False),
+        (RELAUNCH, {"fingerprint": "other", "loss": 2.25}, True),
+        (RELAUNCH, {"fingerprint": "unknown", "loss": 2.25}, True),
+        (RELAUNCH, {"fingerprint": "unknown", "loss": 0.1}, False),
+        (RELAUNCH, {"fingerprint": "other", "loss": NAN}, False),
+        (RELAUNCH, {"fingerprint": "other", "loss": 2.25, "was": 2.2}, False),
+        (RELAUNCH, {"fingerprint": "other", "loss": 2.25, "proof": "equal"}, False),
+        (Relaunch(rewarm=0, continuity="any"), {"loss": 9.0}, False),
+        (Relaunch(rewarm=0, continuity="exact"), {"loss": 9.0}, True),
+    ],
+)
+def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, action, told, anew):
+    """The band is 5 % wide at least, twice that where it is not known to be the same batch."""
+    story = back(action, "relaunch")
+    steps(story, 2.0, 1)
+    compared(story, **{"proof": "not judged", **told})
+    steps(story, 2.0, 1)
+    data = {"id": "b", "step": 41, "attempt": 1, "path": "/c/b", "ok": True}
+    story.send(Noticed(story.at_ns, "checkpoint", "b was verified", data=data))
+
+    assert story.state.checkpoints.astray is anew
+    assert (story.state.checkpoints.suspects() == {"b"}) is anew
+    assert [d.reason.split("; ")[0] for d in story.kinds("verify", "failed")] == [
+        "step 41 was made again" for _ in range(anew)
+    ]
+    (message,) = (
+        d.data["message"]
+        for d in story.kinds("notify_intent")
+        if d.data["message"]["title"].startswith("step 41")
+    )
+    assert (message["severity"], "it did not take all of its checkpoint" in message["title"]) == (
+        ("SEV1", True) if anew else ("SEV2", False)
+    )
+
+
+def test_a_loss_that_stays_above_its_band_has_not_recovered(back):
+    """Each of them alone may be that far from the trend, and each rule is quiet."""
+    story = back(RELAUNCH, "relaunch")
+    steps(story, 2.05, 25)
+    assert not story.kinds("verify", "passed")
+    steps(story, 2.0, 12)
+
+    assert story.kinds("verify", "passed")
+
+
+def test_recovered_is_said_beyond_the_first_breach_only(back):
+    """Quiet steps before it prove nothing, and do not count against the deadline."""
+    story = back(RELAUNCH, "relaunch")
+    until = story.state.incident.run.verify_until
+    steps(story, 2.0, 20)  # the trouble was at step 60
+    assert not story.kinds("verify", "passed")
+    assert story.state.incident.run.verify_until == until + 20
+    steps(story, 2.0, 1)
+
+    assert story.kinds("verify", "passed")
+
+
+def test_a_trouble_that_comes_back_at_its_step_climbs_the_ladder(back):
+    """However often it is gone back, it would come again."""
+    story = back(RELAUNCH, "relaunch")
+    steps(story, 2.0, 19)
+    steps(story, 8.0, 40)
+
+    assert len(story.kinds("incident", "opened")) == 1
+    assert not story.kinds("verify", "passed")
+    assert len(story.kinds("verify", "failed")) == 1
+    assert story.state.machine == "holding"
+
+
+def test_probation_lasts_until_the_run_is_well_beyond_the_first_breach(back):
+    """Also where the runbook does not verify, and the policy's probation is over sooner."""
+    story = back(RELAUNCH, "relaunch", verify=())
+    steps(story, 2.0, 39)  # 20 of probation, and 20 behind step 60
+    assert story.state.incident.phase == "probation"
+    steps(story, 2.0, 1)
+
+    assert story.state.incident is None
+    assert "recovered" in story.kinds("incident", "closed")[-1].reason
 
 
 def test_a_job_that_begins_anew_has_not_recovered(back):
@@ -113,6 +203,46 @@ def test_a_job_that_begins_anew_has_not_recovered(back):
     assert message["severity"] == "SEV1"
 
 
+def test_what_a_job_that_began_anew_saves_is_suspect(back):
+    """Of this launch only, before and after the notice, whoever verifies; a person may take it."""
+    story = back(RELAUNCH, "relaunch")
+
+    def saved(name, step, attempt):
+        data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": True}
+        story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+
+    steps(story, 2.0, 21)
+    assert story.state.machine == "probation"
+    saved("b", 45, 1)
+    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    steps(story, 2.0, 60)
+    assert story.state.incident is None
+    saved("c", 90, 1)
+    saved("d", 95, 2)  # after a rollback
+    known = story.state.copy().checkpoints
+
+    assert known.suspects() == {"b", "c", "d"}
+    assert [c.id for c in known.good()] == ["a"]
+    story.send(Exited(story.at_ns, 0))
+    story.send(Launched(story.at_ns, 3, 3))
+    saved("e", 99, 2)
+    saved("f", 45, 3)
+    assert [c.id for c in story.state.checkpoints.good()] == ["a", "f"]
+
+
+def test_a_person_may_take_the_job_that_began_anew(back):
+    """Released from the hold, what it saves next is good."""
+    story = back(RELAUNCH, "relaunch")
+    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    steps(story, 2.0, 3)
+    assert story.state.machine == "holding"
+    assert story.say("release").data["ok"]
+    data = {"id": "b", "step": 45, "attempt": 1, "path": "/c/b", "ok": True}
+    story.send(Noticed(story.at_ns, "checkpoint", "b was verified", data=data))
+
+    assert [c.id for c in story.state.checkpoints.good()] == ["a", "b"]
+
+
 def test_nobody_has_to_be_verifying(tell):
     """Then people are told, and nothing else happens."""
     story = tell()
@@ -121,3 +251,25 @@ def test_nobody_has_to_be_verifying(tell):
 
     assert story.kinds("notify_intent")[-1].data["message"]["title"] == REFUSED
     assert (story.state.machine, story.state.incident) == ("nominal", None)
+
+
+def test_a_person_may_take_it_when_nothing_is_held(tell):
+    """Else nothing that this launch saves could be gone back to. What it saved before stays out."""
+    story = tell()
+    story.frames(2.0, times=20)
+    story.send(Exited(story.at_ns, 1))
+    story.send(Launched(story.at_ns, 2, 2))
+    story.attempt = 2
+    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    assert story.state.checkpoints.astray
+    assert story.say("release").data["ok"]
+
+    now = story.state.step
+    for name, attempt, step in (("a", 2, now), ("b", 2, now + 1), ("c", 3, now - 1)):
+        data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": True}
+        story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+    assert [c.id for c in story.state.checkpoints.good()] == ["c", "b"]
+    assert story.state.checkpoints.suspects() == {"a"}
+    again = story.say("release", key="k2")
+    assert not again.data["ok"]
+    assert "nothing is held" in again.reason

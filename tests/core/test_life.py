@@ -24,8 +24,7 @@ from supervise.core.values import (
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import Verify
-from .test_failure_groups import rule_on
+from .conftest import Verify, rule_on
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,17 @@ class Again(Action):
 
 
 AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))
+
+
+def test_what_the_job_reports_in_vain_is_told_by_one_rank(tell):
+    """A thousand ranks report the same; the record has each of them."""
+    story = tell()
+    story.send(Announced(story.at_ns, 1, 2, 8, ("train_loss_raw",)))
+    told = [Noticed(story.at_ns, "report", "left out: 'x' is no number", rank=r) for r in (1, 0)]
+    for each in told:
+        story.send(each)
+    assert [d.data["rank"] for d in story.kinds("note", "report")] == [1, 0]
+    assert [d.reason for d in story.kinds("notify_intent")] == [told[1].message]
 
 
 def crashing(tell, **changes):
@@ -289,8 +299,8 @@ def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
                      ladder=Ladder(("again", "hold")))  # fmt: skip
     story.frames(2.0, 2.1, 1.9, times=30)
     story.frames(9.0)
-    relaunched(story, 40, ended=True)
-    story.frames(2.0, 2.1, 1.9, times=3)
+    relaunched(story, 80, ended=True)  # 10 steps before the first breach
+    story.frames(2.0, 2.1, 1.9, times=4)
     assert story.kinds("verify", "passed")
 
     other = crashing(tell, detectors=detectors, rules=rules, inhibit=(),

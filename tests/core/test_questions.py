@@ -54,6 +54,28 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
     assert message.data["message"]["next"] == found["advice"]
 
 
+def test_people_are_told_what_was_answered(tell):
+    """At the end of a run too. Where the loss has no part in it, its numbers are left out."""
+    detectors = {"wild": Above("grad_global_norm", 9.0)}
+    rules = (Rule("grad", index_of("wild", detectors), "wild", ("wild",), "SEV2"),)
+    told = {}
+    for frames in (5, 60):
+        about_loss, other = tell(mode="observe"), tell(detectors=detectors, rules=rules)
+        for story, hot in ((about_loss, {"grad": 1.0}), (other, {"grad": 99.0})):
+            story.frames(2.0, times=100)
+            story.frames(8.0 if story is about_loss else 2.0, times=3, **hot)
+            story.frames(2.0, times=frames if story is about_loss else 3)
+            story.send(Exited(story.at_ns, 0))
+        records = [d for d in (*about_loss.log, *other.log) if d.kind == "notify_intent"]
+        told[frames] = [d.data["message"] for d in records]
+    ended = [m for m in told[5] if m["title"].startswith("finished")]
+
+    assert "only 8 losses since step 100, too few to tell" in ended[0]["verdict"]  # why undecided
+    assert ended[1]["verdict"] == "the job ended with code 0; no loss excursion"
+    recovered = next(m["verdict"] for m in told[60] if "recoverable" in m["verdict"])
+    assert "back in its band" in recovered and "no probe available" not in recovered
+
+
 def test_trouble_without_a_loss_has_no_class(tell):
     """A job that publishes no loss cannot be asked."""
     detectors = {"wild": Above("grad_global_norm", 9.0)}

@@ -114,7 +114,7 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
 def test_everything_that_was_learnt_is_carried_over(make_policy):
     """A field that somebody adds to a bank is kept, or is named as following from the policy."""
     old = Bank(rich(make_policy))
-    old.announce(("train_loss_raw", "grad_global_norm"), 7)
+    old.announce(("train_loss_raw", "grad_global_norm"), (7, 1))
     for step in range(30):
         old.feed(Frame(step, 0, 0, step, (2.0, 1.0)), step)
     before = dict(vars(old))

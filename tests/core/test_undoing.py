@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervise.actions.lr_scale import LrScale
+from supervise.actions.notify import Notify
 from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
@@ -11,8 +12,7 @@ from supervise.core.rule import Budget, Ladder, Runbook
 from supervise.core.values import Announced, Finished, Noticed
 from supervise.detectors.threshold import Threshold
 
-from .conftest import Above, Touch, Verify
-from .test_failure_groups import rule_on
+from .conftest import Above, Touch, Verify, rule_on
 
 
 def easing(tell, **changes):
@@ -162,6 +162,58 @@ def test_it_gives_way_once(tell):
     assert labels(story) == []
     assert len(story.kinds("abort", "refused")) == 2
     assert story.state.incident.phase == "open"
+
+
+def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
+    """The rung above cannot work: back to the one below, unless that is what just failed."""
+    for losses, again in (((8.0,) * 60, False), ((2.0,) * 10 + (8.0,) * 3, True)):
+        story = refusing(tell, ladder=Ladder(("back", "mend", "hold")), rules=(
+            rule_on({"high": None}, "high", "SEV1", "back"),
+        ))  # fmt: skip
+        story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+        story.frames(8.0, *losses)
+
+        (refused,) = story.kinds("abort", "refused")
+        assert refused.data["instead"] == ("back" if again else "hold")
+        assert labels(story) == ["1/0-touch"] + ["2/0-touch"] * again
+        assert (story.state.machine == "holding") is not again
+
+
+def test_what_only_tells_may_stand_in_each_time(tell):
+    """Nothing asks whether it helped."""
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    books = {
+        "mend": Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"), if_refused="tell"),
+        "tell": Runbook("tell", (Notify(),), ("notify",)),
+    }
+    story = refusing(
+        tell, runbooks=books, ladder=Ladder(("mend", "hold")),
+        rules=(rule_on(detectors, "high", "SEV1", "mend"),),
+    )  # fmt: skip
+    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    for _ in range(2):
+        story.frames(8.0, *[2.0] * 600)
+
+    assert [each.data["instead"] for each in story.kinds("abort", "refused")] == ["tell", "tell"]
+    assert not story.kinds("incident", "held")
+
+
+def test_what_was_refused_was_not_tried(tell):
+    """In the cooldown it is asked each time, and something else stands in until it can work."""
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    story = refusing(
+        tell, ladder=Ladder(("back", "mend", "hold")), budgets={}, warmup_steps=0,
+        rules=(rule_on(detectors, "high", "SEV1", "back", cooldown_steps=10_000),),
+    )  # fmt: skip
+    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    for _ in range(4):
+        story.frames(8.0, *[2.0] * 60)
+        assert story.state.incident is None
+    story.state.unable.clear()
+    story.frames(8.0)
+
+    assert [label[2:] for label in labels(story)] == ["0-touch"] * 4 + ["0-rollback"]
+    assert len(story.kinds("abort", "refused")) == 3
 
 
 def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):

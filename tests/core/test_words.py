@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.rule import Budget, Ladder
-from supervise.core.values import Exited, Finished
+from supervise.core.values import Exited, Finished, Noticed
 
 from .test_life import crashing, relaunched
 
@@ -57,6 +57,8 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("skip", {"steps": 0}, "skip_step: count must be between"),
         ("quarantine", {"shards": []}, "at least one name"),
         ("quarantine", {"shards": [""]}, "a name in `shards` is empty"),
+        ("quarantine", {"shards": ["a.tar"]}, "the job does not tell which shards its data is"),
+        ("resume", {}, "the job is not paused"),
         ("silence", {"rule": "nix"}, "there is no rule 'nix'"),
         ("silence", {"rule": "gone"}, "gone is SEV0"),
         ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
@@ -76,6 +78,33 @@ def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, wh
     assert why in said.data["answer"]
     assert story.actions() == []
     assert story.state.incident is None
+
+
+def test_who_put_a_shard_into_quarantine_is_in_what_the_job_is_asked(tell):
+    """So it comes into the manifest; the policy's own say `policy`."""
+    story = tell(names=("train_loss_raw", "grad_global_norm", "batch_shard"))
+    story.send(Noticed(0, "shard", "new shards", 0, 0, {"shards": {"0": "a.tar"}}))
+    story.rows(*[{"train_loss_raw": 2.0, "grad_global_norm": 1.0, "batch_shard": 0.0}] * 20)
+    said = story.say("quarantine", shards=["b.tar"])
+
+    assert said.data["ok"], said.reason
+    args = story.kinds("intent")[0].data["action"]["args"]
+    assert (args["by"], args["most"]) == ("anna", None)
+    assert args["add"] == [{"kind": "shard", "name": "b.tar"}]
+
+
+def test_a_paused_job_is_resumed_whatever_became_of_its_incident(tell):
+    """Also when nobody knows what the pause did; once it goes on there is nothing to resume."""
+    story = held(tell)
+    story.answer = lambda key: Finished(0, key, "pause" not in key, {}, "no answer")
+    story.say("pause")
+    story.say("release")
+    assert story.state.incident is None
+    assert story.say("resume").data["ok"]
+    story.frames(2.0, times=60)
+    assert story.state.incident is None
+
+    assert story.say("resume").data["answer"] == "the job is not paused"
 
 
 def test_several_ranks_refuse_what_cannot_be_done_together(tell):

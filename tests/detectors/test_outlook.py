@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervise.core.feeder import STRETCH
 from supervise.detectors._baseline import Baseline
 from supervise.detectors._outlook import medians, reach
 
 
-@pytest.mark.parametrize("size", [8, 9, 33, 64, 96])
+@pytest.mark.parametrize("size", [8, 9, 33, 64, 96, 128, 301])
 @given(seed=st.integers(0, 2**32), factor=st.sampled_from([1.0, 3.0, 12.0]), data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_no_samples_break_the_promise(size, seed, factor, data):
@@ -28,8 +29,8 @@ def test_no_samples_break_the_promise(size, seed, factor, data):
     staying = base.staying(count)
     assert staying == sorted(window[count - size :])
     least, most = medians(staying, size, count)
-    high = reach(staying, size, count, factor, True)
-    low = reach(staying, size, count, factor, False)
+    high = reach(staying, size, (least, most), factor, True)
+    low = reach(staying, size, (least, most), factor, False)
     near = size // 2 - count
     for _ in range(12):
         at = chance.randrange(len(staying) - near + 1)
@@ -53,14 +54,16 @@ def test_the_promise_is_worth_something():
     for step in range(300):
         base.accept(step, chance.gauss(0.0, 1.0))
 
-    assert reach(base.staying(28), 128, 28, 7 * 1.4826, True) > 2.5
-    assert Baseline(1024, 64).staying(28) is None
+    staying = base.staying(STRETCH)
+    middle = medians(staying, 128, STRETCH)
+    assert reach(staying, 128, middle, 7 * 1.4826, True) > 2.5
+    assert Baseline(1024, 64).staying(STRETCH) is None
 
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_many_samples_at_once_are_one_after_the_other(seed):
-    """Over the seam of the ring, before the window is full, and with flagged samples about."""
+    """When the oldest are dropped, before the window is full, and with flagged samples about."""
     chance = random.Random(seed)
     size = chance.choice([4, 5, 8])
     one, many, step = Baseline(size, size), Baseline(size, size), 0

@@ -12,11 +12,41 @@ from typing import Any
 
 import pytest
 
+from supervise.cli import invoke
 from supervise.store import audit
 
 JOBS = Path(__file__).parent / "jobs"
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "nano" / "train.py"
+
+
+# The loss begins near 0.4; what the drill does to the rate takes it beyond 5 within a few steps.
+COMES_BACK = """\
+version: supervise/v1
+policy: comes-back
+summary: Starts the job again from its own checkpoint.
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 5.0}
+rules:
+  - {id: blown, when: high, sev: SEV1, run: relaunch-and-rewarm, for: 2, cooldown: 100}
+job:
+  on_crash: restart
+  probe_batch: true
+  relaunch: {args: ["--init_from=resume"]}
+budgets:
+  all: {max: 4, per: 10000}
+  restart: {max: 2, per: 10000}
+escalate: {ladder: [relaunch-and-rewarm, hold], reset_after: 5000}
+runbooks:
+  relaunch-and-rewarm:
+    steps:
+      - snapshot
+      - relaunch: {at_least: 10, start: 0.1, rewarm: 20}
+    verify: {within: 100, clear_for: 20}
+warmup: 10
+probation: 20
+"""
 
 
 @dataclass
@@ -76,9 +106,9 @@ class Supervise:
             check=False,
         )
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
+    def start(self, *args: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "supervise", *args],
+            [sys.executable, "-m", "supervise", *map(str, args)],
             cwd=self.home,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -90,10 +120,18 @@ class Supervise:
         """Return the audit records of a run, which may still go on."""
         return list(audit.read(self.home / name / "audit.log"))
 
-    def run(self, *options: str, job: list[str], name: str = "run") -> Run:
+    def prove(self, directory: Path | str) -> None:
+        """Insist that a run's log verifies and that replay agrees with it.
+
+        In this process: that the commands start is shown by `test_acceptance.py`.
+        """
+        for command in (["audit", "verify"], ["replay"]):
+            assert invoke([*command, str(self.home / directory)]) == 0, command
+
+    def run(self, *options: object, job: list[str], name: str = "run") -> Run:
         """Run `supervise OPTIONS --run-dir name -- JOB`."""
         directory = self.home / name
-        done = self(*options, "--run-dir", str(directory), "--", *job)
+        done = self(*map(str, options), "--run-dir", str(directory), "--", *job)
         return Run(directory, done.returncode, done.stdout, done.stderr)
 
 
@@ -120,3 +158,21 @@ def tiny_job() -> Any:
 @pytest.fixture
 def nano_job() -> Any:
     return nano
+
+
+@pytest.fixture
+def comes_back(tmp_path: Path) -> Path:
+    """A file with a policy that starts `resuming.py` again from its own checkpoint."""
+    path = tmp_path / "comes-back.yaml"
+    path.write_text(COMES_BACK)
+    return path
+
+
+@pytest.fixture
+def resuming_job(tmp_path: Path) -> Any:
+    """Command line of the job that resumes. It goes on to where the drill comes once its first
+    checkpoint was verified."""
+    words = {"out_dir": tmp_path / "out", "pause_s": 0.005, "max_iters": 250}
+    words |= {"wait_file": tmp_path / "run" / "audit.log"}
+    job = [sys.executable, str(JOBS / "resuming.py"), *(f"--{k}={v}" for k, v in words.items())]
+    return lambda *more: [*job, *more]

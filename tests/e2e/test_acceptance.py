@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.slow
+EXAMPLE_POLICY = Path(__file__).parents[2] / "examples" / "nano" / "policy.yaml"
 
 
 def val_loss(stdout: str) -> float:
@@ -18,7 +21,7 @@ def val_loss(stdout: str) -> float:
 
 def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nano_job, tmp_path):
     """LR x30 for 20 steps at 150: rolled back, re-warmed, at most 3 % worse than undisturbed."""
-    job = nano_job("--steps", 400, "--seed", 0, "--out", tmp_path / "out")
+    job = nano_job("--steps", 300, "--seed", 0, "--out", tmp_path / "out")
     calm = supervise.run("--policy", "nano", job=job, name="calm")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     hit = supervise.run("--policy", "nano", "--drill", "lr_spike@150", job=job, name="hit")
@@ -41,9 +44,26 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nan
     assert verified.returncode == 0, verified.stdout
 
 
+def test_a_batch_that_was_cut_is_held_with_evidence(supervise, nano_job, tmp_path):
+    """An eighth of the batch for good: nothing is rolled back, and the job comes to its end."""
+    job = nano_job("--steps", 300, "--seed", 0, "--out", tmp_path / "out")
+    run = supervise.run("--policy", EXAMPLE_POLICY, "--drill", "batch_cut@150", job=job, name="run")
+
+    assert run.returncode == 0
+    assert "val_loss" in run.stdout
+    (held,) = run.kinds("incident", "held")
+    assert held["reason"].startswith("held: hold-for-config: tokens_per_update 64")
+    assert [r["data"]["action"]["verb"] for r in run.kinds("intent")] == ["snapshot"]
+    (bundle,) = (run.directory / "incidents").glob("*/snapshot-1")
+    assert json.loads((bundle / "manifest.json").read_text())["missing"] == []
+
+    replayed = supervise("replay", str(run.directory))
+    assert replayed.returncode == 0, replayed.stdout
+
+
 def test_shadow_changes_nothing_and_says_what_it_would_have_done(supervise, nano_job, tmp_path):
     """The same drill watched in shadow and in observe mode leaves the same weights."""
-    job = nano_job("--steps", 220, "--seed", 0, "--out", tmp_path / "out")
+    job = nano_job("--steps", 180, "--seed", 0, "--out", tmp_path / "out")
     drill = ("--drill", "lr_spike@150")
     shadow = supervise.run("--policy", "nano", "--mode", "shadow", *drill, job=job, name="shadow")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)

@@ -68,5 +68,4 @@ def test_people_speak_and_are_answered(supervise, tiny_job, tmp_path):
     ]  # fmt: skip
     (yes,) = [r for r in records if r["kind"] == "approval" and r["data"]["what"] == "approved"]
     assert yes["data"]["operator"] == "anna"
-    proved = supervise("replay", "runs/r1")
-    assert proved.returncode == 0, proved.stdout
+    supervise.prove("runs/r1")

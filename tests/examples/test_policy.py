@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,13 +26,22 @@ def test_it_loads_without_a_word_and_can_start_the_example_again():
     assert policy.ladder.rungs == (*below, "relaunch-and-rewarm", "hold")
 
 
+def test_its_scenarios_pass():
+    """A setting that is wrong for good is held with evidence; a short batch is nothing."""
+    file = str(ROOT / "examples" / "nano" / "tests" / "policy.yaml")
+    command = [sys.executable, "-m", "supervise", "policy", "test", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_case_of_the_benchmark_names_faults_that_exist(monkeypatch: pytest.MonkeyPatch):
-    """One healthy case for each number of ranks: the others are measured beside it."""
+    """One healthy case for each number of ranks and steps: the others are measured beside it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     cases = __import__("recovery_cases").CASES
     sys.modules.pop("recovery_cases")
 
     assert all(drills.parse(drill) for case in cases for drill in case.drills)
-    healthy = [case.ranks for case in cases if not case.drills]
-    assert sorted(healthy) == sorted({case.ranks for case in cases})
+    healthy = [(case.ranks, case.steps) for case in cases if not case.drills]
+    assert sorted(healthy) == sorted({(case.ranks, case.steps) for case in cases})
     assert len({case.name for case in cases}) == len(cases)

@@ -83,14 +83,33 @@ def test_a_shard_stands_for_its_directory(tmp_path):
 
 
 def test_a_renamed_file_is_followed(tmp_path):
-    """By device and inode, within its directory."""
+    """By device, inode and time of writing, within its directory."""
     old, new = tmp_path / "a.partial", tmp_path / "a.pt"
     old.write_bytes(b"x")
-    inode = (old.stat().st_dev, old.stat().st_ino)
-    assert finding.named(str(old), inode) == str(old)
+    found = old.stat()
+    mark = finding.Mark(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_mtime_ns)
+    assert finding.named(str(old), mark) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
 
-    assert finding.named(str(old), inode) == str(new)
+    assert finding.named(str(old), mark) == str(new)
     assert finding.named(str(old), None) is None
-    assert finding.named(str(tmp_path / "no" / "a"), inode) is None
+    assert finding.named(str(tmp_path / "no" / "a"), mark) is None
+
+
+def test_an_inode_is_not_enough(tmp_path):
+    """Another file may have it by now; what was seen before is known by its size and time."""
+    path, folder = tmp_path / "best.pt", tmp_path / "dir"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"x")
+    path.write_bytes(b"x")
+    for place in (path, folder):
+        found = place.stat()
+        early_ns = found.st_mtime_ns - 600_000_000
+        mark = finding.Mark(found.st_dev, found.st_ino, early_ns, early_ns)
+
+        assert finding.named(str(tmp_path / "a.pt"), mark) is None
+        seen = finding.stamp(str(place))
+        assert finding.named(str(tmp_path / "a.pt"), mark, seen) == str(place)
+        seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
+        assert finding.named(str(tmp_path / "a.pt"), mark, seen) is None

@@ -76,6 +76,35 @@ def test_another_process_of_the_rank_starts_from_nothing():
     assert company.complete(Frame(10, 0, 0, 0, (2.0,))) == [Frame(10, 0, 0, 0, (2.0,))]
 
 
+def test_a_program_that_replaced_itself_starts_from_nothing():
+    """After an exec the process is the same, and may announce less than before."""
+    company = Company(Machine(disk_free=40.0))
+    company.complete(Announced(5, 0, 1, 7, ("train_loss_raw", "probe_self_time"), segment=1))
+    company.complete(Frame(6, 0, 0, 9, (2.0, 0.1)))
+
+    after = Announced(8, 0, 1, 7, ("train_loss_raw",), segment=2)
+    assert company.complete(after) == [after]
+    news, frame = company.complete(Frame(9, 0, 0, 0, (3.0,)))
+    assert news.names == ("train_loss_raw", "disk_free") and news.segment == 2
+    assert frame.values == (3.0, 40.0)
+
+
+def test_steps_of_a_program_that_is_over_complete_none_of_the_next():
+    """Two ranks replaced themselves: a step counts when both have said it since."""
+    company = Company(Machine())
+    for rank in (0, 1):
+        company.complete(Announced(5, rank, 2, 7 + rank, ("train_loss_raw",), segment=1))
+    company.complete(Frame(6, 1, 0, 3, (100.0,)))  # rank 0 never came so far
+    for rank in (0, 1):
+        company.complete(Announced(7, rank, 2, 7 + rank, ("train_loss_raw",), segment=2))
+
+    company.complete(Frame(8, 0, 0, 3, (2.0,)))
+    assert company.complete(Frame(9, 0, 0, 4, (2.0,))) == [Frame(9, 0, 0, 4, (2.0,))]
+    company.complete(Frame(10, 1, 0, 3, (2.0,)))
+    *_, frame = company.complete(Frame(11, 0, 0, 5, (2.0,)))
+    assert frame.values[1] == 0.0  # loss_dispersion
+
+
 def test_a_job_that_reports_a_metric_itself_is_believed():
     company = Company(Machine(disk_free=40.0))
     company.complete(announced(names=("disk_free",)))

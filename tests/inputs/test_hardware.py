@@ -13,7 +13,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.inputs.hardware import ELSEWHERE, MEMORY_LOOKS, Hardware, slope
+from supervise.inputs.hardware import ELSEWHERE, Hardware
+from supervise.inputs.memory import FIRST, SOON_S
+
+pytestmark = pytest.mark.slow  # waits for looks and processes
 
 
 class Driver:
@@ -87,24 +90,109 @@ def test_the_host_tells_real_numbers(tmp_path):
     assert looked.newest(os.getpid(), leads=False) == {}
 
 
-def test_memory_that_grows_is_measured(tmp_path):
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time\nkept = []\nwhile True:\n"
-         "    kept.append(b'x' * 2**20)\n    time.sleep(0.002)"]
-    )  # fmt: skip
+def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path):
+    child = _leaks()
     try:
         looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
         time.sleep(0.3)
-        for _ in range(MEMORY_LOOKS):
-            looked.look()
-            time.sleep(0.004)
-        assert looked.newest(0, leads=True)["host_mem_growth"] > 2**30  # an hour of that is a lot
+        _look(looked, FIRST)
+        found = looked.newest(0, leads=True)  # no step until now: it may load a model
+        assert "host_mem_growth" not in found and found["host_mem_used"] > 0
+        assert max(_growths(looked, 2 * FIRST)) > 2**30  # an hour of that is a lot
         looked.begin_anew()  # as when the job is started again: a smaller one is no growth
-        looked.look()
-        assert "host_mem_growth" not in looked.newest(0, leads=True)
+        assert _growths(looked, 1) == []
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_look_under_way_tells_nothing_of_the_launch_before(tmp_path):
+    child, looks = _leaks(), 0
+
+    def members():
+        nonlocal looks
+        looks += 1
+        if looks == 2 * FIRST:
+            looked.begin_anew()
+        return [psutil.Process(child.pid)]
+
+    try:
+        looked = Hardware(members, tmp_path)
+        looked.newest(0, leads=True)
+        assert len(_growths(looked, 2 * FIRST - 1)) == FIRST
+        _look(looked, 1)
+        found = looked.newest(0, leads=True)
+        assert "host_mem_growth" not in found and found["host_mem_used"] > 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_was_told_of_the_launch_before_is_dropped_at_once(tmp_path):
+    looked = hardware(tmp_path)
+    looked.newest(0, leads=True)
+    assert _growths(looked, FIRST)
+
+    looked.begin_anew()
+
+    found = looked.newest(0, leads=True)
+    assert "host_mem_growth" not in found and found["host_mem_used"] > 0
+
+
+def _leaks():
+    """Start a process that fills what this machine has left, 10 times as fast as is dangerous."""
+    piece = max(1 << 20, int(10 * psutil.virtual_memory().available / SOON_S / 100))
+    script = (
+        "import time\nkept = []\nwhile True:\n"
+        f"    kept.append(b'x' * {piece})\n    time.sleep(0.01)"
+    )
+    return subprocess.Popen([sys.executable, "-c", script])
+
+
+def _look(looked, times):
+    for _ in range(times):
+        looked.look()
+        time.sleep(0.03)
+
+
+def _growths(looked, times):
+    """Return what each of so many looks tells of the growth, as far as it does."""
+    found = []
+    for _ in range(times):
+        _look(looked, 1)
+        found.append(looked.newest(0, leads=True).get("host_mem_growth"))
+    return [told for told in found if told is not None]
+
+
+def _resident(child):
+    return psutil.Process(child.pid).memory_info().rss
+
+
+def test_pages_of_a_mapped_file_are_no_memory_of_the_job(tmp_path):
+    data = tmp_path / "tokens.bin"
+    data.write_bytes(bytes(1 << 28))
+    child = subprocess.Popen([sys.executable, "-c", READS, str(data)])
+    try:
+        looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
+        looked.newest(0, leads=True)
+        found, before, end = [], _resident(child), time.monotonic() + 30
+        while _resident(child) < before + (1 << 27) and time.monotonic() < end:
+            found += _growths(looked, 1)
+        assert _resident(child) >= before + (1 << 27)
+        assert found and max(found) < 1e9
+    finally:
+        child.kill()
+        child.wait()
+
+
+READS = """import mmap, sys, time
+file = open(sys.argv[1], "rb")
+data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+for at in range(0, len(data), 1 << 19):
+    sum(data[at : at + (1 << 19) : 4096])
+    time.sleep(0.01)
+time.sleep(60)
+"""
 
 
 def test_a_rank_gets_the_worst_of_its_devices(tmp_path):
@@ -180,10 +268,3 @@ def test_the_thread_looks_by_itself_and_ends(tmp_path):
 
     assert found["host_mem_used"] > 0
     assert not looked._thread.is_alive()
-
-
-@pytest.mark.parametrize(("points", "expected"), [
-    ([], None), ([(1, 1)], None), ([(1, 1), (1, 5)], None), ([(0, 1), (1, 3), (2, 5)], 2.0),
-])  # fmt: skip
-def test_the_slope_is_that_of_least_squares(points, expected):
-    assert slope(points) == expected

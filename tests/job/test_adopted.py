@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +17,8 @@ from supervise.job.environment import LAUNCH
 
 RUN = "20310504-030201-abcdef"
 PYTHON = sys.executable
+# Linux 6.15 keeps the code of a collected process for those who held a pidfd of it.
+REMEMBERS = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
 # Its child lives in a session of its own, and outlives it.
 PARENT = f"""
 import subprocess, sys
@@ -64,14 +68,30 @@ def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job, eventuall
 
 
 @pytest.mark.parametrize(("recorded", "seen"), [(3, (3, False)), (None, (255, True))])
-def test_a_collected_job_ended_as_it_recorded_itself(job, recorded, seen):
+def test_a_job_collected_before_ended_as_it_recorded_itself(job, recorded, seen):
     """Without a record nobody can tell, which is said."""
-    process = adopt(job.pid, recorded)
+    ticks = start_ticks(job.pid)
     end(job)
     job.wait()
+    process = adopt(job.pid, recorded, ticks)
 
     assert process.poll() == seen[0]
     assert (process.returncode, process.unknown) == seen
+
+
+@pytest.mark.parametrize(("recorded", "seen"), [(3, (3, False)), (None, (255, True))])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_collected_since_is_known_to_newer_kernels(job, recorded, seen, killed):
+    """Which outranks what it recorded: a `raise SystemExit(5)` looks like an end in peace to it."""
+    process = adopt(job.pid, recorded)
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    job.kill() if killed else end(job)
+    job.wait()
+    remembered = (-9 if killed else 5, False)
+
+    assert process.poll() is not None
+    assert (process.returncode, process.unknown) == (remembered if REMEMBERS else seen)
+    assert len(list(Path("/proc/self/fd").iterdir())) < open_files
 
 
 def test_another_process_with_its_pid_is_not_the_job():

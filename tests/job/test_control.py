@@ -128,15 +128,16 @@ def test_the_end_of_the_job_ends_the_wait(controlled, fake_rank):
         control.command("x", {}, key="k2", deadline_s=60)
 
 
-def test_a_rank_that_is_replaced_meanwhile_does_not_answer(controlled, fake_rank):
-    """torchrun started it again: the new process knows nothing of the order."""
+@pytest.mark.parametrize("pid", [4343, 4242], ids=["another process", "an exec"])
+def test_a_rank_that_is_replaced_meanwhile_does_not_answer(controlled, fake_rank, pid):
+    """torchrun started it again: the new program knows nothing of the order."""
     rank = fake_rank(answer={"x": lambda _: None})
     control = controlled(rank)
     asked = control.ask("x", {}, key="k")
     while not rank.letters:
         time.sleep(0.001)
 
-    control._segments.ranks[0] = fake_rank(pid=4343)
+    control._segments.ranks[0] = fake_rank(pid=pid)
 
     assert asked.wait(10) == {}
     assert asked.gone == {0: "rank 0 went away"}
@@ -334,4 +335,4 @@ def test_a_pause_of_a_supervisor_before_us_keeps_its_lease(controlled, fake_rank
     control = controlled(rank)
     control.on_loop(lambda: control.resume(900.0, None), 10)
 
-    eventually(lambda: rank.leases)
+    assert eventually(lambda: rank.leases)  # raises if it never is

@@ -92,7 +92,7 @@ def test_orphans_that_ended_are_collected(start, eventually):
     orphan = eventually(orphans)[0]
     orphan.kill()
 
-    eventually(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
+    assert eventually(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
 
 
 def test_children_that_are_not_the_jobs_are_left_alone(start):

@@ -12,6 +12,8 @@ OURS = "_supervise_probe"
 PASSED_ON = {("step_hook", "step"), ("step_hook", "run"), ("hooks", "step_"), ("hooks", "scale_"),
              ("hooks", "unscale_"), ("hooks", "clip"), ("hooks", "loss"), ("hooks", "backward"),
              ("loading", "fetch"), ("loading", "start"), ("forward", "__call__")}
+ARRIVED = {("scalars", "read"),                # values, a step ago
+           ("sampled.snapshots", "_router")}   # a copy on the host: `Snapshots.arriving` is over
 waited = {}
 
 
@@ -25,7 +27,7 @@ def note(name):
     where = frame.f_globals["__name__"][len(OURS) + 1 :], frame.f_code.co_name
     if through and where in PASSED_ON:   # torch's own function at work for the job
         return
-    if where != ("scalars", "read"):     # the values have arrived, a step ago
+    if where not in ARRIVED:
         key = f"{name} in {where[0]}.{where[1]}"
         waited[key] = waited.get(key, 0) + 1
 
@@ -92,6 +94,31 @@ for n in range(10):
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
 """,
+    "experts": """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.num_experts, self.top_k, self.capacity_factor = 4, 2, 1.0
+        self.gate = nn.Linear(16, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        q, k = self.q_proj(x), self.k_proj(x)
+        x = x + (q @ k.transpose(-2, -1) / 4).softmax(-1) @ k
+        weight, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.stack([expert(x) for expert in self.experts], -2)
+        picked = out.gather(-2, chosen[..., None].expand(*chosen.shape, 16))
+        return x + (weight[..., None] * picked).sum(-2)
+
+model = nn.Sequential(nn.Embedding(32, 16), nn.Sequential(Layer(), Layer()), nn.Linear(16, 32))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for n in range(10):
+    optimizer.zero_grad()
+    x, y = torch.randint(0, 32, (2, 12)), torch.randint(0, 32, (24,))
+    F.cross_entropy(model(x).flatten(0, 1), y).backward()
+    optimizer.step()
+""",
     "scaled": """
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
 optimizer = torch.optim.SGD(
@@ -132,16 +159,21 @@ for n in range(10):
 SETS = ("attention", "activations", "routing", "weights", "gradients")
 
 
-def watched(loop):
+def watched(loop, below=True):
     body = "".join(f"    {line}\n" for line in LOOPS[loop].splitlines())
-    return f"import sys\n{WATCH}\nwith Below():\n{body}\ntell(waited=waited)\nfinish(model)\n"
+    where = "Below()" if below else "torch.enable_grad()"
+    return f"import sys\n{WATCH}\nwith {where}:\n{body}\ntell(waited=waited)\nfinish(model)\n"
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_nothing_waits_for_a_device(pair, loop):
+@pytest.mark.parametrize(
+    ("loop", "below"),
+    [*((loop, True) for loop in LOOPS), ("transformer", False), ("experts", False)],
+)
+def test_nothing_waits_for_a_device(pair, loop, below):
     """Values of the CPU are taken for a device's: no call that would wait is made on any of them.
 
-    Counted at every entry of torch that waits, and below, in the operations that these run.
+    Counted at every entry of torch that waits, and below, in the operations that these run; but no
+    forward is looked into where something stands below, so that is counted without.
     """
     sampling = dict.fromkeys(SETS, 2)
     standing = {
@@ -149,11 +181,16 @@ def test_nothing_waits_for_a_device(pair, loop):
         "zero_nonfinite": {"max": 3},
         "update_clip": {"window": 4, "sigma": 1e6},
     }
-    job = pair.probed.run(watched(loop), late=True, sampling=sampling, standing_orders=standing)
+    script = watched(loop, below)
+    job = pair.probed.run(script, late=True, sampling=sampling, standing_orders=standing)
     assert job.told[0]["waited"] == {} and job.err == ""
     assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
-    assert job.told[-1] == pair.bare.run(watched(loop)).told[-1]
-    on_the_host = pair.probed.run(watched(loop))
+    if loop == "experts":
+        shown = {"router_weight_similarity", "router_conditioning"}
+        shown |= set() if below else {"attn_entropy", "moe_drop_rate", "residual_rms", "logz_mean"}
+        assert shown <= {name for frame in job.frames for name in frame}
+    assert job.told[-1] == pair.bare.run(script).told[-1]
+    on_the_host = pair.probed.run(script)
     assert on_the_host.told[0]["waited"], "what counts the calls has seen none where there are many"
 
 

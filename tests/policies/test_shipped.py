@@ -39,7 +39,8 @@ SAME = {
 }
 
 NO_TOUCH = {"snapshot", "notify"}
-OFFERED = {"tighten-clip", "closer-look", "restart"}  # for ladders, rules and crashes of one's own
+# For ladders, rules and crashes of one's own.
+OFFERED = {"tighten-clip", "closer-look", "restart", "hold-for-config"}
 A_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?(?![\w.])")
 
 

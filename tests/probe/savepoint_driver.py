@@ -28,8 +28,8 @@ from supervise_probe.savepoints import CannotRestore, Savepoints
 class Driver:
     """A plan, carried out.
 
-    every: savepoint behind every n-th step, from the first on. keep, max_bytes, spill: of
-    Savepoints; a savepoint on its way to the disk is waited for.
+    every: savepoint behind every n-th step, from the first on. keep, max_bytes, spill,
+    max_disk_bytes: of Savepoints; a savepoint on its way to the disk is waited for.
     rollbacks: [{"at", "before", "rng"}], each carried out once. last: class name of the optimizer
     that ends a step, where there are several.
     """
@@ -42,7 +42,10 @@ class Driver:
         self.registry = Registry()
         self.registry.install(torch)
         keep, max_bytes = plan.get("keep", 4), plan.get("max_bytes", 1 << 30)
-        self.savepoints = Savepoints(torch, self.registry, keep, max_bytes, plan.get("spill"))
+        self.savepoints = Savepoints(
+            torch, self.registry, keep, max_bytes, plan.get("spill"),
+            max_disk_bytes=plan.get("max_disk_bytes"),
+        )  # fmt: skip
         self.step = 0
 
     def tell(self, **event):

@@ -182,7 +182,7 @@ print(json.dumps([losses, other.weight.tolist()]))
 
 
 def test_what_cannot_be_brought_back_is_named(jobs):
-    """Iterators, data too large to copy each time, a library's objects that changed: by name; the
+    """Generators, data too large to copy each time, a library's objects that changed: by name; the
     rest is exact."""
     code = """
 import queue
@@ -190,9 +190,13 @@ import numpy as np
 
 class Loader:
     def __init__(self):
-        self.source = itertools.count()
+        self.source = forever()
 
-loader, batches, ready = Loader(), iter(range(99)), queue.Queue()
+def forever():
+    while True:
+        yield 1
+
+loader, batches, ready = Loader(), forever(), queue.Queue()
 n, log, short, large = 0, [0.0] * 2000, [], np.zeros(3_000_000)
 while n < 12:
     train_step(next(batches) + next(loader.source))

@@ -27,6 +27,18 @@ def test_memory_stays_within_the_budget_and_going_back_is_exact(jobs, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("times", "steps"), [(3, [15, 20, 25]), (2, [20, 25]), (0, [25])])
+def test_the_disk_has_a_budget_too(jobs, tmp_path, times, steps):
+    """The oldest give way, and what fits nowhere is given up."""
+    whole = taken(jobs.run("module_loop.py", "adamw", every=5)[1])[-1]["bytes"]
+    plan = {"every": 5, "keep": 4, "max_bytes": whole * 3 // 2, "spill": str(tmp_path)}
+    plan |= {"max_disk_bytes": whole * times + 1}
+    result, events = jobs.run("module_loop.py", "adamw", **plan)
+
+    assert events[-1]["end"] == steps
+    assert result == jobs.untouched("module_loop.py", "adamw")
+
+
 def test_a_disk_that_fails_costs_the_savepoint_and_is_told(jobs, tmp_path):
     """The job goes on, with as many savepoints as fit into memory."""
     code = PREAMBLE + WHILE + "print(json.dumps(0))\n"

@@ -198,6 +198,7 @@ def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write
     assert keen["not_here"] == []
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_in_the_same_order(tmp_path, write):
     """A worker loads the policies itself."""
     paths = [_losses(tmp_path, f"r{i}", CALM[: 100 + i] + SPIKE) for i in range(4)]

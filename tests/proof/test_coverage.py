@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from supervise.catalog.subject import Subject
@@ -44,13 +45,13 @@ def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
     found = covered(subject(QUIET + SPIKES))
     missing = list(found.missing())
 
-    assert found.moves["launching", "first_frame"] == 2
-    assert found.moves["nominal", "run"] == 1
-    assert found.moves["acting", "hold"] == 1
-    assert "machine: 'released' never comes in holding" in missing
-    assert found.budgets == {"all": 0, "lr_scale": 1, "rollback": 0}
-    assert "budget rollback is never used up" in missing
-    assert "budget lr_scale is never used up" not in missing
+    assert found.moves["p"]["launching", "first_frame"] == 2
+    assert found.moves["p"]["nominal", "run"] == 1
+    assert found.moves["p"]["acting", "hold"] == 1
+    assert "p: 'released' never comes in holding" in missing
+    assert found.budgets == {"p": {"all": 0, "lr_scale": 1, "rollback": 0}}
+    assert "p: budget rollback is never used up" in missing
+    assert "p: budget lr_scale is never used up" not in missing
     shown, total = map(sum, zip(*found.parts().values(), strict=True))
     assert found.percent() == 100.0 * shown / total < 60
 
@@ -74,6 +75,19 @@ def test_a_pack_alone_has_rules_only() -> None:
     found = covered(hunt.load(path))
 
     assert set(found.parts()) == {"rules fire", "rules stay quiet"}
+
+
+def test_a_policy_that_no_scenario_is_about_is_not_covered(subject: Callable[..., Subject]) -> None:
+    """What it has counts, and what another policy shows is not shown for it."""
+    found = covered(subject(QUIET + SPIKES))
+    shown = found.parts()
+
+    found.want(replace(subject(QUIET).policy, name="other"))
+
+    assert found.parts()["moves"] == (shown["moves"][0], 2 * shown["moves"][1])
+    assert found.parts()["budgets"] == (1, 6)
+    assert "other: 'first_frame' never comes in launching" in found.missing()
+    assert "other: budget lr_scale is never used up" in found.missing()
 
 
 def test_nothing_to_cover_is_covered() -> None:

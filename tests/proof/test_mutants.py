@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import freeze
+from supervise.catalog import freeze, shipped
 from supervise.catalog.subject import Subject
 from supervise.core.values import BREACH, OK
 from supervise.proof import hunt
@@ -90,6 +90,17 @@ def test_each_mutant_differs_in_that_thing_only(subject: Callable[..., Subject])
     when = built["both.when: (high or wild)"].rules[1].when
     assert (when([BREACH, OK]), base.policy.rules[1].when([BREACH, OK])) == (BREACH, OK)
     assert (repr(base.policy.detectors), base.policy.inhibit, len(base.policy.rules)) == before
+
+
+def test_a_pack_cannot_show_a_cooldown() -> None:
+    """It follows a runbook, and under a pack alone none is run; `for` and `keep` are changed."""
+    path = shipped.folder("policies/packs") / "hardware.yaml"
+    changed = {
+        mutant.what.partition(":")[0].rpartition(".")[2] for mutant in mutants(hunt.load(path))
+    }
+
+    assert "cooldown" not in changed
+    assert {"for", "keep"} <= changed
 
 
 def test_budgets_ladders_savepoints_and_runbooks_are_changed_too(

@@ -201,7 +201,10 @@ def test_labels_are_read(tmp_path):
     [
         ("run,step\nr,1\n", r"l\.csv:1: labels need the columns kind, step_end, step_start"),
         ("run,step_start,step_end,kind\nr,9,1,nan\n", r"l\.csv:2: ends before it starts"),
-        ("run,step_start,step_end,kind\nr,x,1,nan\n", r"l\.csv:2: could not convert"),
+        (
+            "run,step_start,step_end,kind\nr,x,1,nan\n",
+            r"l\.csv:2: step_start 'x' is not a whole number",
+        ),
         ("run,step_start,step_end,kind\nr,1\n", r"l\.csv:2: "),
         ("", r"l\.csv:1: labels need"),
         (None, r"l\.csv: cannot be read"),

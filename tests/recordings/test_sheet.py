@@ -87,13 +87,38 @@ def test_the_best_counter_is_the_step():
         ([1, 2, 1003], [(1, 2, 2), (1003, 1003, 1)]),
         ([100, 200, 1300], [(100, 1300, 3)]),
         ([100, 200, 2201], [(100, 200, 2), (2201, 2201, 1)]),
+        ([0, 5000, 10000, 15000], [(0, 15000, 4)]),
+        ([0, 2000, 2001, 2002], [(0, 0, 1), (2000, 2002, 3)]),
     ],
 )
 def test_a_step_that_goes_back_comes_again_or_jumps_far_begins_another_piece(steps, spans):
-    """Far is more than 1000 steps and more than 20 times what is usual."""
+    """Far is more than 1000 steps and more than 20 times what is usual in the whole run."""
     found = _read("step loss", *((float(step), 1.0) for step in steps))
 
     assert [span[1:] for span in _spans(found)] == spans
+
+
+def test_pieces_that_are_too_short_to_judge_are_said():
+    """A table in reverse order is one piece per row; a run that was started again is none such."""
+    backwards = _read("step loss", *((400.0 - i, 1.0) for i in range(400)))
+    again = _read("step loss", *((float(i % 20), 1.0) for i in range(40)))
+
+    (note,) = backwards[0].notes
+    assert note.startswith("400 of 400 pieces have fewer than 16 rows, too short to judge")
+    assert [len(piece.rows) for piece in again] == [20, 20] and again[0].notes == []
+
+
+@pytest.mark.parametrize("twice", ["loss", "step", "run"])
+def test_two_columns_of_one_name_are_refused(twice):
+    """Which of them is meant nobody knows; others that are left out anyway may be twice."""
+    columns = ("run", "step", "loss", "TFLOPs (max)", "TFLOPs (max)", "")
+    row = ("a", 1.0, 2.0, 3.0, 3.0, None)
+    assert len(recordings(Sheet("t.csv", columns, [row], first_line=2))) == 1
+
+    with pytest.raises(InputError) as caught:
+        recordings(Sheet("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
+
+    assert str(caught.value) == f"t.csv:1: 2 columns are called {twice!r}"
 
 
 def test_values_of_one_step_in_two_rows_are_one_row():

@@ -9,6 +9,8 @@ from supervise.core.values import Decision
 from supervise.errors import StoreError, TamperError
 from supervise.store.chain import Chain, decode, encode, genesis, read, verify
 
+pytestmark = pytest.mark.slow  # each byte of a log, damaged in each way
+
 RUN = "run-1"
 
 

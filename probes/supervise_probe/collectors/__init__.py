@@ -11,7 +11,8 @@ step later on an accelerator. A closure computes the gradients inside the step: 
 comes after `before_update`. From `measure` to `collect`, gradients are off.
 
 A collector with `SAMPLED` is called in the steps in which that set is due (see `sampling.py`), but
-for `finish` and `forget`; in the others it costs nothing.
+for `finish` and `forget`; in the others it costs nothing. Nor does one that is `ASLEEP` before it
+wakes: even a call that finds nothing to do costs 2 us behind a forward, where caches are cold.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import importlib
 import pkgutil
 from time import thread_time_ns
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Tuple
 
 if TYPE_CHECKING:
     from ..guard import Calls, Part
@@ -44,15 +45,25 @@ class Collector:
         SHARE: what it may cost, as a share of the step time, before it is relaxed or switched off.
         FLOOR_US: what it may cost in any case.
         SAMPLED: the sampled set that it belongs to; "" is called in every step.
+        ASLEEP: it is called only from its own `wake` on.
     """
 
     SHARE = 0.02
     FLOOR_US = 1000
     SAMPLED = ""
+    ASLEEP = False
 
     def __init__(self, probe: Probe) -> None:
         self.torch = probe.torch
         self.scalars = probe.scalars
+        self.asleep = self.ASLEEP
+        self._wake: Callable[[], None] = _not_yet
+
+    def wake(self) -> None:
+        """There is something to do: be called from now on."""
+        if self.asleep:
+            self.asleep = False
+            self._wake()
 
     def after_backward(self, loss: Number) -> None:
         """A backward ran from this unscaled loss."""
@@ -87,57 +98,89 @@ class Collector:
         """Put back what `state` returned at an earlier step."""
 
 
-class Sampled:
-    """The collectors of one sampled set: whether it is due is asked once a call for all of them."""
+def _not_yet() -> None:
+    """Stands for the plan in a collector that wakes while it is made."""
 
-    def __init__(self, probe: Probe, name: str) -> None:
-        self.calls: Dict[str, Calls] = {call: [] for call in SAMPLED_CALLS}
+
+class Plan:
+    """Which (part, method) pairs each call has.
+
+    Attributes:
+        usual: by call, in a step without samples. now: in the step under way.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self.usual: Dict[str, Calls] = {call: [] for call in CALLS}
+        self.now = self.usual
         self._probe = probe
-        self._name = name
+        self._members: Dict[str, Dict[str, Calls]] = {}  # by set and call
+        self._sets: Dict[str, Dict[str, Pair]] = {}  # each for all members
+        self._finish: Dict[str, Calls] = {}  # of sets that were never sampled
 
-    def pairs(self) -> Iterator[Tuple[str, Pair]]:
-        """Yield for each call the pair that stands for all of them."""
-        part = self._probe.guard.part(self._name)
-        for call, members in self.calls.items():
-            if members:
-                yield call, (part, self._stand_in(members))
+    def add(self, name: str, collector: Collector) -> None:
+        """Take in a collector."""
+        guard, asked = self._probe.guard, collector.SAMPLED
+        part = guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
+        part.relax = collector.relax
+        pairs: Dict[str, Pair] = {
+            call: (part, getattr(collector, call))
+            for call in CALLS
+            if getattr(type(collector), call) is not getattr(Collector, call)
+        }
+        if asked and "finish" in pairs:
+            self._finish.setdefault(asked, []).append(pairs.pop("finish"))
+        for call in SAMPLED_CALLS if asked else ():
+            if call in pairs:
+                members = self._members.setdefault(asked, {}).setdefault(call, [])
+                members.append(pairs.pop(call))
+                self._sets.setdefault(asked, {})[call] = self._sampled(asked, members)
+        if collector.asleep:
+            collector._wake = lambda: self._call(pairs)
+        else:
+            self._call(pairs)
 
-    def _stand_in(self, members: Calls) -> Callable[..., None]:
-        probe, name = self._probe, self._name
+    def _call(self, pairs: Mapping[str, Pair]) -> None:
+        for call, pair in pairs.items():
+            self.usual[call].append(pair)
+            if self.now is not self.usual:
+                self.now[call].append(pair)
 
-        def stand_in(*args: Any) -> None:
-            if probe.sampling.due(name):
-                began = thread_time_ns()
-                probe.guard.run_all(members, *args)
-                probe.sampling.spent(name, thread_time_ns() - began)
+    def of(self, due: FrozenSet[str]) -> Dict[str, Calls]:
+        """Begin a step in which the sets `due` are sampled: return its pairs by call."""
+        for name in [name for name in self._finish if name in due]:
+            self.usual["finish"] += self._finish.pop(name)
+        sets = [name for name in self._sets if name in due]
+        if not sets:
+            self.now = self.usual
+            return self.usual
+        self.now = {
+            call: pairs + [self._sets[name][call] for name in sets if call in self._sets[name]]
+            for call, pairs in self.usual.items()
+        }
+        return self.now
 
-        return stand_in
+    def _sampled(self, name: str, members: Calls) -> Pair:
+        """Return one pair for all members of a set: its cost is the set's."""
+        probe = self._probe
+
+        def sample(*args: Any) -> None:
+            began = thread_time_ns()
+            probe.guard.run_all(members, *args)
+            probe.sampling.spent(name, thread_time_ns() - began)
+
+        return probe.guard.part(name), sample
 
 
 def start(
     probe: Probe, modules: Iterable[Tuple[str, ModuleType]]
-) -> Tuple[Dict[str, Collector], Dict[str, Calls]]:
-    """Make a collector of each module.
-
-    Returns:
-        The collectors by name, and for each call the (part, method) pairs that do something in it.
-    """
+) -> Tuple[Dict[str, Collector], Plan]:
+    """Make a collector of each module; returns them by name, and the plan of their calls."""
     collectors: Dict[str, Collector] = {}
-    calls: Dict[str, Calls] = {call: [] for call in CALLS}
-    sets: Dict[str, Sampled] = {}
+    plan = Plan(probe)
     for name, module in modules:
-        collector = collectors[name] = module.Collector(probe)
-        part = probe.guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
-        part.relax = collector.relax
-        asked = collector.SAMPLED
-        sampled = sets.setdefault(asked, Sampled(probe, asked)).calls if asked else calls
-        for call in CALLS:
-            if getattr(type(collector), call) is not getattr(Collector, call):
-                sampled.get(call, calls[call]).append((part, getattr(collector, call)))
-    for each in sets.values():
-        for call, pair in each.pairs():
-            calls[call].append(pair)
-    return collectors, calls
+        collectors[name] = module.Collector(probe)
+        plan.add(name, collectors[name])
+    return collectors, plan
 
 
 def modules() -> List[Tuple[str, ModuleType]]:

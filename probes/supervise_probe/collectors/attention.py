@@ -5,6 +5,9 @@ Values join the frame of the step that was sampled, and are absent in the others
 
 from __future__ import annotations
 
+from typing import Dict
+
+from ..sampled.attention import NO_ENTROPY
 from ..sampling import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -50,7 +53,7 @@ METRICS = (
         "attn_entropy",
         "1",
         "Mean over layers and heads of the entropy over the log of how many keys a query sees, of "
-        "queries that see 9 or more.",
+        "queries that see 9 or more; absent where none does.",
         "-sum(p ln p) / ln n",
         "",
         EVERY,
@@ -67,4 +70,11 @@ METRICS = (
 
 
 class Collector(Base):
-    """Holds the guard's part; the work is done in the forward."""
+    """The work is done in the forward; here entropies are dropped that are none."""
+
+    SAMPLED = "attention"
+
+    def finish(self, values: Dict[str, float]) -> None:
+        if values.get("attn_entropy") == NO_ENTROPY:
+            values.pop("attn_entropy", None)
+            values.pop("attn_entropy_min", None)

@@ -57,13 +57,15 @@ class Collector(Base):
         """These came out of a loader."""
         tensor = self._first(values)
         if tensor is not None:
-            self._loaded = self._mix(self._loaded, self._digest(tensor))
+            found = self._digest(tensor)
+            self._loaded = found if self._loaded is None else self._mix(self._loaded, found)
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return the tensor that was hashed."""
         tensor = self._first(values)
         if tensor is not None:
-            self._hash = self._mix(self._hash, self._digest(tensor))
+            found = self._digest(tensor)
+            self._hash = found if self._hash is None else self._mix(self._hash, found)
         return tensor
 
     def forget(self) -> None:
@@ -72,7 +74,9 @@ class Collector(Base):
     def after_update(self, update: Update) -> None:
         found = self._loaded if self._hash is None else self._hash
         self._hash = self._loaded = None
-        if found is not None:
+        if self._of_step is None:
+            self._of_step = found
+        elif found is not None:
             self._of_step = self._mix(self._of_step, found)
 
     def newest(self) -> Optional[float]:
@@ -91,22 +95,24 @@ class Collector(Base):
     def so_far(self) -> Optional[int]:
         """Return the fingerprint of the step if no more goes in; None where it is on a device."""
         found = self._loaded if self._hash is None else self._hash
-        whole = self._of_step if found is None else self._mix(self._of_step, found)
+        whole = self._of_step
+        if found is not None:
+            whole = found if whole is None else self._mix(whole, found)
         return whole & _MASK if isinstance(whole, int) else None
 
     def _first(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None
+        tensor = self.torch.Tensor
         for value in values:
-            if isinstance(value, self.torch.Tensor) and value.numel() > 1:
-                if value.dtype in self._integers:
+            if (type(value) is tensor or isinstance(value, tensor)) and value.numel() > 1:
+                kind = value.dtype
+                if kind in self._integers:
                     return value
-                if fallback is None and value.dtype is self.torch.float32:
+                if fallback is None and kind is self.torch.float32:
                     fallback = value
         return fallback
 
     def _mix(self, so_far: Any, found: Any) -> Any:
-        if so_far is None:
-            return found
         return (so_far & _MASK) * _MIX + found if isinstance(found, int) else so_far * _MIX + found
 
     def _digest(self, tensor: Any) -> Any:

@@ -61,20 +61,20 @@ class Collector(Base):
     """Keeps a copy of the values until the step is over, and counts them then.
 
     Attributes:
-        every: steps between two looks.
+        every: steps between two looks. due: whether this step is one of them.
     """
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         # A metric that once was in two frames running is missed when it is not: begin sparsely.
         self.every = FIRST_WAIT
-        self._due = self._dear = False
+        self.due = self._dear = False
         self._kept: List[Any] = []
 
     def saw(self, tensor: Any) -> None:
         """These whole numbers went into the model."""
         kept = self._kept
-        if not self._due or len(kept) >= MICRO_BATCHES or tensor.is_meta:
+        if len(kept) >= MICRO_BATCHES or tensor.is_meta:
             return
         if not kept or kept[0].device == tensor.device:
             whole = tensor.numel() <= LONGEST
@@ -90,10 +90,10 @@ class Collector(Base):
             self._count(kept, values)
             if step.elapsed_ns is not None:
                 self._stretch(thread_time_ns() - began, step.elapsed_ns)
-        self._due = (step.number + 1) % self.every == 0
+        self.due = (step.number + 1) % self.every == 0
 
     def rewind(self, state: Mapping[str, float]) -> None:
-        self._kept, self._due = [], False
+        self._kept, self.due = [], False
 
     def _count(self, kept: List[Any], values: Dict[str, Number]) -> None:
         flat = [ids.reshape(-1) for ids in kept]

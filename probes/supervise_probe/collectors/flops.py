@@ -8,7 +8,7 @@ left out. `status` says what was counted, or why nothing was.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Dict, Optional, Sequence
 
 from ..model_flops import ModelFlops, count
 from ..peaks import peak_of
@@ -53,13 +53,13 @@ class Collector(Base):
         self._tokens = self._pairs = 0  # of a token and a position that it attends to
         self.told = "no step yet"
 
-    def saw(self, tensor: Any) -> None:
-        """This went into the model: indices of tokens, or vectors."""
-        shape = tensor.shape[:-1] if tensor.is_floating_point() else tensor.shape
+    def saw(self, shape: Sequence[int]) -> int:
+        """Tokens of this shape went into the model; returns how many."""
         tokens = math.prod(shape)
         self._tokens += tokens
         if len(shape) > 1:
-            self._pairs += tokens * int(shape[-1])
+            self._pairs += tokens * shape[-1]
+        return tokens
 
     def forget(self) -> None:
         self._tokens = self._pairs = 0
@@ -67,7 +67,7 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         tokens, pairs = self._tokens, self._pairs
         self._tokens = self._pairs = 0
-        peak = self._peak or self._find_peak()
+        peak = self._peak if self._peak_known else self._find_peak()
         if not peak:
             return
         changes = self._registry.modules.changes
@@ -86,16 +86,15 @@ class Collector(Base):
             values["mfu"] = 100.0 * self._model.per_token * tokens / elapsed / self._peak
 
     def _find_peak(self) -> Optional[float]:
-        if not self._peak_known:
-            self._peak_known = True
-            params = (p for root in self._registry.roots() for p in root.parameters())
-            device = getattr(next(params, None), "device", self.torch.device("cpu"))
-            name = str(device.type)
-            if name == "cuda":
-                name = str(self.torch.cuda.get_device_name(device))
-            self._peak = peak_of(name)
-            if self._peak is None:
-                self._tell(f"no: the peak of {name} is not in the table; set job.peak_flops")
+        self._peak_known = True
+        params = (p for root in self._registry.roots() for p in root.parameters())
+        device = getattr(next(params, None), "device", self.torch.device("cpu"))
+        name = str(device.type)
+        if name == "cuda":
+            name = str(self.torch.cuda.get_device_name(device))
+        self._peak = peak_of(name)
+        if self._peak is None:
+            self._tell(f"no: the peak of {name} is not in the table; set job.peak_flops")
         return self._peak
 
     def _look(self) -> None:

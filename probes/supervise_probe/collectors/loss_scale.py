@@ -25,8 +25,11 @@ METRICS = (
 class Collector(Base):
     """Takes the scale that the step was made under."""
 
+    ASLEEP = True
+
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
+        probe.scaling.appeared = self.wake
         self._scale: Optional[Number] = None
 
     def before_update(self, update: Update) -> None:

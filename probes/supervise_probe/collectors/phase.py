@@ -62,15 +62,15 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         if self._schedulers.changes != self._searched:
             self._search()
-        scheduler = self._scheduler()
+        scheduler = self._scheduler() if self._scheduler is not _nothing else None
         if scheduler is not None:
             values[POSITION] = scheduler.last_epoch
         elif self._library.total_steps is not None:
             self._ends = schedules.Ends(total=self._library.total_steps)
             values[POSITION] = step.number + self._library.steps_before
-        warming = self._probe.rate.warming.progress
-        if warming < 1.0:
-            values[RAMP] = warming
+        warming = self._probe.rate.warming
+        if warming.moves:
+            values[RAMP] = warming.progress
 
     def finish(self, values: Dict[str, float]) -> None:
         position = values.pop(POSITION, 0.0)

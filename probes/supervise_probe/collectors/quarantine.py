@@ -35,13 +35,15 @@ WAITING = 8  # notices of the time before this process is a rank
 
 
 class Collector(Base):
-    """The quarantine of one process.
+    """The quarantine of one process. Sleeps until there is one.
 
     Attributes:
         manifest: what is in force.
         lists: the lists of shards that were filtered.
         passed: batches that were passed over, by the short name of their shard.
     """
+
+    ASLEEP = True
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
@@ -68,6 +70,7 @@ class Collector(Base):
         if not held or not self._alone(held[0]):
             return False
         self.passed[short(held[0])] += 1
+        self.wake()
         return True
 
     def exhausted(self) -> None:
@@ -79,6 +82,8 @@ class Collector(Base):
     def asks(self, name: Any) -> bool:
         """The job asks whether a shard is in quarantine."""
         self.manifest.refresh()
+        if self.manifest.generation:
+            self.wake()
         return self.manifest.holds(name)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────
@@ -128,6 +133,7 @@ class Collector(Base):
 
     def tell(self, message: str, data: Dict[str, Any]) -> None:
         """Say it at the end of the step, when there is somebody to say it to."""
+        self.wake()
         if len(self._waiting) < WAITING:
             self._waiting.append((message, data))
 

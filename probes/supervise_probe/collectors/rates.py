@@ -60,9 +60,12 @@ class Collector(Base):
             rate = group.get("lr")
             if rate is None or index >= GROUPS:
                 continue
-            self._values[NAMES[index]] = self._read(rate)
+            self._values[NAMES[index]] = rate if type(rate) is float else self._read(rate)
             if index == 0 and update.scheduled is not None:
-                self._values["learning_rate_scheduled"] = self._read(update.scheduled)
+                rate = update.scheduled
+                self._values["learning_rate_scheduled"] = (
+                    rate if type(rate) is float else self._read(rate)
+                )
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values.update(self._values)
@@ -70,6 +73,4 @@ class Collector(Base):
         values["lr_scale"] = self._rate.factor()
 
     def _read(self, rate: Any) -> Number:
-        if type(rate) is float:
-            return rate
         return self.scalars.value(rate) if isinstance(rate, self.torch.Tensor) else float(rate)

@@ -44,12 +44,14 @@ IN_STATUS = 8
 
 
 class Collector(Base):
-    """Numbers the shards of a step."""
+    """Numbers the shards of a step. Sleeps until anybody says anything of shards."""
+
+    ASLEEP = True
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._notice = probe.notice
-        self.shards = Shards(probe.torch)
+        self.shards = Shards(probe.torch, self.wake)
         self._backwards = 0
         self._of_step: Optional[Dict[Origin, None]] = None
         self._waiting: Deque[Tuple[int, int, List[Origin]]] = deque(maxlen=DEPTH)
@@ -63,8 +65,6 @@ class Collector(Base):
 
     def after_update(self, update: Update) -> None:
         backwards, self._backwards = self._backwards, 0
-        if not self.shards.known:
-            return
         if backwards or self._of_step is None:  # else the second optimizer after one backward
             self._of_step = {**(self._of_step or {}), **self.shards.take(backwards)}
 

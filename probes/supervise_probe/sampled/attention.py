@@ -5,12 +5,18 @@ softmax. Looked at are at most SEQUENCES sequences, ROWS query rows of each, eve
 heads: so the largest logit and the count of heads over 100 are lower bounds, where a batch or a
 sequence is longer. Mean and entropy are those of the rows that were looked at.
 
+In three dimensions a softmax is attention if its input is a product of activations: a router's is
+as square where there are as many experts as tokens. Without a graph of gradients to tell, it is
+attention if heads are folded into the batch.
+
 What a fused kernel of another library computes is not seen, nor a softmax that is spelt otherwise.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from .products import of_activations
 
 SEQUENCES, ROWS = 4, 64
 ELEMENTS = 1 << 22  # logits looked at in one call
@@ -20,8 +26,10 @@ LAYERS = 8  # with a column of their own
 MASKED = -5000.0  # older models mask by -10000
 FEWEST_KEYS = 9  # a query that sees fewer has no entropy worth a mean
 MUCH = 100.0
+NO_ENTROPY = -1.0  # on its way to the host, where no query sees enough keys; never published
 
-Layer = Tuple[Any, Any, Optional[Any]]  # largest per head, mean of |logit|, entropy per head
+# largest per head, mean of |logit|, and per head: the sum of entropies, and of how many queries
+Layer = Tuple[Any, Any, Optional[Tuple[Any, Any]]]
 
 
 class Attention:
@@ -79,11 +87,13 @@ class Attention:
         length = logits.shape[-1]
         if length < 2 or logits.shape[-2] != length or not logits.is_floating_point():
             return
+        if logits.dim() == 3 and not self._is_attention(logits):
+            return
         logits = self._four(logits.detach())
         sequences, rows = self._sizes(logits.shape[0], logits.shape[1], length, length)
         at = self._rows(length, rows, logits.device)
         logits = logits[:sequences].index_select(2, at).float()
-        self._add(logits, logits > MASKED)
+        self._add(logits, ~(logits <= MASKED))  # what is no number is not masked
 
     def values(self) -> Dict[str, Any]:
         """Return the metrics as tensors of one element, in one stack; empty without attention."""
@@ -102,8 +112,27 @@ class Attention:
         entropies = [entropy for _, _, entropy in layers if entropy is not None]
         if entropies:
             names += ["attn_entropy", "attn_entropy_min"]
-            found += [torch.cat(entropies).mean(), torch.cat(entropies).amin()]
+            found += self._entropies(entropies)
         return dict(zip(names, found))
+
+    def _entropies(self, layers: List[Tuple[Any, Any]]) -> List[Any]:
+        """Return mean and minimum over the heads of which a query sees enough keys.
+
+        Which these are is only known on the device, as the masks are.
+        """
+        torch = self._torch
+        sums, queries = (torch.cat(each) for each in zip(*layers))
+        known = queries > 0
+        share = sums / queries.clamp(min=1)
+        heads = known.sum()
+        mean = share.masked_fill(~known, 0.0).sum() / heads.clamp(min=1)
+        least = share.masked_fill(~known, torch.inf).amin()
+        return [each.masked_fill(heads == 0, NO_ENTROPY) for each in (mean, least)]
+
+    def _is_attention(self, logits: Any) -> bool:
+        """Whether logits of three dimensions are of queries and keys, not of a router."""
+        known = of_activations(logits)
+        return int(logits.shape[0]) not in (1, *self._batch) if known is None else known
 
     def _four(self, tensor: Any) -> Any:
         """Give it the dimensions (sequences, heads, rows, columns)."""
@@ -142,7 +171,7 @@ class Attention:
         mean = absolute.sum() / count.sum()
         self.layers.append((top, mean, self._entropy(masked, seen, count)))
 
-    def _entropy(self, masked: Any, seen: Any, count: Any) -> Optional[Any]:
+    def _entropy(self, masked: Any, seen: Any, count: Any) -> Optional[Tuple[Any, Any]]:
         torch = self._torch
         if masked.shape[-1] < FEWEST_KEYS:
             return None
@@ -151,7 +180,7 @@ class Attention:
         share = -terms.sum(-1) / count.clamp(min=2).log()
         enough = count >= FEWEST_KEYS
         share = share.masked_fill(~enough, 0.0)
-        return share.sum((0, 2)) / enough.sum((0, 2))
+        return share.sum((0, 2)), enough.sum((0, 2))
 
 
 def spread(count: int) -> List[int]:

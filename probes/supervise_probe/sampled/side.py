@@ -1,125 +1,175 @@
-"""Two rows of a step's first input, run once more through the module that was compiled.
+"""Two rows of a step's first input, run once more through the module that the job trains.
 
-The run is eager, without gradients, under the autocast of the step's own forward, with the weights
-that the step's own forward had, since the optimizer has not stepped yet. It leaves no trace: every
-source of chance, all buffers, and the simple attributes of all modules are put back; torch is told
-to run compiled code eagerly meanwhile, so that nothing is compiled and no guard is looked at.
+The run is eager and without gradients, under the autocast of the job's own forward, with all
+modules in the mode (train or eval) in which they were when the input was kept. It leaves no trace:
+every source of chance and the Python state of all modules are put back, and clones stand in for
+their tensors (`saved.py`); torch is told to run compiled code eagerly meanwhile, so that nothing is
+compiled and no guard is looked at. A `fixed` run is the same each time but for the weights: chance
+begins at SEED.
 
 Refused, with the reason, where that cannot be kept: several ranks, whose collectives would wait for
-each other; hooks of the job's own; inputs that are no tensors; buffers too large to keep a copy of.
+each other; hooks of the job's own; inputs that are no tensors; buffers too large to keep a copy of;
+a forward that changes weights or counts something, which a trial finds out (`trial.py`).
+What a forward changes outside of its modules is not put back.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+import sys
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .. import rng
-from .structure import Structure, leaves
+from .saved import NeverError, RefusedError, Saved, attempt
+from .structure import leaves
+from .weights import Weights
 
 if TYPE_CHECKING:
+    from ..kinds import Kinds
     from ..probe import Probe
     from .watch import Watch
 
+__all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
+
 ROWS = 2
-MOST_BYTES = 64 << 20  # of buffers, and of inputs
+MOST_BYTES = 64 << 20  # of inputs
+SEED = 20220405
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _SIMPLE = (type(None), bool, int, float, str)
-_CONTAINERS = (list, dict, set, deque)
 
 
-class Kept(NamedTuple):
-    """What a side run needs.
+class Inputs(NamedTuple):
+    """What a forward was given, and under what it ran.
 
     Attributes:
-        call: the original module, or its uncompiled call. root: the compiled one.
-        device: its type. autocast: whether it was on in the step's forward. dtype: of it.
+        device: type of the first tensor's. autocast: whether it was on there. dtype: of it.
+        modes: `training` of all modules, in order.
     """
 
-    root: Any
-    call: Callable[..., Any]
-    structure: Structure
-    due: FrozenSet[str]
     args: Tuple[Any, ...]
     kwargs: Dict[str, Any]
     device: str
     autocast: bool
     dtype: Any
+    modes: Tuple[bool, ...]
 
-    def inputs(self) -> Tuple[Any, ...]:
-        """Return all of them in order."""
+    def values(self) -> Tuple[Any, ...]:
+        """Return all inputs in order."""
         return (*self.args, *self.kwargs.values())
 
 
-class RefusedError(Exception):
-    """The side path cannot be taken; the message says why."""
+def keep(probe: Probe, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
+    """Keep two rows of these inputs.
+
+    Raises:
+        RefusedError: they cannot be kept.
+    """
+    torch = probe.torch
+    first = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
+    if first is None or not first.dim():
+        raise RefusedError("the model takes no batch")
+    if not hasattr(torch, "get_autocast_dtype"):
+        raise RefusedError(f"torch {torch.__version__} does not tell of its autocast")
+    device = first.device.type
+    held = _Cut(torch, int(first.shape[0]))
+    return Inputs(
+        held.cut(args),
+        held.cut(kwargs),
+        device,
+        torch.is_autocast_enabled(device),
+        torch.get_autocast_dtype(device),
+        tuple(module.training for module in root.modules()),
+    )
 
 
-def keep(
+def run(
     probe: Probe,
     root: Any,
-    compiled: bool,
-    structure: Structure,
-    due: FrozenSet[str],
-    args: Tuple[Any, ...],
-    kwargs: Dict[str, Any],
-) -> Tuple[str, Optional[Kept]]:
-    """Keep two rows of these inputs. Returns why not, and None, where that must not be."""
+    inputs: Inputs,
+    kinds: Kinds,
+    *,
+    watch: Optional[Watch] = None,
+    fixed: bool = False,
+    trial: bool = False,
+    take: Callable[[Any], Any] = lambda output: output,
+) -> List[Any]:
+    """Run the original of `root` on what was kept.
+
+    Args:
+        watch: looks on. fixed: see above.
+        trial: run it twice, from one to the next with whatever tensors it left behind, and compare
+            all weights bit for bit.
+        take: what is wanted of an output, while its tensors are still there.
+
+    Returns:
+        What `take` gave for each output.
+
+    Raises:
+        RefusedError: the modules have come or gone since, or cannot be kept.
+        NeverError: it changed what it must not; this was put back as far as it is known.
+    """
     torch = probe.torch
-    try:
-        _check(probe, root)
-        original = root._modules.get("_orig_mod")
-        call = original if original is not None else root._call_impl
-        first = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
-        if first is None or not first.dim():
-            raise RefusedError("the model takes no batch")
-        device = first.device.type
-        batch = int(first.shape[0])
-        held = _Cut(torch, batch)
-        return "", Kept(
-            root,
-            call,
-            structure,
-            due,
-            held.cut(args),
-            held.cut(kwargs),
-            device,
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
+    original = root._modules.get("_orig_mod")
+    call = original if original is not None else root._call_impl
+    taken: List[Any] = []
+    with _undone(probe, root, inputs, kinds, trial) as saved:
+        autocast = torch.autocast(
+            device_type=inputs.device,
+            dtype=inputs.dtype,
+            enabled=inputs.autocast,
+            cache_enabled=False,
         )
-    except RefusedError as refusal:
-        return str(refusal), None
+        for _ in range(2 if trial else 1):
+            if fixed:
+                rng.seed(torch, SEED)
+                saved.seed(SEED)
+            args, kwargs = mapped(torch, (inputs.args, inputs.kwargs), torch.clone)
+            with autocast, watch or nullcontext():
+                output = call(*args, **kwargs)
+            taken.append(take(output))
+    return taken
 
 
-def run(probe: Probe, kept: Kept, watch: Watch) -> Any:
-    """Run the original module on what was kept, watched; return its output."""
+@contextmanager
+def _undone(probe: Probe, root: Any, inputs: Inputs, kinds: Kinds, trial: bool) -> Iterator[Saved]:
+    """Where a forward leaves no trace; raises as `run` does."""
     torch = probe.torch
-    modules = list(kept.root.modules())
-    saved = [_Saved(torch, module) for module in modules]
+    saved = Saved(torch, root, kinds)
+    if len(saved.modules) != len(inputs.modes):
+        raise RefusedError("modules of the model have come or gone since")
+    held = (*saved.weights.values(), *saved.tensors.values())
+    weights = Weights(torch, held, copies=trial)
     chance = rng.global_states(torch)
     probe.in_forward, inside = True, probe.in_forward
     enabled = torch.is_grad_enabled()
     try:
-        autocast = torch.autocast(
-            device_type=kept.device, dtype=kept.dtype, enabled=kept.autocast, cache_enabled=False
-        )
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), autocast:
-            watch.start()
-            try:
-                return kept.call(*kept.args, **kept.kwargs)
-            finally:
-                watch.stop()
+        with torch.no_grad(), _eagerly(torch):
+            weights.begin()
+            saved.begin(inputs.modes)
+            yield saved
     finally:
         probe.in_forward = inside
-        rng.restore(chance)
-        for each in saved:
-            each.restore()
+        probe._set_grad_enabled(False)
+        changed = saved.put_back()
+        moved = weights.put_back()
+        lost = [attempt(each.name, rng.restore, [each]) for each in chance]
         probe._set_grad_enabled(enabled)
+    changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
+    if changed:
+        raise NeverError(f"a forward of the model changes {changed}")
 
 
-def _check(probe: Probe, root: Any) -> None:
+def check(probe: Probe, root: Any, compiled: bool) -> None:
+    """Look whether `root` can be run once more.
+
+    Args:
+        compiled: it is, or something in it.
+
+    Raises:
+        RefusedError: it cannot.
+    """
     torch = probe.torch
-    if not hasattr(getattr(torch, "compiler", None), "set_stance"):
+    if compiled and not hasattr(getattr(torch, "compiler", None), "set_stance"):
         raise RefusedError(
             f"torch {torch.__version__} cannot run compiled code eagerly for a while"
         )
@@ -130,24 +180,45 @@ def _check(probe: Probe, root: Any) -> None:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     ):
-        raise RefusedError("a compiled model with several ranks is not run once more")
-    total = 0
-    for module in root.modules():
-        for name in _HOOKS:
-            for hook in getattr(module, name, {}).values():
-                home = getattr(hook, "__module__", None) or ""
-                if not home.startswith("torch."):
-                    raise RefusedError("the job has forward hooks of its own")
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                total += buffer.numel() * buffer.element_size()
-    if total > MOST_BYTES:
-        raise RefusedError(f"the buffers have {total >> 20} MB")
+        raise RefusedError("a model with several ranks is not run once more")
+    if torch.is_inference_mode_enabled():
+        raise RefusedError("what a forward keeps in inference mode cannot be trained with")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in root.modules()):
+        raise RefusedError("the model is a script")
+    _check_hooks(torch, root)
     devices = {p.device.type for p in root.parameters()}
     if not devices <= {"cpu", "cuda"}:
         raise RefusedError(f"the model is on {', '.join(sorted(devices))}")
     if any(hasattr(p, "_local_tensor") for p in root.parameters()):
         raise RefusedError("the parameters are sharded")
+
+
+def _check_hooks(torch: Any, root: Any) -> None:
+    everywhere = torch.nn.modules.module
+    tables = [getattr(everywhere, f"_global{name}", {}) for name in _HOOKS]
+    tables += [getattr(module, name, {}) for module in root.modules() for name in _HOOKS]
+    for hook in (hook for table in tables for hook in table.values()):
+        if not (getattr(hook, "__module__", None) or "").startswith("torch."):
+            raise RefusedError("the job has forward hooks of its own")
+
+
+def _eagerly(torch: Any) -> Any:
+    """Where the compiler is not even loaded, nothing was compiled; asking it would load it."""
+    stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return stance("force_eager")
+
+
+def mapped(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and dicts with `function` of each tensor in its place."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(torch, item, function) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(torch, item, function) for item in value)
+    return value
 
 
 class _Cut:
@@ -179,58 +250,3 @@ class _Cut:
         if isinstance(value, (*_SIMPLE, self._torch.dtype, self._torch.device)):
             return value
         raise RefusedError(f"the model takes a {type(value).__name__}")
-
-
-class _Saved:
-    """One module's buffers and attributes; containers to the depth of one."""
-
-    def __init__(self, torch: Any, module: Any) -> None:
-        self._module = module
-        self._attributes = dict(vars(module))
-        self._contents: List[Tuple[Any, Any]] = []
-        for value in self._attributes.values():
-            if type(value) in _CONTAINERS:
-                self._contents.append((value, value.copy()))
-        self._buffers = [(b, b.clone()) for b in module._buffers.values() if _here(b)]
-        kinds = rng.generator_types(torch)
-        self._chance = [
-            (value, rng.state_of(value))
-            for value in self._attributes.values()
-            if isinstance(value, kinds)
-        ]
-
-    def restore(self) -> None:
-        """Put everything back that is not as it was."""
-        mine = vars(self._module)
-        for name in [name for name in mine if name not in self._attributes]:
-            del mine[name]
-        for name, value in self._attributes.items():
-            if mine.get(name) is not value or name not in mine:
-                mine[name] = value
-        for container, content in self._contents:
-            if not _same(container, content):
-                container.clear()
-                if isinstance(container, (set, dict)):
-                    container.update(content)
-                else:
-                    container.extend(content)
-        for buffer, copy in self._buffers:
-            buffer.data.copy_(copy)  # `.data`: a graph that is kept must not see a new version
-        for generator, state in self._chance:
-            rng.set_state_of(generator, state)
-
-
-def _here(buffer: Any) -> bool:
-    return buffer is not None and not buffer.is_meta
-
-
-def _same(container: Any, content: Any) -> bool:
-    """Whether a container holds the very objects of its copy, without comparing any of them."""
-    if len(container) != len(content):
-        return False
-    if isinstance(container, dict):
-        pairs = zip(container.items(), content.items())
-        return all(a is c and b is d for (a, b), (c, d) in pairs)
-    if isinstance(container, set):
-        return {id(item) for item in container} == {id(item) for item in content}
-    return all(a is b for a, b in zip(container, content))

@@ -3,7 +3,7 @@
 Watched are the projections to queries and keys and the routers, known by their names, at most MOST
 of them and MOST_BYTES in all, evenly spread over the layers. Monitors of mechanisms compare the two
 copies: `pair(name)`. A copy from an accelerator is taken without waiting, and is used when it has
-arrived.
+arrived: what follows from it joins the frame of the step under way then, a later one.
 
 Source: arXiv:2606.28116 for what is computed of routers.
 """
@@ -52,7 +52,7 @@ class Snapshots:
         self._changes = -1
         self._copies: List[Dict[str, Any]] = []  # newest last, at most two
         self._steps: List[int] = []
-        self._event: Any = None
+        self._events: List[Any] = []  # one for each device that the newest copies come from
         self.arriving = False
         self.why_not = ""
 
@@ -86,16 +86,14 @@ class Snapshots:
         if len(self._copies) > 1:
             spare = self._copies.pop(0)
             self._steps.pop(0)
-        fresh = {}
-        device = "cpu"
-        for name, parameter in alive.items():
-            device = parameter.device.type
-            fresh[name] = self._copy(parameter.detach(), spare.get(name))
-        self._copies.append(fresh)
+        self._copies.append({n: self._copy(p.detach(), spare.get(n)) for n, p in alive.items()})
         self._steps.append(step)
-        self._event = self._recorded(device)
+        scalars = self._probe.scalars
+        devices = {p.device for p in alive.values() if not scalars.reads(p)}
+        self._events = [scalars.event(device) for device in devices]
         self.arriving = True
-        self._look()
+        if not devices:
+            self._look()
 
     def _copy(self, weight: Any, spare: Any) -> Any:
         torch = self._torch
@@ -107,19 +105,10 @@ class Snapshots:
         return spare.copy_(weight.float(), non_blocking=True)
 
     def _look(self) -> None:
-        if self._event is not None and not self._event.query():
+        if not all(event.query() for event in self._events):
             return
         self.arriving = False
         self._probe.boundary.reported.update(self._values())
-
-    def _recorded(self, device: str) -> Any:
-        """Return an event behind the copies; None where there is nothing to wait for."""
-        backend: Any = None if device == "cpu" else getattr(self._torch, device, None)
-        if backend is None or not hasattr(backend, "Event"):
-            return None
-        event = backend.Event()
-        event.record()
-        return event
 
     def _choose(self) -> None:
         """Choose the matrices anew when modules came or went."""

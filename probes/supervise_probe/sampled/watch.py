@@ -11,7 +11,8 @@ in this process, inputs are kept for the side path instead (`side.py`).
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from ..hidden import hidden
 from . import side
@@ -20,9 +21,19 @@ from .attention import Attention
 from .routing import Routing
 from .stand_ins import StandIns
 from .structure import Structure, Structures, leaves
+from .trial import Trials
 
 if TYPE_CHECKING:
     from ..probe import Probe
+
+
+class Kept(NamedTuple):
+    """A forward that is to be run once more, for the sets that are due."""
+
+    root: Any
+    structure: Structure
+    due: FrozenSet[str]
+    inputs: side.Inputs
 
 
 class Sampler:
@@ -32,6 +43,7 @@ class Sampler:
         kept: inputs that wait for the side path, else None.
         wants_logits: the next logits that go into a loss are to be looked at.
         refused: why the side path cannot be taken, "" while it can or nobody needs it.
+        trials: which models may be run once more.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -40,13 +52,17 @@ class Sampler:
         self._structures = Structures(probe.torch)
         self._part = probe.guard.part("sampler", share=1.0)
         self._watch: Optional[Watch] = None
-        self.kept: Optional[side.Kept] = None
+        self.kept: Optional[Kept] = None
         self.wants_logits = False
         self.refused = ""
+        self.trials = Trials(probe)
 
     def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
         """The first forward of a step with due samples is about to run."""
         probe, sampling = self._probe, self._probe.sampling
+        if sampling.wanted:
+            sampling.wanted = False
+            probe.rollbacks.probe_batch.saw(root, compiled, args, kwargs)
         due = frozenset(name for name in sampling.sets if sampling.due(name))
         structure = self.structure(root)
         if not structure.routers:
@@ -54,8 +70,8 @@ class Sampler:
         self.wants_logits = "activations" in due
         if not due & {"attention", "activations", "routing"}:
             return
-        if compiled or structure.compiled or self._compiles():
-            self._keep(root, compiled, structure, due, args, kwargs)
+        if self.compiles(root, compiled):
+            self._keep(root, structure, due, args, kwargs)
             return
         self._watch = Watch(probe, structure, due, (*args, *kwargs.values()))
         self._watch.start()
@@ -83,27 +99,53 @@ class Sampler:
         kept, self.kept = self.kept, None
         if kept is None:
             return
+        # The trial is no sample: what it costs it costs once.
+        if not self._probe.guard.run(self._part, self._may, self.trials.passed, kept):
+            return
         name = next(iter(kept.due))
-        watch = Watch(self._probe, kept.structure, kept.due, kept.inputs())
-        result = self._probe.sampling.run(name, side.run, self._probe, kept, watch)
-        self._take(watch, result)
+        watch = Watch(self._probe, kept.structure, kept.due, kept.inputs.values())
+        outputs: List[Any] = []
+        again = partial(self.trials.run, watch=watch, take=outputs.append)
+        if self._probe.sampling.run(name, self._may, again, kept):
+            self._take(watch, outputs[0])
+
+    def _may(self, function: Callable[..., Any], kept: Kept) -> bool:
+        """Call `function` for what was kept; whether it was not refused."""
+        try:
+            side.check(self._probe, kept.root, compiled=True)
+            function(kept.root, kept.inputs)
+        except side.RefusedError as refusal:
+            self._side_path(str(refusal))
+            return False
+        return True
+
+    def _side_path(self, refused: str) -> None:
+        if refused != self.refused:
+            self.refused = refused
+            self._probe.status_changed()
 
     def _keep(
         self,
         root: Any,
-        compiled: bool,
         structure: Structure,
         due: FrozenSet[str],
         args: Tuple[Any, ...],
         kwargs: Any,
     ) -> None:
-        why, self.kept = side.keep(self._probe, root, compiled, structure, due, args, kwargs)
-        if why != self.refused:
-            self.refused = why
-            self._probe.status_changed()
+        why, self.kept = "", None
+        try:
+            self.trials.check(root)
+            side.check(self._probe, root, compiled=True)
+            inputs = side.keep(self._probe, root, args, kwargs)
+            self.kept = Kept(root, structure, due, inputs)
+        except side.RefusedError as refusal:
+            why = str(refusal)
+        self._side_path(why)
 
-    def _compiles(self) -> bool:
-        """Whether anything was compiled in this process: functions cannot be asked."""
+    def compiles(self, root: Any, compiled: bool) -> bool:
+        """Whether `root` is `compiled`, or anything in this process: functions cannot be asked."""
+        if compiled or self.structure(root).compiled:
+            return True
         frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         return bool(frames or (counters and counters.get("stats")))
@@ -206,6 +248,12 @@ class Watch:
         if self._stand_ins is not None:
             self._stand_ins.close()
             self._stand_ins = None
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def parts(self) -> List[Tuple[str, Any]]:
         """Return what looked, by the name of its set."""

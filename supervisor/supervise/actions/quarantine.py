@@ -24,9 +24,10 @@ class Quarantine(Action):
     takes the batches of the six steps up to the breach by their fingerprint; when one of them is
     met again, after a rollback or in the next epoch, its update is dropped.
 
-    An empty selection is an error, never "nothing to do" and never "all". So is one that would make
-    the quarantine larger than `max_fraction` of the shards seen. It is kept in the run directory
-    and obeyed by every later launch. With several ranks it waits for the next launch, and works
+    An empty selection is an error, never "nothing to do" and never "all". So is a name in a job
+    that tells of no shards, and one that would make the quarantine larger than `max_fraction` of
+    the shards seen so far, which does not bind a person. It is kept in the run directory and
+    obeyed by every later launch. With several ranks it waits for the next launch, and works
     through the dataset's own list or `supervise_probe.is_quarantined` only: a rank that passed over
     batches alone would leave the others waiting.
 
@@ -73,6 +74,7 @@ class Quarantine(Action):
             "step": aim.breach_step,
             "attempt": aim.attempt,
             "incident": aim.incident,
+            "by": aim.operator or "policy",
             "why": "troubles keep beginning in it" if self.shards == "suspects" else "by name",
         }
 
@@ -82,17 +84,19 @@ class Quarantine(Action):
             return (), None
         named = self.shards if isinstance(self.shards, tuple) else ()
         names = named or aim.suspects
-        if not names and not aim.shards:
-            raise Refused("the job does not tell which shards its data is from")
+        if not aim.shards:
+            by_hand = "; one that asks is_quarantined also obeys a quarantine.json written by hand"
+            raise Refused(
+                f"the job does not tell which shards its data is from{by_hand if named else ''}"
+            )
         if not names:
             raise Refused(f"none of the {aim.shards} shards seen was blamed beyond chance")
-        if not aim.shards:
+        if aim.operator:  # those seen so far are not all there are, and a person may know of more
             return names, None
         most = math.floor(self.max_fraction * aim.shards)
         if len(names) > most:
-            raise Refused(
-                f"{len(names)} of {aim.shards} shards are more than {self.max_fraction:.3g} of them"
-            )
+            bound = f"{self.max_fraction:.3g} of the {aim.shards} seen so far"
+            raise Refused(f"{len(names)} shards are more than {bound}")
         return names, most
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -28,15 +28,20 @@ class Relaunch(Action):
 
     Good is one that the guard verified and that was saved before the first breach; `at_least` is
     counted from there. All ranks are stopped first: an interrupt at a step boundary, then TERM,
-    then KILL. Checkpoints that are newer are set aside, never deleted. The job gets the arguments
-    and the environment that the policy's `job.relaunch` gives, and a new attempt number. The
-    learning rate starts at `start` times what the job asks for and is back at 1.0 after `rewarm`
-    steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the first breach
-    are dropped when they come again.
+    then KILL. What they left and nobody had verified is verified now, for a minute at most, and the
+    newest good one is chosen again, unless people approved that one. Checkpoints that are newer are
+    set aside, never deleted. The job gets the arguments and the environment that the policy's
+    `job.relaunch` gives, and a new attempt number. The learning rate starts at `start` times what
+    the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it. With `skip`,
+    the updates of that many steps up to the first breach are dropped when they come again.
 
     The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
-    relaunch fails when the job's own schedule gives it another rate; with `exact` also when its
-    batch is another, or its loss. A job that does not take the checkpoint at all always fails.
+    relaunch fails when the job's own schedule gives it another rate, or when the probe batch (see
+    `job.probe_batch`) has another loss: then the weights are not the checkpoint's. Nor are they
+    when its loss is far above the band that the run had there, with another batch twice as far: the
+    job then counts as one that did not take the checkpoint, and what it saves as suspect. With
+    `exact` it also fails when its batch is another, or its loss. A job that says that it did not
+    take the checkpoint always fails.
 
     Example:
         - relaunch: {at_least: 10, start: 0.1, rewarm: 50, skip: 20}
@@ -69,15 +74,19 @@ class Relaunch(Action):
     def limit_s(self, args: Mapping[str, Any]) -> float:
         return self.deadline_s + float(args["bytes"]) / SLOWEST
 
+    def before(self, breach_step: int) -> int:
+        """Return the step before which a checkpoint must have been saved."""
+        return breach_step - self.at_least
+
     def aim(self, aim: Aim) -> dict[str, Any]:
         if "relaunch" in aim.unable:
             raise Refused(aim.unable["relaunch"])
-        before = aim.breach_step - self.at_least
-        found = newest_before(aim.good, before)
+        found = newest_before(aim.good, self.before(aim.breach_step))
         if found is None:
+            why = f"; {aim.unable['portable']}" if "portable" in aim.unable else ""
             raise Refused(
                 f"the trouble began at step {aim.breach_step}, and no good checkpoint is "
-                f"{self.at_least} steps older ({len(aim.good)} good in all)"
+                f"{self.at_least} steps older ({len(aim.good)} good in all){why}"
             )
         first = max(found.step + 1, aim.breach_step - self.skip + 1)
         return {
@@ -104,7 +113,7 @@ class Relaunch(Action):
         step: int,
         attempt: int,
     ) -> str | None:
-        first = args["step"] + 1
+        first = result.get("step", args["step"]) + 1  # perhaps not what was ordered was put back
         if attempt != result["attempt"] or not first <= step <= first + NEAR:
             return f"the job is at step {step} of attempt {attempt}, not at step {first}"
         rewarm = args["rewarm"]
@@ -113,6 +122,11 @@ class Relaunch(Action):
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         if self.continuity != "rate":
             return self.continuity == "any"
-        rate = told.get("lr") or {}
+        if (told.get("probe_batch") or {}).get("verdict") == "differs":
+            return False
+        loss, rate = told.get("loss") or {}, told.get("lr") or {}
+        limit, first = loss.get("limit"), loss.get("is")
+        if limit is not None and first is not None and first > limit:
+            return False
         was, now = rate.get("was"), rate.get("is")
         return was is None or now is None or isclose(was, now, rel_tol=CLOSE)

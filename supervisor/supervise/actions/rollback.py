@@ -117,4 +117,4 @@ class Rollback(Action):
         return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
-        return False  # rng: restore promises all bit for bit, and after keep nothing is compared
+        return False  # rng: restore promises all bit for bit; after keep the weights are compared

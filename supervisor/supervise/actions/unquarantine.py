@@ -39,6 +39,7 @@ class Unquarantine(Action):
             "step": aim.step,
             "attempt": aim.attempt,
             "incident": aim.incident,
+            "by": aim.operator or "policy",
             "why": "released",
         }
 

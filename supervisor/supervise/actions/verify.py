@@ -15,7 +15,9 @@ class Verify(Action):
 
     Gone means: every action showed its effect in the next frame (the rate really lower, the step
     really back), no rule of the incident is in breach or cannot be judged, and the loss is back
-    under the band it had before the first breach. The engine watches it. When it does not come
+    under the band it had before the first breach. After a rollback or a relaunch the step of the
+    first breach must have been passed too, and the median of these losses be in the band; quiet
+    steps up to there are not counted in `within`. The engine watches it. When it does not come
     true, the runbook has failed and the ladder climbs. Every runbook that touches the job ends so.
 
     Example:

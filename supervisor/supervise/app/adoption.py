@@ -17,10 +17,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ..actions.stop import HUMAN
 from ..core import replay
 from ..core.incident import verb_of
 from ..core.runner import awaited
 from ..core.values import Adopted, Decision, Event
+from ..errors import StoreError
 from ..inputs import clock
 from ..inputs.company import Company
 from ..inputs.segment import Segments
@@ -31,6 +33,7 @@ from ..store.recorder import Recorder
 from ..store.rundir import RunDir
 from .desk import Desk
 from .past import Past
+from .relaunching import stopped_for
 
 ANSWER_S = 2.0  # for an answer that already lies there to come round
 
@@ -68,8 +71,9 @@ class Adoption:
             self._recorder.decision(decision, number, at_ns)
         repeated = self._repeat(outbox)
         events = self._segments.poll()
-        self._control.resume(past.lease_s, past.exit_code)
         alive = self._control.process.returncode is None
+        code = HUMAN if self._stopped(alive=alive) else past.exit_code
+        self._control.resume(past.lease_s, code)
         told = {
             "pid": os.getpid(),
             "late": len(past.unwritten),
@@ -83,6 +87,21 @@ class Adoption:
         if past.asked is not None:
             desk.reload(past.asked)
         return events
+
+    def _stopped(self, *, alive: bool) -> bool:
+        """Whether the job was stopped for a relaunch that has not started it again.
+
+        The mark of the start may be missing, so its launch counts too.
+        """
+        order, launched = self._past.relaunch, self._past.launched
+        if order is None:
+            return False
+        if launched is not None and launched.attempt >= order["args"]["attempt"]:
+            return False
+        try:
+            return stopped_for(self._run, self._desk.key(order["id"]))
+        except StoreError:  # a relaunch did begin: who finds the job dead should look
+            return not alive
 
     def _repeat(self, outbox: Outbox) -> int:
         """Post again what no channel has answered for; return how many messages that were."""

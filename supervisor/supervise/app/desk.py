@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..actions.relaunch import Relaunch
 from ..core import engine, runner
-from ..core.incident import verb_of
-from ..core.values import Announced, Decision, Event, Finished, Frame, Told
+from ..core.incident import Run, verb_of
+from ..core.values import Announced, Decision, Event, Finished, Frame, Noticed, Told
+from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.outbox import Outbox, Result, message_of
 from ..outputs.performer import Performer
@@ -110,6 +112,49 @@ class Desk:
     def delivered(self, result: Result) -> None:
         """For the outbox's threads: a message was delivered, or given up."""
         self._results.put(result)
+
+    def relaunching(self) -> Run:
+        """Return the runbook whose relaunch is under way.
+
+        Raises:
+            ActionError: nobody waits for it any more.
+        """
+        incident = self.state.incident
+        run = incident.run if incident is not None else None
+        if run is None or run.waiting_for is None or run.verb != "relaunch":
+            raise ActionError("nobody waits for the relaunch any more")
+        return run
+
+    def range(self) -> tuple[int, int] | None:
+        """Return between which steps that relaunch may find a better checkpoint; both are left out.
+
+        None where people approved the one that was ordered. Raises ActionError, see `relaunching`.
+        """
+        run, incident = self.relaunching(), self.state.incident
+        if run.approved is not None or incident is None or not isinstance(run.action, Relaunch):
+            return None
+        breach_step = incident.breach_step if run.before is None else run.before
+        return run.args["step"], run.action.before(breach_step)
+
+    def choose(self) -> Mapping[str, Any]:
+        """Let the engine aim the relaunch under way again; return its arguments.
+
+        Raises:
+            ActionError: nobody waits for it any more, or the choice is not on disk.
+        """
+        if self.recorder.trouble is None:
+            text = "the job was stopped, and what it left was looked at"
+            self.take(Noticed(clock.monotonic_ns(), "choice", text))
+        if self.recorder.trouble is not None:
+            raise ActionError(self.recorder.trouble)
+        return self.relaunching().args
+
+    def may_start(self) -> None:
+        """Raise ActionError when an operator said `stop` while the job was dead."""
+        incident = self.state.incident
+        for told in incident.wanted if incident is not None else ():
+            if told.word == "stop":
+                raise ActionError(f"not started again: {told.operator} said stop")
 
     def again(self) -> None:
         """Perform the action that waits for its outcome, which somebody else began."""

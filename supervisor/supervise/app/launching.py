@@ -7,6 +7,7 @@ job's environment, from where a supervisor that comes later knows whether a laun
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ..job.terminal import Terminal
 from ..store.rundir import RunDir
 
 SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
+SPILL_SHARE = 4  # and on disk a quarter of what is free at the start; project default
 PORTABLE = 4  # savepoints in memory for each that is written to disk; project default
 SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
 LAUNCHED = "launch.json"  # of the run directory: the newest launch
@@ -41,6 +43,7 @@ class Launch:
         path: the checkpoint, "" without one.
         rewarm: `{"start", "steps"}` of the learning rate, or None.
         skip: `[first, last]` of steps whose update is dropped.
+        probe_batch: what the job told of it with the checkpoint, None: nothing.
     """
 
     attempt: int = 0
@@ -48,6 +51,7 @@ class Launch:
     path: str = ""
     rewarm: Mapping[str, Any] | None = None
     skip: Sequence[Sequence[int]] | None = None
+    probe_batch: Mapping[str, Any] | None = None
 
     def fill(self, template: str) -> str:
         """Put this launch's checkpoint in the place of {checkpoint}, {directory} and {step}."""
@@ -110,6 +114,8 @@ class Launcher:
         if launch.path:
             how = policy.job["relaunch"]
             config |= _resuming(launch, how)
+            if config["probe_batch"] is not None:
+                config["probe_batch"] = dict(launch.probe_batch or {})
             argv += [launch.fill(word) for word in how["args"]]
             environ |= {key: launch.fill(value) for key, value in how["env"].items()}
         self._run.write_json("probe.json", config)
@@ -174,7 +180,6 @@ def probe_config(
 ) -> dict[str, Any]:
     """Return what the probe is told. Below `approve` it gets no means to change the job."""
     may_act = policy.mode in ACTING_MODES
-    memory = psutil.virtual_memory().total
     return {
         "run": run.id,
         "package": str(environment.inject_dir().parent),
@@ -182,21 +187,27 @@ def probe_config(
         "marks": str(run.marks_path),
         "slots": shm.slots(directory, SLOTS),
         "capacity": CAPACITY,
-        "savepoints": {
-            "max_bytes": memory // SAVEPOINT_SHARE,
-            **policy.savepoints,
-            **_portable(run, policy),
-        }
-        if may_act and policy.savepoints
-        else None,
+        "savepoints": _savepoints(run, policy) if may_act and policy.savepoints else None,
         "standing_orders": dict(policy.standing_orders) if may_act else {},
         "sampling": dict(policy.sampling),
         "tape": may_act and policy.job.get("relaunch") is not None,
         "peak_flops": policy.job.get("peak_flops"),
+        "probe_batch": {} if may_act and policy.job.get("probe_batch") else None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
         "drills": list(told),
         "lease_s": 900,
     }
+
+
+def _savepoints(run: RunDir, policy: Policy) -> dict[str, Any]:
+    """Return what the probe is told of savepoints: how many, and how many bytes where."""
+    wanted = dict(policy.savepoints)
+    nowhere = {"spill": None} if wanted.pop("spill", "disk") == "none" else {}
+    most = {
+        "max_bytes": psutil.virtual_memory().total // SAVEPOINT_SHARE,
+        "max_disk_bytes": shutil.disk_usage(run.marks_path.parent).free // SPILL_SHARE,
+    }
+    return {**most, **wanted, **nowhere, **_portable(run, policy)}
 
 
 def _portable(run: RunDir, policy: Policy) -> dict[str, Any]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..core import machine
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
+from ..inputs.checkpoints import HURRY_S
 from ..inputs.company import Company
 from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments
@@ -62,10 +65,10 @@ class App:
         self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
         self._status = Status(settings, self.desk, recorder)
         self._guard = guarding.guard(settings, self.desk)
-        self._tick_ns = 0
-        self._suspended_ns = 0
+        self._tick_ns = self._suspended_ns = 0
         self._gone: Process | None = None  # the newest one whose end the engine knows of
         self._looked_after: Process | None = None  # the newest one for which the guard hurried
+        self._called_off = False  # a relaunch, by who asked for the end: no policy ends the run
         heard = () if settings.past is None else settings.past.heard
         self._words = Words(settings.run.path, clock.monotonic_ns, heard)
         self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
@@ -82,9 +85,8 @@ class App:
             process = self.control.process
         while process.poll() is None:
             process.wait(0.5)
-        if self.control is not None and self.control.exit_code is not None:
-            return self.control.exit_code
-        return exit_code(process.returncode or 0)
+        by_policy = None if self._called_off or self.control is None else self.control.exit_code
+        return exit_code(process.returncode or 0) if by_policy is None else by_policy
 
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
@@ -102,7 +104,7 @@ class App:
             run.incidents_path, run.marks_path, lambda: list(desk.window),
             onset=lambda: desk.state.incident, directory=Path.cwd(),
         )  # fmt: skip
-        relaunch = Relauncher(run, self._guard, self._start_again)
+        relaunch = Relauncher(run, self._guard, self)
         control = self.control = Control(
             process, self._segments, evidence.collect, relaunch, Quarantine(run.quarantine_path)
         )
@@ -134,21 +136,25 @@ class App:
             hurrying = self._guard.hurrying
             while self._round(control):
                 pass  # a last burst may be longer than one poll takes
-            if control.process is not process or self.desk.performing == "stop":
+            performing = self.desk.performing
+            if control.process is not process or performing == "stop":
                 return False  # another one runs; or what the stop comes to is told before the end
-            if self._forwarder.final is None and (hurrying or self._hurries(process)):
+            looked_at = performing == "relaunch" or not (hurrying or self._hurries(process))
+            if self._forwarder.final is None and not looked_at:
                 return False  # what it left is verified before anybody chooses from it
-            self._ended(process)
+            if process is not self._gone:  # else it was told for a relaunch
+                self._ended(process)
         final = self._forwarder.final is not None
         if final and self.desk.performing == "relaunch":
-            control.exit_code = None  # not a policy ends it now, but who asked for the end
+            self._round(control)  # the engine may not have heard of it yet
+            self._called_off = True
         return final or self.desk.state.over
 
     def _hurries(self, process: Process) -> bool:
         """Let the guard look at once at what a job left that may come back; False: it did."""
         desk, code = self.desk, process.returncode or 0
         comes_back = guarding.may_come_back(desk.policy, desk.state, code)
-        if process is self._looked_after or desk.performing == "relaunch" or not comes_back:
+        if process is self._looked_after or not comes_back:
             return False
         self._looked_after = process
         self._guard.hurry()
@@ -186,8 +192,7 @@ class App:
 
     def _beside(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what joins the next frame of this process: its machine, and a checkpoint."""
-        machine = self._machine.newest(pid, leads)
-        return {**machine, **self._guard.newest()} if leads else machine
+        return self._machine.newest(pid, leads) | (self._guard.newest() if leads else {})
 
     def _second(self, control: Control) -> None:
         """Once a second: time, heartbeat, status, and the question where the probe is."""
@@ -201,11 +206,9 @@ class App:
             desk.take(Noticed(now_ns, "suspended", told))
         beats = []
         for segment in self._segments.ranks.values():
-            try:
+            with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
                 beats.append(segment.beat())
-            except SegmentError:
-                continue  # the next poll tells it, once
         if not self._guard.hurrying:  # the silence of a job that has ended means nothing
             desk.take(Tick(now_ns, tuple(beats)))
         changed = self._segments.tighten(desk.state.machine in UNEASY, now_ns)
@@ -239,19 +242,36 @@ class App:
         guarding.take_up(self._guard, past, self.desk.policy)
         self._judge(events)
 
-    def _start_again(self, launch: Launch) -> int:
-        """In a round, with all processes of the job dead: start it; return its pid."""
+    # ── for a relaunch, in a round, with all processes of the job dead ────────────────────────────
+
+    def look_after(self, within_s: float) -> bool:
+        """Let the guard verify what the relaunch may go back to, unless that is settled."""
+        assert self.control is not None
+        process, steps = self.control.process, self.desk.range()
+        if steps is not None and process is not self._looked_after:
+            self._looked_after = process
+            self._guard.hurry(min(HURRY_S, within_s), above=steps[0], before=steps[1])
+        return steps is not None
+
+    def choose(self) -> Mapping[str, Any]:
+        """Let the engine choose the checkpoint; return the arguments of the relaunch under way."""
+        self._last_words()
+        for event in self._guard.poll():
+            self.desk.take(event)
+        return self.desk.choose()
+
+    def start_again(self, launch: Launch) -> int:
+        """Start the job; return its pid."""
         control, forwarder = self.control, self._forwarder
         assert control is not None
-        while self._read():
-            pass
-        if control.process.returncode is not None and control.process is not self._gone:
-            self._ended(control.process)
+        self._last_words()
         self._segments.forget()
         forwarder.detach()
         if forwarder.final is not None:
             control.exit_code = None
             raise ActionError(f"not started again after {forwarder.final}")
+        self.desk.may_start()
+        self._guard.calm()
         process = self._launcher.start(self.desk.policy, launch)
         forwarder.attach(process)
         control.replace(process)
@@ -259,6 +279,15 @@ class App:
         if self.desk.state.launched != launch.attempt:  # else a supervisor before us told it
             self._launched(process, launch.attempt)
         return process.pid
+
+    def _last_words(self) -> None:
+        """Take all that the old process had to say, its end too."""
+        assert self.control is not None
+        while self._read():
+            pass
+        process = self.control.process
+        if process.returncode is not None and process is not self._gone:
+            self._ended(process)
 
     def _ended(self, process: Process) -> None:
         """Tell the end of a process that was read to its end."""

@@ -51,6 +51,7 @@ class Past:
         heard: keys of the words of operators that were taken.
         reload: file and mode of the last reload that named any; `asked` is one without an answer.
         lease_s: lease of the pause in force, None without one.
+        relaunch: the newest relaunch that was intended, `{"id", "args"}`, None without one.
         exit_code: what the supervisor was to exit with, since a policy stopped the job; else None.
     """
 
@@ -70,6 +71,7 @@ class Past:
         self.heard: set[str] = set()
         self.reload: tuple[str | None, str | None] = (None, None)
         self.lease_s: float | None = None
+        self.relaunch: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self._asked: dict[str, dict[str, Any]] = {}  # action id -> action, of all intents
         self.asked: Told | None = None
@@ -145,6 +147,7 @@ class Past:
         if decision.kind == "intent":
             action = decision.data["action"]
             self._asked[action["id"]] = action
+            self.relaunch = action if action["verb"] == "relaunch" else self.relaunch
 
     def _finished(self, event: Finished) -> None:
         action = self._asked.get(event.action_id, {})

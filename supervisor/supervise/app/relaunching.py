@@ -2,10 +2,15 @@
 
 First of all, with the job still alive, it is made sure that the checkpoint can be put back; that
 takes as long as reading and copying it. Then three stages, each written down before the next
-begins: the old gang is dead (`how`), the checkpoint is in its place (`path`), the new process runs
-(`pid`). A supervisor that is asked for the same order again, after it or its predecessor died, goes
-on where the marks end. Between the start and its mark there is the process itself, which carries
-the number of its launch (see `launching`).
+begins: the old gang is dead (`how`), a checkpoint is in its place (`path`), the new process runs
+(`pid`). `args` are the order, and from the second stage on those that were followed. A supervisor
+that is asked for the same order again, after it or its predecessor died, goes on where the marks
+end. Between the start and its mark there is the process itself, which carries the number of its
+launch (see `launching`).
+
+Before a checkpoint is put in its place, the engine chooses once more, among what is verified by
+then. Whatever fails there costs the choice and not the run: the order that was given is the last
+resort.
 
 From the stop to the start the run's exit code is `HUMAN`: should it end there, a policy stopped it.
 
@@ -19,8 +24,9 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
 from ..errors import ActionError, StoreError, SuperviseError
 from ..job.control import Control
@@ -31,13 +37,47 @@ from .launching import Launch
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
 MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be heard of
+STOPPING = "stopping"  # the mark of an order whose job is being stopped
+LOOK_S = 0.05  # between two looks whether the guard is done
+
+T = TypeVar("T")
+
+
+def stopped_for(run: RunDir, key: str) -> bool:
+    """Whether the job was stopped for this order, and was not started again. Raises StoreError."""
+    if not (run.path / _marks(key)).exists():
+        return False
+    done = run.read_json(_marks(key))
+    return done.get("how", "ended") != "ended" and "pid" not in done
+
+
+def _marks(key: str) -> str:
+    return f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 class Guard(Protocol):
     """What this needs of the guard, see `inputs.checkpoints.Guard`."""
 
+    @property
+    def hurrying(self) -> bool: ...
     def prepare(self, name: str) -> None: ...
     def put_back(self, name: str) -> Mapping[str, Any]: ...
+
+
+class Loop(Protocol):
+    """What this needs of the main loop, and only there. The job's processes are dead."""
+
+    def look_after(self, within_s: float) -> bool:
+        """Let the guard verify at once what the relaunch may go back to; False: it is settled."""
+        ...
+
+    def choose(self) -> Mapping[str, Any]:
+        """Let the engine choose among what is verified by now; return the order's arguments."""
+        ...
+
+    def start_again(self, launch: Launch) -> int:
+        """Make the launch the job's; return its pid."""
+        ...
 
 
 class Relauncher:
@@ -45,13 +85,12 @@ class Relauncher:
 
     Args:
         guard: of the job's checkpoints.
-        start: on the main loop, makes the launch the job's and returns its pid.
     """
 
-    def __init__(self, run: RunDir, guard: Guard, start: Callable[[Launch], int]) -> None:
+    def __init__(self, run: RunDir, guard: Guard, loop: Loop) -> None:
         self._run = run
         self._guard = guard
-        self._start = start
+        self._loop = loop
 
     def __call__(
         self, job: Control, args: Mapping[str, Any], key: str, deadline_s: float
@@ -64,43 +103,113 @@ class Relauncher:
                 started, and the job has ended.
         """
         until = time.monotonic() + deadline_s
-        name = f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        name = _marks(key)
         done = self._read(name, key)
+        prepared = ""
         if "how" not in done:
-            self._carefully(lambda: self._guard.prepare(str(args["checkpoint"])))
+            prepared = str(args["checkpoint"])
+            self._carefully(lambda: self._guard.prepare(prepared))
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
-            done |= self._stop(job)
+            done |= self._stop(job, name, done)
+            done["args"] = dict(args)
             self._write(name, done)
         job.exit_code = None if done["how"] == "ended" else HUMAN
         if "path" not in done:
-            back = self._carefully(lambda: self._guard.put_back(str(args["checkpoint"])))
-            done |= {"path": str(back["path"]), "moved": list(back["moved"])}
+            done |= self._put_back(job, done["args"], prepared, until)
             self._write(name, done)
         if "pid" not in done:
-            launch = Launch(
-                int(args["attempt"]), int(args["step"]), done["path"], args["rewarm"], args["skip"]
-            )
+            self._start(job, name, done, until)
+        args = done["args"]
+        seen = {key: value for key, value in done.items() if key not in ("key", "args")}
+        return {**seen, "checkpoint": args["checkpoint"], "step": args["step"]}
 
-            def start() -> None:
-                if time.monotonic() > until - MARGIN_S:
-                    raise ActionError("it came too late to be started again")
-                pid = self._carefully(lambda: self._start(launch))
-                done.update(pid=pid, attempt=launch.attempt)
-                job.exit_code = None
-                with suppress(ActionError):  # it runs, whatever the disk says
-                    self._write(name, done)
+    def _put_back(
+        self, job: Control, order: Mapping[str, Any], prepared: str, until: float
+    ) -> dict[str, Any]:
+        """Put back what the engine chooses, or else what was ordered; return the marks of that.
 
-            job.on_loop(start, max(0.0, until - time.monotonic()))
-        del done["key"]
-        return {**done, "checkpoint": args["checkpoint"], "step": args["step"]}
+        Args:
+            prepared: the checkpoint that is, "" for none.
+        """
+        failed: dict[str, Exception] = {}
+        while True:
+            try:
+                args = self._choose(job, order, until)
+            except Exception as error:  # the job is dead: nothing that is optional may keep it so
+                args, failed["choice"] = order, error
+            args = order if args["checkpoint"] in failed else args
+            name = str(args["checkpoint"])
+            if isinstance(last := failed.get(name), SuperviseError):
+                raise ActionError(str(last), hint=last.hint) from last
+            try:
+                if name != prepared:
+                    self._guard.prepare(name)
+                back = self._guard.put_back(name)
+            except SuperviseError as error:
+                failed[name], prepared = error, ""  # the guard forgets what was prepared before
+                continue
+            told = {key: value for key, value in back.items() if key == "probe_batch"}
+            if failed:
+                told["failed"] = {what: str(error) for what, error in failed.items()}
+            path, moved = str(back["path"]), list(back["moved"])
+            return {"args": dict(args), "path": path, "moved": moved, **told}
 
-    def _stop(self, job: Control) -> dict[str, Any]:
+    def _choose(self, job: Control, order: Mapping[str, Any], until: float) -> Mapping[str, Any]:
+        """Return the order as the engine wants it once the rest is verified.
+
+        As it was given where people approved it, or when nothing else could be prepared in time.
+
+        Raises:
+            ActionError: the main loop was busy as long as that, or nobody waits any more.
+        """
+
+        def latest(args: Mapping[str, Any]) -> float:
+            return until - MARGIN_S - float(args["bytes"]) / SLOWEST
+
+        def in_time(call: Callable[[float], T]) -> T:
+            def work() -> T:  # what comes too late must not take effect any more
+                if (left_s := latest(order) - time.monotonic()) <= 0.0:
+                    raise ActionError("there is no time to choose")
+                return call(left_s)
+
+            return job.on_loop(work, max(0.0, latest(order) - time.monotonic()))
+
+        if not in_time(self._loop.look_after):
+            return order
+        while self._guard.hurrying and time.monotonic() < latest(order):
+            time.sleep(LOOK_S)
+        chosen = in_time(lambda _: self._loop.choose())
+        return chosen if time.monotonic() < latest(chosen) else order
+
+    def _start(self, job: Control, name: str, done: dict[str, Any], until: float) -> None:
+        args = done["args"]
+        launch = Launch(
+            int(args["attempt"]), int(args["step"]), done["path"], args["rewarm"], args["skip"],
+            done.get("probe_batch"),
+        )  # fmt: skip
+
+        def start() -> None:
+            if time.monotonic() > until - MARGIN_S:
+                raise ActionError("it came too late to be started again")
+            pid = self._carefully(lambda: self._loop.start_again(launch))
+            done.update(pid=pid, attempt=launch.attempt)
+            job.exit_code = None
+            with suppress(ActionError):  # it runs, whatever the disk says
+                self._write(name, done)
+
+        job.on_loop(start, max(0.0, until - time.monotonic()))
+
+    def _stop(self, job: Control, name: str, done: dict[str, Any]) -> dict[str, Any]:
+        """End the job, and say how it ended: `stopped` by one who died over that cannot be told."""
+        before_us = done.pop(STOPPING, False)
+        self._write(name, {**done, STOPPING: before_us or job.process.returncode is None})
         job.on_loop(job.process.step_back, LOOP_S)  # a Ctrl-C from now on is about the whole run
         seen = halt(job, grace_s=GRACE_S, term_s=TERM_S)
         if seen["returncode"] is None or seen["survivors"]:
             raise ActionError(f"processes of the job are still alive after KILL: {seen}")
-        return {"how": seen["how"], "returncode": seen["returncode"]}
+        how = "stopped" if before_us and seen["how"] == "ended" else seen["how"]
+        return {"how": how, "returncode": seen["returncode"]}
 
     def _read(self, name: str, key: str) -> dict[str, Any]:
         """Return the stages that are done; the file says whose they are."""

@@ -36,7 +36,8 @@ def check_file(name: str, text: str = "") -> Checked:
             if name == STDIN
             else subject.read(path, problems)
         )
-        problems.stop()
+        if root is None:
+            problems.stop()
         assert root is not None
         sort = subject.sort_of(root)
         if name == STDIN and sort in ("pack", "runbook"):
@@ -45,7 +46,8 @@ def check_file(name: str, text: str = "") -> Checked:
     except PolicyErrors as error:
         return Checked(name, sort, error.problems, (*problems.warnings, *warnings))
     except InputError as error:
-        missing = Problem(Source(name, ""), name, 1, 1, str(error), error.hint)
+        label = name or "''"
+        missing = Problem(Source(label, ""), label, 1, 1, str(error), error.hint)
         return Checked(name, sort, (missing,), ())
     return Checked(name, sort, (), (*problems.warnings, *warnings))
 

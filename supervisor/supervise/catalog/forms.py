@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from ..core.machine import STATES
 from ..core.shapes import Seconds, Steps
 from .compound import ListOf, MapOf, OneOf
-from .job_form import JobForm
+from .job_form import Count, JobForm, SavepointsForm, SomeSteps
 from .kinds import About, Anything, AtLeast, Pattern
 from .nodes import Node
 from .parts import DetectorKind, Later, NotifyKind, StepKind
@@ -24,12 +24,10 @@ from .scenario import ScenarioForm
 
 VERSION = "supervise/v1"
 
-_WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
-Local = Annotated[str, Pattern(_WORD, "a name of letters, digits and _")]
-Name = Annotated[str, Pattern(rf"{_WORD}(\.{_WORD})?", "a name of letters, digits and _")]
+WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
+Local = Annotated[str, Pattern(WORD, "a name of letters, digits and _")]
+Name = Annotated[str, Pattern(rf"{WORD}(\.{WORD})?", "a name of letters, digits and _")]
 Severity = Literal["SEV0", "SEV1", "SEV2"]
-Count = Annotated[int, AtLeast(1)]
-SomeSteps = Annotated[int, "steps", AtLeast(1)]
 Mode = Literal["observe", "shadow", "approve", "enforce"]
 State = Annotated[str, kind_of(Literal[STATES])]
 
@@ -100,10 +98,15 @@ class BaselineForm:
     """Baseline of detectors that compare with a recent past; each may have its own."""
 
     window: Annotated[SomeSteps, About("steps it looks back")] = 128
-    min: Annotated[SomeSteps, About("samples before it answers anything but UNKNOWN")] = 64
+    min: Annotated[SomeSteps | None, About("samples before it answers; none: 64, or window")] = None
+
+    @property
+    def least(self) -> int:
+        """Return `min`; where it is not said 64, or the window when that is smaller."""
+        return min(64, self.window) if self.min is None else self.min
 
     def check(self) -> list[tuple[str, str]]:
-        if self.min > self.window:
+        if self.least > self.window:
             return [("min", f"is larger than the window of {self.window}")]
         return []
 
@@ -114,15 +117,6 @@ class EscalateForm:
 
     ladder: Annotated[tuple[RunbookName, ...], About("runbooks in rising force, or hold")] = ()
     reset_after: Annotated[Steps, About("clean steps after which it starts below again")] = 5000
-
-
-@dataclass(frozen=True)
-class SavepointsForm:
-    """Model state kept inside the job's process, for a rollback."""
-
-    every: Annotated[SomeSteps, About("steps between two")]
-    keep: Annotated[Count, About("how many are kept")] = 4
-    max_bytes: Annotated[Count | None, About("most host memory for all of them")] = None
 
 
 @dataclass(frozen=True)
@@ -286,7 +280,9 @@ class PolicyFile:
     blind_after: Annotated[
         BlindForm, About("how long a rule may be UNKNOWN before that is an incident")
     ] = field(default_factory=BlindForm)
-    hold_max: Annotated[Seconds, About("a hold that nobody ends becomes a halt")] = 14400.0
+    hold_max: Annotated[
+        Seconds, About("how often people are reminded of a hold that nobody ended")
+    ] = 14400.0
 
 
 @dataclass(frozen=True)
@@ -296,5 +292,8 @@ class ScenarioFile:
     version: Version
     policy: Annotated[str, About("the policy: a path from this file on, else a shipped one's name")]
     tests: Annotated[tuple[ScenarioForm, ...], About("series, and what must come of them")]
+    use: Annotated[
+        tuple[str, ...], About("other files of tests, by their paths: theirs are played here too")
+    ] = ()
     summary: Annotated[str, About("one line")] = ""
     mode: Annotated[Mode | None, About("takes the place of the policy's own")] = None

@@ -5,10 +5,10 @@ Refused here: muting a SEV0, muting oneself, rules that mute each other in a cir
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping as AbstractMapping
 from graphlib import CycleError, TopologicalSorter
 
-from ..core.rule import Inhibit, Rule
+from ..core.rule import Inhibit
 from .forms import InhibitForm
 from .kinds import BAD
 from .nodes import Mapping, Node, first_text
@@ -17,9 +17,14 @@ from .problems import Problems, did_you_mean
 from .record import build
 
 
-def inhibitions(parts: Parts, rules: Iterable[Rule], problems: Problems) -> list[Inhibit]:
-    """Build all inhibitions and refuse those that could hide trouble or wait for each other."""
-    known = {rule.id: rule for rule in rules}
+def inhibitions(
+    parts: Parts, severities: AbstractMapping[str, str | None], problems: Problems
+) -> list[Inhibit]:
+    """Build all inhibitions and refuse those that could hide trouble or wait for each other.
+
+    Args:
+        severities: of the rules, by name; None where it could not be read.
+    """
     names = {entry.name for entry in parts.rules}  # also those whose problems are noted already
     made: list[Inhibit] = []
     edges: dict[str, dict[str, Node]] = {}
@@ -35,13 +40,13 @@ def inhibitions(parts: Parts, rules: Iterable[Rule], problems: Problems) -> list
         by = entry.scope.get(form.by_rule, form.by_rule) if form.by_rule else None
         mute = tuple(entry.scope.get(name, name) for name in form.mute)
         for name, written in [(by, form.by_rule), *zip(mute, form.mute, strict=True)]:
-            if name is None or name in names:
+            if name is None or name in names or parts.may_be(name, "rules", entry.node):
                 continue
             place = first_text(entry.node, written or "")
             problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))
         for name, written in zip(mute, form.mute, strict=True):
             place = first_text(entry.node.place("mute"), written)
-            if name in known and known[name].severity == "SEV0":
+            if severities.get(name) == "SEV0":
                 problems.add(place, f"{name} is SEV0, which cannot be muted")
             if name == by:
                 problems.add(place, f"{name} would mute itself")

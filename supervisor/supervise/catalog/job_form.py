@@ -1,4 +1,4 @@
-"""The form of a policy's `job` section: what the policy may rely on in the job."""
+"""The forms of a policy's sections `job`, what it may rely on there, and `savepoints`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from .kinds import About, AtLeast
 from .runbook_form import RunbookName
 
 Count = Annotated[int, AtLeast(1)]
+SomeSteps = Annotated[int, "steps", AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class SavepointsForm:
+    """Model state kept inside the job's process, for a rollback."""
+
+    every: Annotated[SomeSteps, About("steps between two")]
+    keep: Annotated[Count, About("how many are kept")] = 4
+    max_bytes: Annotated[
+        Count | None, About("most host memory for all of them; else an eighth of the machine's")
+    ] = None
+    spill: Annotated[
+        Literal["disk", "none"], About("where those go that do not fit; none: they are given up")
+    ] = "disk"
+    max_disk_bytes: Annotated[
+        Count | None, About("most disk for these; else a quarter of what is free at the start")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,10 @@ class JobForm:
     relaunch: Annotated[
         RelaunchForm | None, About("how it is started again; without it, it never is")
     ] = None
+    probe_batch: Annotated[
+        bool,
+        About("run two rows of the first batch again at each savepoint and save, to compare by"),
+    ] = False
     manifest: Annotated[
         tuple[str, ...],
         About("files whose hashes belong to a checkpoint: tokenizer, list of data"),

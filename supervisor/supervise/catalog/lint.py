@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sized
+from collections.abc import Container, Iterable
 from collections.abc import Mapping as AbstractMapping
 
 from ..core import machine
 from ..core.rule import HOLD
 from ..core.shapes import Detector
 from . import discover, metrics
+from .expression import NAME
 from .forms import PolicyFile
-from .nodes import Mapping, Node, Sequence, first_text
-from .pack import Entry
-from .problems import Place, Problems, did_you_mean
-from .runbook import Library, Opened
+from .nodes import Mapping, Node, Sequence, first_text, texts
+from .pack import Entry, Parts
+from .problems import Place, Problems, did_you_mean, near_miss
+from .rules import Written
+from .runbook import Library, Opened, Ways
 
 ALL = "all"
 
 
-def budgets(root: Mapping, form: PolicyFile, opened: Iterable[Opened], problems: Problems) -> None:
+def budgets(
+    root: Mapping, form: PolicyFile, opened: Iterable[Opened], ways: Ways, problems: Problems
+) -> None:
     """Every action that is counted needs a budget of its class, and one for all together.
 
-    A relaunch is always refused in a policy that does not say how, so it needs none there.
+    A relaunch is always refused in a policy that does not say how, so it needs none there. `ways`
+    say what leads to each runbook.
     """
     classes = [action.budget for action in discover.actions().values()]
     known = [ALL, *sorted({name for name in classes if name is not None})]
     section = root.get("budgets")
     pairs = section.pairs if isinstance(section, Mapping) else {}
+    given = {*pairs, *(near_miss(name, known) for name in pairs if name not in known)}
     for name, (at, _) in pairs.items():
         if name not in known:
             problems.add(at, f"no class of actions {name!r}", did_you_mean(name, known))
-    missing: dict[str, str] = {}
+    missing: dict[str, tuple[str, str]] = {}
     for runbook in opened:
         for step in runbook.form.steps:
             if discover.name_of(step) == "relaunch" and form.job.relaunch is None:
                 continue
             for name in (step.budget, ALL) if step.budget is not None else ():
-                if name not in pairs:
-                    missing.setdefault(name, f"{discover.name_of(step)} in {runbook.name}")
-    for name, user in missing.items():
+                if name not in given:
+                    missing.setdefault(name, (discover.name_of(step), runbook.name))
+    for name, (verb, user) in missing.items():
         hint = f"add {name}: {{max: 2, per: 5000}} to budgets"
-        problems.add(root.place("budgets"), f"no budget {name!r}, which {user} needs", hint)
+        place, way = _way(user, "budgets", root, ways)
+        problems.add(place, f"no budget {name!r}, which {verb} in {user} needs{way}", hint)
+
+
+def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, str]:
+    """Return where to point for what a runbook needs, and what leads to it, ready to be put last.
+
+    The section is the place to mend; without it the line in this file that wants the runbook.
+    """
+    at, way = ways.get(runbook, (root, ""))
+    here = section not in root.pairs and at.source is root.source
+    return at if here else root.place(section), f"; {way}" if way else ""
 
 
 def ladder(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
@@ -54,8 +71,9 @@ def ladder(root: Mapping, form: PolicyFile, library: Library, problems: Problems
         library.open(rung, at, "ladder")
         if rung in rungs[:i]:
             problems.add(at, f"the rung {rung!r} stands in the ladder twice")
-        if rung == HOLD and i + 1 < len(rungs):
-            problems.add(at, "nothing comes after hold", "make it the last rung")
+        if library.holds(rung) and i + 1 < len(rungs):
+            which = "" if rung == HOLD else f", which {rung} ends in"
+            problems.add(at, f"nothing comes after hold{which}", "make it the last rung")
 
 
 def crash(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
@@ -64,10 +82,9 @@ def crash(root: Mapping, form: PolicyFile, library: Library, problems: Problems)
         return
     section = root.get("job")
     at = section.place("on_crash") if isinstance(section, Mapping) else root
-    if form.job.on_crash == HOLD:
+    library.open(form.job.on_crash, at, "job.on_crash")
+    if library.holds(form.job.on_crash):
         problems.add(at, "a job that has ended cannot be held", "leave on_crash out")
-    else:
-        library.open(form.job.on_crash, at, "job.on_crash")
 
 
 def instead(library: Library, problems: Problems) -> None:
@@ -84,28 +101,27 @@ def instead(library: Library, problems: Problems) -> None:
             problems.add(place, f"runbook {name}: if_refused leads back to it: {chain}")
 
 
-def approvals(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
+def approvals(root: Mapping, library: Library, parts: Parts, problems: Problems) -> None:
     """Requests are for verbs that touch the job, for runbooks, or for all of them."""
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, Mapping) else {}
     verbs = [verb for verb, action in discover.actions().items() if action.touches_job]
-    known = [ALL, *verbs, *library.resolved()]
+    known = [ALL, *verbs, *library.opened]
     for name, (at, _) in pairs.items():
-        if name not in known:
+        if name not in known and not (parts.lacking and name in library.names()):
             problems.add(at, f"approvals: no action and no runbook {name!r} that touches the job",
                          did_you_mean(name, known))  # fmt: skip
 
 
-def savepoints(
-    root: Mapping, form: PolicyFile, opened: Iterable[Opened], problems: Problems
-) -> None:
+def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:
     """A rollback in process needs savepoints to go back to."""
-    if form.savepoints is not None:
+    if "savepoints" in root.pairs:
         return
     for runbook in opened:
         if any(discover.name_of(step) == "rollback" for step in runbook.form.steps):
             hint = "add savepoints: {every: 25, keep: 4}"
-            problems.add(root, f"{runbook.name} rolls back, but no savepoints are kept", hint)
+            at, way = _way(runbook.name, "savepoints", root, ways)
+            problems.add(at, f"{runbook.name} rolls back, but no savepoints are kept{way}", hint)
 
 
 def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
@@ -120,11 +136,44 @@ def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
             problems.add(at, f"machine: {sentence}")
 
 
-def unused(form: PolicyFile, used: Container[str], problems: Problems) -> None:
-    """Warn of runbooks in the policy that nothing runs."""
+def unused(root: Mapping, form: PolicyFile, used: Container[str], problems: Problems) -> None:
+    """Warn of runbooks in the policy that nothing runs.
+
+    In a file with mistakes a runbook that is named anywhere else may be used.
+    """
+    named = set(texts(root.without("runbooks"))) if problems.count else set()
     for name, node in form.runbooks.items():
-        if name not in used:
+        if name not in used and name not in named:
             problems.warn(node, f"runbook {name!r} is never used")
+
+
+def unread(
+    root: Mapping,
+    parts: Parts,
+    detectors: AbstractMapping[str, Detector],
+    written: Iterable[Written],
+    problems: Problems,
+) -> None:
+    """Warn of detectors in this file that no rule and no other detector reads.
+
+    Of a part with a mistake every word in it counts as the name of a detector.
+    """
+    if any((root.source.label, key) in parts.torn for key in ("detectors", "rules")):
+        return
+    read: set[str] = set()
+    rules = {id(rule.entry): rule for rule in written}
+    for entry in (*parts.rules, *parts.detectors.values()):
+        rule, detector = rules.get(id(entry)), detectors.get(entry.name)
+        if rule is not None and rule.when is not None:
+            read.update(rule.when.names)
+        elif rule is None and detector is not None and entry is parts.detectors.get(entry.name):
+            read.update(detector.detectors)
+        else:
+            words = [word for text in texts(entry.node) for word in NAME.findall(text)]
+            read.update(entry.scope.get(word, word) for word in words)
+    for name, entry in parts.detectors.items():
+        if name not in read and entry.node.source is root.source:
+            problems.warn(entry.node, f"no rule reads the detector {name!r}")
 
 
 def unmeasured(
@@ -142,7 +191,7 @@ def unmeasured(
                 problems.warn(place, f"{name}: no collector measures {metric!r}", known)
 
 
-def idle(rules: Sized, root: Mapping, problems: Problems) -> None:
+def idle(parts: Parts, root: Mapping, problems: Problems) -> None:
     """Warn of a policy that can see nothing."""
-    if not len(rules):
+    if not parts.rules and not parts.lacking and not parts.torn:
         problems.warn(root, "this policy has no rules", "use: [nonfinite, loss_spike]")

@@ -30,6 +30,9 @@ from .problems import Problems, Source, Spot
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24
+# Sections whose parts other sections name. One that stands twice is one mistake: the parts of both
+# are kept, so that nothing that names them looks wrong too.
+LISTS = ("use", "rules", "inhibit", "scenarios", "tests")
 
 # libyaml is ten times faster than the parser in Python, and not everywhere.
 PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -108,6 +111,7 @@ class _Builder:
         self.root: Node | None = None
         self.open: list[Mapping | Sequence] = []
         self.keys: list[Scalar | None] = []  # per open container: the key that waits for its value
+        self.again: list[tuple[str, Node]] = []  # sections at the top that stood there before
 
     def build(self, events: Iterator[Event]) -> Node | None:
         documents = 0
@@ -125,7 +129,18 @@ class _Builder:
             elif isinstance(event, SequenceEndEvent | MappingEndEvent):
                 self.open.pop()
                 self.keys.pop()
+        self._join()
         return self.root
+
+    def _join(self) -> None:
+        """Put the parts of a section that stands twice together; the first of a name counts."""
+        for key, more in self.again:
+            assert isinstance(self.root, Mapping)
+            first = self.root.get(key)
+            if isinstance(first, Mapping) and isinstance(more, Mapping):
+                first.pairs.update({k: v for k, v in more.pairs.items() if k not in first.pairs})
+            elif isinstance(first, Sequence) and isinstance(more, Sequence) and key in LISTS:
+                first.items += more.items
 
     def _start(self, event: Event) -> None:
         if event.anchor is not None:
@@ -175,6 +190,8 @@ class _Builder:
                 self.problems.add(
                     key, f"the key {key.text!r} stands here twice; first in line {first.line}"
                 )
+                if parent is self.root:
+                    self.again.append((key.text, node))
             else:
                 parent.pairs[key.text] = (key, node)
 

@@ -39,12 +39,22 @@ def is_known(metric: str) -> bool:
 
 
 def spec_of(metric: str) -> MetricSpec | None:
-    """Return what is known of an id: `learning_rate.3` is a `learning_rate.<i>`."""
-    found = everything().get(metric)
-    while found is None and "." in metric:
-        metric = metric.rpartition(".")[0]
-        found = everything().get(f"{metric}.<i>") or everything().get(metric)
-    return found
+    """Return what is known of an id: `learning_rate.3` is a `learning_rate.<i>`.
+
+    What the probe measures has the members that its spec tells of. What a job reports may have
+    others: `spectral_radius.head`.
+    """
+    base, found = metric, everything().get(metric)
+    while found is None and "." in base:
+        base = base.rpartition(".")[0]
+        family = everything().get(f"{base}.<i>")
+        found = family or everything().get(base)
+        member = metric[len(base) + 1 :]
+        if family is not None and not (member.isdecimal() or f"`.{member}`" in family.meaning):
+            return None
+    if found is None or metric in everything() or found.id.endswith(".<i>"):
+        return found
+    return found if found.id not in known() or "append" in found.meaning else None
 
 
 def near(metric: str) -> list[str]:

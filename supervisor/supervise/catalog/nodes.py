@@ -7,6 +7,7 @@ only `true` and `false` are booleans, nothing is a date.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +128,18 @@ def first_text(node: Node, text: str) -> Node:
         elif isinstance(here, Mapping):
             todo += [value for _, value in here.pairs.values()]
     return node
+
+
+def texts(node: Node) -> Iterator[str]:
+    """Yield what every scalar below `node` says; keys are left out."""
+    if isinstance(node, Scalar):
+        yield node.text
+    elif isinstance(node, Sequence):
+        for item in node.items:
+            yield from texts(item)
+    elif isinstance(node, Mapping):
+        for _, value in node.pairs.values():
+            yield from texts(value)
 
 
 def inside(node: Scalar, at: int) -> Spot:

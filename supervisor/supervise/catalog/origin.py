@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from . import metrics
+from . import metrics, standard
 from .freeze import Draft, Made
 from .nodes import Mapping
 from .pack import Entry
 from .parts import BASELINE_KEYS
 from .problems import Place
 from .record import keys_of
+
+PROBE, SUPERVISOR, JOB, NOBODY = "probe", "supervisor", "job", "nobody"
+BY = {
+    PROBE: "measured by the probe",
+    SUPERVISOR: "measured by the supervisor",
+    JOB: "to be reported by the job",
+    NOBODY: "measured by nobody yet",
+}
 
 
 def place(at: Place) -> str:
@@ -38,7 +46,7 @@ def detector(draft: Draft, name: str) -> dict[str, Any]:
     }
 
 
-def rule(draft: Draft, made: Made) -> dict[str, Any]:
+def rule(draft: Draft, made: Made, beside: Collection[str]) -> dict[str, Any]:
     """Return what a rule reads, all the way down, and what can keep it quiet."""
     behind = _behind(draft, made.rule.uses)
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
@@ -47,22 +55,30 @@ def rule(draft: Draft, made: Made) -> dict[str, Any]:
         **_entry(made.entry),
         "detectors": behind,
         "metrics": list(needed),
-        "to_report": [name for name in needed if not measured(name)],
+        "to_report": [name for name in needed if measured_by(name, beside) == JOB],
         "muted_by": mutes,
     }
 
 
-def measured(metric: str) -> bool:
-    """Return whether a collector of our probe measures a metric; else the job must report it."""
+def measured_by(metric: str, beside: Collection[str]) -> str:
+    """Return who tells a metric: one of `PROBE`, `SUPERVISOR`, `JOB`, `NOBODY`.
+
+    Args:
+        beside: the ids of what the supervisor measures beside the job.
+    """
     spec = metrics.spec_of(metric)
-    return spec is not None and spec.id in metrics.known()
+    if spec is not None and spec.id in metrics.known():
+        return PROBE
+    if metric in beside:
+        return SUPERVISOR
+    return NOBODY if spec is not None and spec.id in standard.AROUND else JOB
 
 
-def metric(name: str) -> dict[str, Any]:
+def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
     """Return what is known of a metric."""
     spec = metrics.spec_of(name)
     known = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
-    return {"measured_by": "probe" if measured(name) else "job", **known}
+    return {"measured_by": measured_by(name, beside), **known}
 
 
 def _behind(draft: Draft, uses: Iterable[str]) -> list[str]:
@@ -76,12 +92,16 @@ def _behind(draft: Draft, uses: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def facts(draft: Draft) -> dict[str, Any]:
-    """Return everything that `show` tells beyond the policy itself."""
-    rules = {made.rule.id: rule(draft, made) for made in draft.rules}
+def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
+    """Return everything that `show` tells beyond the policy itself.
+
+    Args:
+        beside: the ids of what the supervisor measures beside the job.
+    """
+    rules = {made.rule.id: rule(draft, made, beside) for made in draft.rules}
     used = dict.fromkeys(m for found in draft.detectors.values() for m in found.metrics)
     return {
         "detectors": {name: detector(draft, name) for name in draft.detectors},
         "rules": rules,
-        "metrics": {name: metric(name) for name in used},
+        "metrics": {name: metric(name, beside) for name in used},
     }

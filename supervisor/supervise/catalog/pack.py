@@ -7,17 +7,16 @@ policy that made it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from . import load, shipped
-from .forms import PackFile, PolicyFile
-from .kinds import BAD
-from .nodes import Mapping, Node, Scalar
-from .problems import Place, Problems, did_you_mean
+from .forms import WORD, PackFile, PolicyFile
+from .nodes import Mapping, Node, Scalar, Sequence
+from .problems import Place, Problems, did_you_mean, near_miss
 from .record import build
 
 UNCHANGEABLE = ("kind", "id")
@@ -42,11 +41,30 @@ class Entry:
 
 @dataclass(slots=True)
 class Parts:
-    """All detectors, rules and inhibitions of a policy and its packs, in order of appearance."""
+    """All detectors, rules and inhibitions of a policy and its packs, in order of appearance.
+
+    Attributes:
+        whole: names of the packs that could be read, all of them.
+        lacking: some pack could not.
+        torn: (file, section) where some part has a name that could not be read.
+    """
 
     detectors: dict[str, Entry] = field(default_factory=dict)
     rules: list[Entry] = field(default_factory=list)
     inhibit: list[Entry] = field(default_factory=list)
+    whole: set[str] = field(default_factory=set)
+    lacking: bool = False
+    torn: set[tuple[str, str]] = field(default_factory=set)
+
+    def may_be(self, name: str, section: str, *nodes: Node) -> bool:
+        """Return whether a name that no part of a section has may stand in what could not be read.
+
+        Then it is no mistake that can be told yet. `nodes`: from which files it was written.
+        """
+        head, dot, _ = name.rpartition(".")
+        if self.lacking and dot and head not in self.whole:
+            return True
+        return any((node.source.label, section) in self.torn for node in nodes)
 
     def add(
         self,
@@ -55,16 +73,21 @@ class Parts:
         scope: AbstractMapping[str, str],
         problems: Problems,
     ) -> None:
-        """Add what one file defines."""
-        for short, node in form.detectors.items():
+        """Add what one file defines; a section that could not be read is noted as `torn`."""
+        for key, kind in (("detectors", Mapping), ("rules", Sequence)):
+            if key in root.pairs and not isinstance(root.get(key), kind):
+                self.torn.add((root.source.label, key))
+        for short, node in (form.detectors or {}).items():
             name = scope.get(short, short)
             if name in self.detectors:
                 problems.add(node, f"there is a detector {name!r} already")
             else:
                 self.detectors[name] = Entry(name, node, scope)
-        for node in form.rules:
+        for node in form.rules or ():
             short = _id_of(node)
             self.rules.append(Entry(scope.get(short, short), node, scope))
+            if not short:  # what it is called cannot be known
+                self.torn.add((root.source.label, "rules"))
         self.inhibit += [Entry("", node, scope) for node in form.inhibit]
 
 
@@ -75,7 +98,7 @@ def _id_of(node: Node) -> str:
 
 def find(name: str, beside: Path | None) -> Path | None:
     """Return the file of a pack: beside the policy first, else a shipped one."""
-    if beside is not None and (own := beside / "packs" / f"{name}.yaml").is_file():
+    if beside is not None and shipped.is_file(own := beside / "packs" / f"{name}.yaml"):
         return own
     return shipped.find(PACKS, name)
 
@@ -86,38 +109,56 @@ def available(beside: Path | None) -> list[str]:
     return sorted({*own, *shipped.names(PACKS)})
 
 
-def use(names: Iterable[Node], beside: Path | None, parts: Parts, problems: Problems) -> None:
-    """Add the named packs to `parts`."""
+def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Problems) -> None:
+    """Add the named packs to `parts`; in the place of one that is misspelt, what was meant."""
+    listed = [node.text for node in names if isinstance(node, Scalar)]
     seen: set[str] = set()
     for node in names:
-        assert isinstance(node, Scalar)
-        name = node.text
+        name = node.value if isinstance(node, Scalar) else None
+        if not isinstance(name, str) or not re.fullmatch(WORD, name):
+            parts.lacking = True  # the problem is noted
+            continue
         if name in seen:
             problems.add(node, f"the pack {name!r} is used twice")
             continue
         seen.add(name)
         path = find(name, beside)
         if path is None:
-            problems.add(node, f"no pack {name!r}", did_you_mean(name, available(beside)))
-            continue
+            parts.lacking = True
+            known = available(beside)
+            problems.add(node, f"no pack {name!r}", did_you_mean(name, known))
+            meant = near_miss(name, known)
+            if meant is None or meant in seen or meant in listed:
+                continue
+            seen.add(meant)
+            name, path = meant, find(meant, beside)
+            assert path is not None
         root = load.read(path, shipped.label(path), problems)
-        if root is not None:
+        if root is None:
+            parts.lacking = True
+        else:
             add(root, name, parts, problems)
 
 
-def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> Any:
-    """Add the pack that a file of this name (without `.yaml`) holds; return its form, or BAD."""
-    form: PackFile = build(PackFile, root, problems, "")
-    if form is BAD:
-        return BAD
-    if form.pack != name:
+def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
+    """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
+    form: PackFile = build(PackFile, root, problems, "", lenient=True)
+    if form.pack not in (name, None):
         problems.add(root.place("pack"), f"pack {form.pack!r} stands in a file named {name}.yaml")
-    ids = [_id_of(node) for node in form.rules]
-    for node in form.rules:
-        if _id_of(node) in form.detectors:
+    detectors, rules = form.detectors or {}, form.rules or ()
+    ids = [_id_of(node) for node in rules]
+    for node in rules:
+        if _id_of(node) in detectors:
             problems.add(node, f"a detector is named {_id_of(node)!r} too; overrides need one name")
-    scope = {short: f"{name}.{short}" for short in (*form.detectors, *ids) if short}
+    scope = {short: f"{name}.{short}" for short in (*detectors, *ids) if short}
     parts.add(root, form, scope, problems)
+    sections = ("detectors", "rules")
+    absent = {(root.source.label, key) for key in sections if key not in root.pairs}
+    parts.torn |= absent
+    if absent or any((root.source.label, key) in parts.torn for key in sections):
+        parts.lacking = True
+    else:
+        parts.whole.add(name)
     return form
 
 
@@ -128,6 +169,8 @@ def override(root: Mapping, form: PolicyFile, parts: Parts, problems: Problems) 
     for name, change in form.override.items():
         entry = packed.get(name)
         if entry is None:
+            if parts.may_be(name, ""):
+                continue
             hint = did_you_mean(name, packed)
             problems.add(change, f"override of {name!r}: no pack in use has it", hint)
         elif not isinstance(change, Mapping):

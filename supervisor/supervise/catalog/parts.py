@@ -10,11 +10,14 @@ from typing import Any
 from ..core.action import Action
 from . import discover
 from .kinds import BAD, Kind
-from .nodes import Mapping, Node, Scalar
+from .nodes import Mapping, Node, Scalar, first_text
 from .problems import Place, Problems, did_you_mean
 from .record import build, keys_of, record_schema, written
 
+METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_./:@-]{0,127}")
+METRIC_WORDS = "a letter or _, then letters, digits and _ . / : @ -"
 BASELINE_KEYS = ("window", "min")  # a detector that has both keeps a baseline
+WINDOWS = ("window", "slow", "ref")  # samples that a detector looks back on; `freeze` is in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,34 @@ def read_detector(
         problems.add(kind, f"{what} has an unknown kind, {kind.shape}", hint)
         return BAD
     form = classes[name]
-    has_baseline = all(key in keys_of(form) for key in BASELINE_KEYS)
-    return build(
+    detector = build(
         form,
         node.without("kind"),
         problems,
         what,
-        defaults=baseline if has_baseline else None,
+        defaults=_defaults(form, node, baseline or {}),
         overridden=overridden,
     )
+    wrong = [] if detector is BAD else [m for m in detector.metrics if not METRIC.fullmatch(m)]
+    for metric in wrong:
+        place = first_text(node, metric) if metric else node.place("metric")
+        problems.add(place, f"{what}: {metric!r} is no name of a metric", METRIC_WORDS)
+    return BAD if wrong else detector
+
+
+def _defaults(
+    form: type, node: Mapping, baseline: AbstractMapping[str, Any]
+) -> AbstractMapping[str, Any]:
+    """Return what a detector has that does not say: its baseline, and bounds that fit in it."""
+    keys = keys_of(form)
+    found = dict(baseline) if all(key in keys for key in BASELINE_KEYS) else {}
+    given = {key: node.get(key) for key in WINDOWS if key in keys}
+    told = [each.value for each in given.values() if isinstance(each, Scalar)]
+    window = next((each for each in told if type(each) is int), found.get("window"))
+    for key in ("min", "freeze") if window is not None else ():
+        if key in keys:
+            found[key] = max(1, min(window, found.get(key, keys[key].default)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

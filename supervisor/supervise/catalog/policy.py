@@ -13,12 +13,12 @@ from ..core.values import MODES
 from ..errors import InputError, UsageError
 from . import freeze, inhibit, lint, load, pack, rules, shipped
 from .forms import VERSION, PolicyFile
-from .freeze import Draft, Made
-from .kinds import BAD
+from .freeze import Draft
 from .nodes import Mapping, Scalar, Sequence
 from .pack import Parts
-from .problems import Problem, Problems, did_you_mean
+from .problems import Place, Problem, Problems, did_you_mean, near_miss
 from .record import build
+from .rules import Written
 from .runbook import Library
 
 
@@ -29,17 +29,19 @@ def locate(name_or_path: str | Path) -> Path:
         InputError: there is none.
     """
     path = Path(name_or_path)
-    if path.is_file():
+    if shipped.is_file(path):
         return path
     name = path.name.removesuffix(".yaml")
     if path.parent in (Path(), Path("policies")) and (found := shipped.find("policies", name)):
         return found  # also beside a directory of that name
+    if not str(name_or_path):
+        raise InputError("the name of a policy is empty", hint="give a policy file or a name")
     if path.is_dir():
         raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
     if path.parent not in (Path(), Path("policies")):
         raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
-    names = shipped.names("policies")
-    raise InputError(f"no policy {str(name_or_path)!r}", hint=did_you_mean(name, names))
+    what = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
+    raise InputError(what, hint=did_you_mean(name, shipped.names("policies")))
 
 
 def load_policy(
@@ -76,19 +78,24 @@ def compose(
     path = locate(name_or_path)
     problems = Problems()
     root = load.read(path, shipped.label(path), problems)
-    draft = from_root(root, path, mode, problems)
-    if warnings is not None:
-        warnings += problems.warnings
-    return draft
+    try:
+        return from_root(root, path, mode, problems)
+    finally:
+        if warnings is not None:
+            warnings += problems.warnings
 
 
 def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Problems) -> Draft:
     """Compose the policy that `root` holds; packs and runbooks are looked for beside `path`."""
-    if root is not None:
-        _check_sort(root, problems)
-    problems.stop()
+    if root is None:
+        problems.stop()
     assert root is not None
-    return _draft(root, path, mode, problems)
+    before = problems.count
+    _check_sort(root, problems)
+    if problems.count > before:
+        problems.stop()
+    form: PolicyFile = build(PolicyFile, root, problems, "", lenient=True)
+    return assemble(root, form, _parts(root, form, path, problems), path, mode, problems)
 
 
 def _check_sort(root: Mapping, problems: Problems) -> None:
@@ -117,53 +124,49 @@ def check_version(root: Mapping, problems: Problems) -> None:
             )  # fmt: skip
 
 
-def _draft(root: Mapping, path: Path, mode: str | None, problems: Problems) -> Draft:
-    """Put the policy together; raises when anything is wrong with it."""
-    form: PolicyFile = build(PolicyFile, root, problems, "", lenient=True)
-    if form is BAD:
-        problems.stop()
-    parts = _parts(root, form, path, problems)
-    return assemble(root, form, parts, path, mode, problems)
-
-
 def assemble(
     root: Mapping, form: PolicyFile, parts: Parts, path: Path, mode: str | None, problems: Problems
 ) -> Draft:
-    """Bind the parts of a policy to each other; raises when anything is wrong with it."""
+    """Bind the parts of a policy to each other; raises when anything is wrong with it.
+
+    A part with a mistake is left out of what follows, and so is what only seems wrong without it.
+    """
     detectors, broken = rules.detectors(parts, form.baseline, problems)
-    made = rules.rules(parts, detectors, broken, problems)
-    inhibitions = inhibit.inhibitions(parts, [m.rule for m in made], problems)
+    written = rules.read(parts, detectors, broken, problems)
+    severities = {rule.entry.name: rule.form.sev for rule in written}
+    inhibitions = inhibit.inhibitions(parts, severities, problems)
     library = Library(form.runbooks, path.parent, problems)
-    read = _open_runbooks(made, library, problems)
+    wanted = _open_runbooks(written, library, problems)
     lint.ladder(root, form, library, problems)
     lint.crash(root, form, library, problems)
     used = set(library.opened)
     for name, node in form.runbooks.items():
         library.open(name, node, "runbooks")
-    acted = {*(m.form.run or "" for m in made), *form.escalate.ladder, form.job.on_crash or ""}
-    acts = library.reach(acted)
-    only_read = library.reach(read) - acts
+    if form.job.on_crash is not None:
+        wanted.append((form.job.on_crash, root.place("job"), "job.on_crash"))
+    wanted += [(rung, root.place("escalate"), "the ladder") for rung in form.escalate.ladder]
+    ways = library.ways(wanted)
+    only_read = library.reach(rule.form.see or "" for rule in written) - {*ways}
     # Observing runs nothing, so nothing needs to be held back or to be gone back to.
-    runnable = [
-        opened
-        for name, opened in library.resolved().items()
-        if name not in only_read and (mode or form.mode) != "observe"
-    ]
-    lint.budgets(root, form, runnable, problems)
-    lint.savepoints(root, form, runnable, problems)
+    acting = (mode or _mode(root, form)) != "observe"
+    books = library.resolved().items()
+    runnable = [opened for name, opened in books if acting and name not in only_read]
+    lint.budgets(root, form, runnable, ways, problems)
+    lint.savepoints(root, runnable, ways, problems)
     lint.table(root, form, problems)
     lint.instead(library, problems)
-    lint.approvals(root, form, library, problems)
-    problems.stop()
-    lint.unused(form, used, problems)
+    lint.approvals(root, library, parts, problems)
+    lint.unused(root, form, used, problems)
+    lint.unread(root, parts, detectors, written, problems)
     lint.unmeasured(detectors, parts.detectors, problems)
-    lint.idle(made, root, problems)
+    lint.idle(parts, root, problems)
+    problems.stop()
     return Draft(
         name=form.policy or path.stem,
         mode=mode or form.mode,
         form=form,
         detectors=detectors,
-        rules=tuple(made),
+        rules=tuple(rules.bind(written, detectors)),
         inhibit=tuple(inhibitions),
         runbooks=library.resolved(),
         root=root,
@@ -171,32 +174,40 @@ def assemble(
     )
 
 
-def _open_runbooks(made: list[Made], library: Library, problems: Problems) -> set[str]:
-    """Open what the rules run and what people are sent to; return the latter's names."""
-    read = set()
-    for rule, form, entry in made:
+def _mode(root: Mapping, form: PolicyFile) -> str:
+    """Return the mode; of one that is misspelt, what was meant, and else what asks for least."""
+    node = root.get("mode")
+    text = node.text if isinstance(node, Scalar) else "observe"
+    return form.mode if node is None or text in MODES else near_miss(text, MODES) or "observe"
+
+
+def _open_runbooks(
+    written: list[Written], library: Library, problems: Problems
+) -> list[tuple[str, Place, str]]:
+    """Open what the rules run and what people are sent to; return the former, and who wants it."""
+    wanted = []
+    for form, entry, *_ in written:
         assert isinstance(entry.node, Mapping)
+        what = f"rule {entry.name}".rstrip()
         for key, name in (("run", form.run), ("see", form.see)):
             if name is None:
                 continue
             place = entry.overridden.get(key) or entry.node.place(key)
-            if key == "see":
-                read.add(name)
-                if name == HOLD:
-                    problems.add(place, f"rule {rule.id}: there is nothing to read about hold")
-            library.open(name, place, f"rule {rule.id}")
-    return read
+            if key == "run":
+                wanted.append((name, place, what))
+            elif name == HOLD:
+                problems.add(place, f"{what}: there is nothing to read about hold")
+            library.open(name, place, what)
+    return wanted
 
 
 def _parts(root: Mapping, form: PolicyFile, path: Path, problems: Problems) -> Parts:
     """Collect detectors, rules and inhibitions of the packs and of the policy itself."""
     parts = Parts()
     section = root.get("use")
-    names = section.items if isinstance(section, Sequence) and form.use else []
-    before = problems.count
+    parts.lacking = section is not None and not isinstance(section, Sequence)
+    names = section.items if isinstance(section, Sequence) else []
     pack.use(names, path.parent, parts, problems)
-    if problems.count > before or (problems.count and section is not None and not form.use):
-        problems.stop()  # what a broken pack lacks would look like mistakes in the policy
     parts.add(root, form, {}, problems)
     pack.override(root, form, parts, problems)
     return parts

@@ -7,6 +7,7 @@ mistake of a file in one go; `Problems.stop` then raises them as one `PolicyErro
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Protocol
 from ..errors import PolicyError
 
 SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
+MOST_KNOWN = 60  # names of a list of all there are: more than there are runbooks
 
 
 class Source:
@@ -115,6 +117,12 @@ class Problems:
         """Note something odd that is allowed."""
         self._warned.append(self._problem(place, message, hint))
 
+    def take(self, others: Iterable[Problem]) -> None:
+        """Note mistakes that were found elsewhere."""
+        for problem in others:
+            self._order.setdefault(problem.path, len(self._order))
+            self._found.append(problem)
+
     @property
     def count(self) -> int:
         return len(self._found)
@@ -155,10 +163,21 @@ def did_you_mean(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | 
     `alike`: the least likeness, 0 to 1, that counts as a near miss.
     """
     names = sorted(known)  # a set's order must not show
+    near = near_miss(wrong, names, alike)
+    if near is not None:
+        return f"did you mean {near!r}?"
+    return f"known: {quoted(names, MOST_KNOWN)}" if names else None
+
+
+def near_miss(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the name that was probably meant: one that is alike, or that has this part."""
+    names = sorted(known)
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=alike)
     if not near:  # the part after the pack's name is what people remember
         tails = {name.rsplit(".", 1)[-1]: name for name in names}
         near = [tails[tail] for tail in difflib.get_close_matches(wrong, tails, n=1, cutoff=alike)]
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known: {quoted(names)}" if names else None
+    if not near:  # `rollback` for `rollback-and-rewarm`
+        words = {word: name for name in reversed(names) for word in re.split("[-_]", name)}
+        close = difflib.get_close_matches(wrong, words, n=1, cutoff=max(alike, 0.8))
+        near = [words[word] for word in close]
+    return near[0] if near else None

@@ -18,7 +18,9 @@ from typing import Annotated, Any, Literal
 from .compound import Fields, ListOf, MapOf, OneOf
 from .kinds import BAD, About, Anything, AtLeast, Choice, Flag, Kind, Number, Pattern, Text
 from .nodes import Mapping, Node
-from .problems import Place, Problems, did_you_mean, quoted
+from .problems import Place, Problems, did_you_mean, near_miss, quoted
+
+SURE = 0.75  # likeness from which on a misspelt key is read as the one that is like it
 
 # Spellings that people bring along from elsewhere and difflib does not find.
 ALIASES = {
@@ -153,27 +155,32 @@ def build(
         defaults: values for keys that the mapping leaves out, before the fields' own defaults.
         overridden: where keys were overridden; a value that does not fit the others is reported
             there, since that is the line to change.
-        lenient: after noting mistakes go on with the defaults, so that more can be found.
+        lenient: after noting mistakes go on with the defaults, so that more can be found; a key
+            without one that is missing or wrong is None then. A misspelt key is read as the
+            one that was probably meant, and added to the node as that.
     """
     if not isinstance(node, Mapping):
         return Record(form).refuse(node, problems, what)
     keys = keys_of(form)
     values, wrong = {}, False
     near_misses: set[str] = set()
-    for name, (at, value) in node.pairs.items():
+    for name, (at, value) in list(node.pairs.items()):
         if name not in keys:
-            hint = did_you_mean(
-                ALIASES.get(name, name), [key for key in keys if key not in node.pairs]
-            )
+            spelt, free = ALIASES.get(name, name), [key for key in keys if key not in node.pairs]
+            hint = did_you_mean(spelt, free)
             problems.add(at, f"{what or 'the file'} has no key {name!r}", hint)
             near_misses.update(key for key in keys if hint == f"did you mean {key!r}?")
             wrong = True
-            continue
+            meant = near_miss(spelt, free, SURE) if lenient else None
+            if meant is None:
+                continue
+            node.pairs[meant] = at, value  # the other checks look for it there
+            name = meant
         read = keys[name].kind.read(value, problems, f"{what}.{name}" if what else name)
         if read is BAD:
             wrong = True
-            if lenient and not keys[name].required:
-                continue
+            if lenient:
+                read = keys[name].default
         values[keys[name].attribute] = read
     for key in keys.values():
         if key.name in node.pairs:
@@ -181,12 +188,23 @@ def build(
         if defaults is not None and key.name in defaults:
             values[key.attribute] = defaults[key.name]
         elif key.required:
-            wrong, lenient = True, False
+            wrong = True
+            values[key.attribute] = None
             if key.name not in near_misses:  # the misspelt key is the mistake; say it once
                 problems.add(node, f"{what or 'the file'} needs the key {key.name!r}")
-    if wrong and not lenient:
-        return BAD
-    made = form(**values)
+    if wrong:
+        return form(**values) if lenient else BAD
+    return _checked(form(**values), node, problems, what, overridden)
+
+
+def _checked(
+    made: Any,
+    node: Mapping,
+    problems: Problems,
+    what: str,
+    overridden: AbstractMapping[str, Place] | None,
+) -> Any:
+    """Return what was made of a mapping, or BAD when its values do not fit each other."""
     flaws = made.check() if hasattr(made, "check") else []
     for attribute, message in flaws:
         name = attribute.rstrip("_")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.rule import HOLD, Rule
 from ..core.shapes import Detector
@@ -29,7 +29,7 @@ def detectors(
     Returns:
         The detectors, and the names of those that could not be built (their problems are noted).
     """
-    defaults = {"window": baseline.window, "min": baseline.min}
+    defaults = {"window": baseline.window, "min": baseline.least}
     built: dict[str, Detector] = {}
     broken: set[str] = set()
     for name, entry in parts.detectors.items():
@@ -68,7 +68,7 @@ def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector
 def _check_inputs(name: str, detector: Detector, parts: Parts, problems: Problems) -> None:
     entry = parts.detectors[name]
     for wanted in detector.detectors:
-        if wanted not in parts.detectors:
+        if wanted not in parts.detectors and not parts.may_be(wanted, "detectors", entry.node):
             place = first_text(entry.node, wanted)
             near = did_you_mean(wanted, _usable(entry.scope, parts.detectors))
             problems.add(place, f"{name} reads an unknown detector {wanted!r}", near)
@@ -88,28 +88,43 @@ def _ordered(
     return {name: built[name] for name in order}
 
 
-def rules(
-    parts: Parts,
-    detectors: Iterable[str],
-    broken: Iterable[str],
-    problems: Problems,
-) -> list[Made]:
-    """Build all rules, with `when` compiled for codes in the order of `detectors`.
+class Written(NamedTuple):
+    """A rule as it was read.
+
+    Attributes:
+        form: a key that is missing or wrong is None in it.
+        when: None where it, or a detector that it names, is wrong.
+    """
+
+    form: RuleForm
+    entry: Entry
+    when: Expression | None
+    whole: bool
+
+
+def read(
+    parts: Parts, detectors: Iterable[str], broken: Iterable[str], problems: Problems
+) -> list[Written]:
+    """Read all rules, also those with mistakes: what is right of them is of use to other checks.
 
     Args:
-        broken: names that exist but could not be built; a rule that uses one is left out quietly.
+        broken: names that exist but could not be built; a rule that uses one is not `whole`.
     """
-    index = {name: i for i, name in enumerate(detectors)}
-    made: list[Made] = []
+    found: list[Written] = []
     seen: dict[str, Node] = {}
     absent = set(broken)
+    known = {*detectors, *absent}
     for entry in parts.rules:
         what = f"rule {entry.name}".rstrip()
-        form: RuleForm = build(RuleForm, entry.node, problems, what, overridden=entry.overridden)
+        before = problems.count
+        form: RuleForm = build(
+            RuleForm, entry.node, problems, what, overridden=entry.overridden, lenient=True
+        )
         if form is BAD:
             continue
+        whole = problems.count == before
         assert isinstance(entry.node, Mapping)
-        if entry.name in seen:
+        if entry.name in seen and entry.name:
             first = seen[entry.name]
             problems.add(
                 entry.node.place("id"),
@@ -117,11 +132,22 @@ def rules(
                 f"first in {first.source.label}:{first.line}",
             )
         seen.setdefault(entry.name, entry.node)
-        expression = _expression(form.when, entry, {*index, *absent}, problems)
-        if expression is None or absent.intersection(expression.names):
-            continue
-        made.append(Made(_rule(form, expression, index, entry), form, entry))
-    return made
+        when = None
+        if form.when is not None:
+            when = _expression(form.when, entry, known, parts, problems)
+        whole = whole and when is not None and not absent.intersection(when.names)
+        found.append(Written(form, entry, when, whole))
+    return found
+
+
+def bind(written: Iterable[Written], detectors: Iterable[str]) -> list[Made]:
+    """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
+    index = {name: i for i, name in enumerate(detectors)}
+    return [
+        Made(_rule(form, when, index, entry), form, entry)
+        for form, entry, when, whole in written
+        if whole and when is not None
+    ]
 
 
 def _rule(
@@ -145,7 +171,9 @@ def _rule(
     )
 
 
-def _expression(text: str, entry: Entry, known: set[str], problems: Problems) -> Expression | None:
+def _expression(
+    text: str, entry: Entry, known: set[str], parts: Parts, problems: Problems
+) -> Expression | None:
     assert isinstance(entry.node, Mapping)
     node = entry.node.get("when")
     assert isinstance(node, Scalar)
@@ -155,6 +183,8 @@ def _expression(text: str, entry: Entry, known: set[str], problems: Problems) ->
         for name, at in expression.places:
             if entry.scope.get(name, name) not in known:
                 unknown = True
+                if parts.may_be(name, "detectors", entry.node, node):
+                    continue
                 hint = did_you_mean(name, _usable(entry.scope, known))
                 problems.add(inside(node, at), f"unknown detector {name!r}", hint)
         return None if unknown else expression.renamed(entry.scope)

@@ -1,7 +1,8 @@
 """Runbooks: found by name, checked as a whole, turned into an ordered list of actions.
 
 A name is looked up in the policy, then in `runbooks/` beside it, then among the shipped ones.
-`hold` is no runbook: it means to stop acting and to wait for a person.
+`hold` is no runbook: it means to stop acting and to wait for a person. As the last step of a
+runbook it means the same, with the evidence that the steps before it took.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .problems import Place, Problems, did_you_mean
 from .record import build
 
 RUNBOOKS = "runbooks"
+
+Ways = AbstractMapping[str, tuple[Place, str]]  # runbook -> where it is wanted, what leads to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Opened:
         return Runbook(
             name=self.name,
             steps=form.steps,
-            verbs=tuple(discover.name_of(step) for step in form.steps),
+            verbs=verbs_of(form),
             meaning=form.meaning,
             impact=form.impact,
             if_it_fails=form.if_it_fails,
@@ -106,6 +109,11 @@ class Library:
         """Return the runbooks that could be read, by name."""
         return {name: opened for name, opened in self.opened.items() if opened is not None}
 
+    def holds(self, name: str) -> bool:
+        """Return whether this runbook, opened before, ends in a hold, as `hold` itself does."""
+        opened = self.opened.get(name)
+        return name == HOLD or (opened is not None and HOLD in verbs_of(opened.form))
+
     def reach(self, names: Iterable[str]) -> set[str]:
         """Return these runbooks and all that they fall back to."""
         found: set[str] = set()
@@ -118,8 +126,22 @@ class Library:
                 todo += [after for _, after in opened.follow()]
         return found
 
+    def ways(self, wanted: Iterable[tuple[str, Place, str]]) -> Ways:
+        """Return how each runbook is come to, from `(name, place, who runs it)` on."""
+        found: dict[str, tuple[Place, str]] = {}
+        todo = [(name, place, f"{who} runs {name}") for name, place, who in wanted]
+        while todo:
+            name, place, said = todo.pop(0)
+            opened = self.opened.get(name)
+            if name not in found and opened is not None:
+                found[name] = place, said
+                todo += [(n, place, f"{said}, {key}: {n}") for key, n in opened.follow()]
+        return found
+
     def _find(self, name: str) -> Path | None:
-        if self.beside is not None and (own := self.beside / RUNBOOKS / f"{name}.yaml").is_file():
+        if self.beside is not None and shipped.is_file(
+            own := self.beside / RUNBOOKS / f"{name}.yaml"
+        ):
             return own
         return shipped.find(RUNBOOKS, name)
 
@@ -127,8 +149,13 @@ class Library:
         if isinstance(node, Sequence):  # the short form: nothing but steps
             key = Scalar(node.source, node.line, node.col, "steps", True)
             node = Mapping(node.source, node.line, node.col, {"steps": (key, node)})
-        form: RunbookForm = build(RunbookForm, node, self.problems, f"runbook {name}")
+        before = self.problems.count
+        what = f"runbook {name}"
+        form: RunbookForm = build(RunbookForm, node, self.problems, what, lenient=True)
         if form is BAD or not isinstance(node, Mapping):
+            return None
+        if self.problems.count > before:
+            self._broken(name, form, node)
             return None
         return self._checked(name, form, node)
 
@@ -138,20 +165,30 @@ class Library:
 
     def file(self, name: str, root: Mapping) -> Opened | None:
         """Read the runbook that a file of this name (without `.yaml`) holds."""
-        form = build(RunbookFile, root, self.problems, "")
-        if form is BAD:
-            return None
-        if form.runbook != name:
+        before = self.problems.count
+        form: RunbookFile = build(RunbookFile, root, self.problems, "", lenient=True)
+        broken = self.problems.count > before
+        if form.runbook not in (name, None):
             self.problems.add(
                 root.place("runbook"),
                 f"runbook {form.runbook!r} stands in a file named {name}.yaml",
             )
+        if broken:
+            self._broken(name, form, root)
+            return None
         body = {field.name: getattr(form, field.name) for field in fields(RunbookForm)}
         return self._checked(name, RunbookForm(**body), root)
 
+    def _broken(self, name: str, form: RunbookForm | RunbookFile, node: Mapping) -> None:
+        """Open what follows a runbook of which nothing else can be judged."""
+        self.opened[name] = None  # it may lead back to itself
+        for key, after in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
+            if after is not None:
+                self.open(after, node.place(key), f"runbook {name}.{key}")
+
     def _checked(self, name: str, form: RunbookForm, node: Mapping) -> Opened:
         if form.verify is not None:
-            if any(discover.name_of(step) == "verify" for step in form.steps):
+            if "verify" in verbs_of(form):
                 self.problems.add(node.place("verify"), f"runbook {name} verifies twice")
             form = replace(form, steps=(*form.steps, form.verify), verify=None)
         opened = Opened(name, form, node)
@@ -160,10 +197,15 @@ class Library:
         return opened
 
 
+def verbs_of(form: RunbookForm) -> tuple[str, ...]:
+    """Return the YAML name of each step."""
+    return tuple(discover.name_of(step) for step in form.steps)
+
+
 def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
     """Yield `(place, message, hint)` for what makes a runbook dangerous or pointless."""
     steps = opened.form.steps
-    verbs = [discover.name_of(step) for step in steps]
+    verbs = verbs_of(opened.form)
     if not steps:
         yield opened.node, "has no steps", None
         return
@@ -179,6 +221,11 @@ def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
             yield opened.place(i), "verify is the last step of a runbook", None
         if verbs[i] == "stop" and set(after) - {"notify"}:
             yield opened.place(i + 1), "nothing can be done after stop", None
+        if verbs[i] == HOLD and after:
+            yield opened.place(i), "hold is the last step of a runbook", None
+    if HOLD in verbs and opened.form.if_it_fails != HOLD:
+        at = opened.node.place("if_it_fails")
+        yield at, "it holds, whatever fails before that", "leave if_it_fails out"
     if verbs[-1] != "verify" and "stop" not in verbs and any(map(_touches, steps)):
         hint = "end with verify: an action is judged by its effect"
         yield opened.place(len(steps) - 1), "touches the job and does not verify", hint

@@ -32,6 +32,7 @@ DECIDED = Literal[
     "rule", "incident", "state", "suppressed", "near_miss", "intent", "commit", "abort",
     "in_doubt", "verify", "notify_intent", "rebaseline", "gap", "blind", "note",
 ]  # fmt: skip
+TOLD = Literal["release", "pause", "resume", "savepoint", "skip", "lr", "rollback", "stop"]
 WINDOWS = ("at", "by", "between", "end")
 SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppressed", "never")
 
@@ -126,7 +127,8 @@ class InjectForm:
     ] = None
     probe_restart: Annotated[bool | None, About("the job's process is another")] = None
     silent_rank: Annotated[int | None, About("this rank sends nothing")] = None
-    told: Annotated[Literal["release"] | None, About("a word from an operator")] = None
+    told: Annotated[TOLD | None, About("a word from an operator")] = None
+    args: Annotated[Mapping[str, Any] | None, About("what goes with it: {value: 0.5}")] = None
     notice: Annotated[Word | None, About("kind of a notice about the watching")] = None
     step: Annotated[Steps | None, About("the job's step number jumps to this")] = None
     checkpoint: Annotated[Steps | None, About("a good checkpoint of this step is found")] = None
@@ -142,6 +144,8 @@ class InjectForm:
             return [(given[1] if given else "at", f"give exactly one of {', '.join(EVILS)}")]
         if self.for_ is not None and given[0] not in ("nan", "phase", "silent_rank"):
             return [("for_", f"means nothing with {given[0]}")]
+        if self.args is not None and self.told is None:
+            return [("args", "belongs to a word that is told")]
         if self.count != 1 and given[0] not in ("fail_action", "lose_action"):
             return [("count", f"means nothing with {given[0]}")]
         return []
@@ -192,6 +196,8 @@ class Names:
     rules: Collection[str]
     verbs: Collection[str]
     budgets: Collection[str]
+    metrics: Collection[str] | None  # that some detector reads; None when that is not known
+    clock: bool = False  # some detector listens for frames, whatever is in them
     scope: str = ""  # the pack whose short names it uses
 
     def rule(self, name: str) -> str | None:
@@ -203,24 +209,36 @@ class Names:
         return [name.removeprefix(f"{self.scope}.") for name in self.rules]
 
 
-def check(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> None:
-    """Note what is wrong with a scenario beyond its form."""
+def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
+    """Note what is wrong with a scenario beyond its form, whatever policy it is about."""
     assert isinstance(node, MappingNode)
-    for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
-        place = node.place(key)
-        for i, series in enumerate(several):
-            at = place.items[i] if isinstance(place, Sequence) else place
-            _lengths(series, at, f"{form.name!r}: {key}", problems)
+    for key, at, series in every(form, node):
+        _lengths(series, at, f"{form.name!r}: {key}", problems)
     for name in form.noise:
         if name not in form.series:
-            at = _key(node.place("noise"), name)
-            problems.add(at, f"noise for {name!r}, which has no series", _near(name, form.series))
+            at = key_of(node.place("noise"), name)
+            problems.add(
+                at, f"noise for {name!r}, which has no series", did_you_mean(name, form.series)
+            )
+    for i, inject in enumerate(form.inject):
+        at = _item(node, "inject", i)
+        for word in inject.nan or ():
+            if word not in form.series:
+                hint = did_you_mean(word, form.series)
+                problems.add(first_text(at, word), f"there is no series {word!r}", hint)
+        if inject.silent_rank is not None and not 0 <= inject.silent_rank < form.ranks:
+            problems.add(at, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
+
+
+def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> None:
+    """Note what a scenario speaks of that its policy does not have."""
+    assert isinstance(node, MappingNode)
     for i, expect in enumerate(form.expect):
         at = _item(node, "expect", i)
         for word, known, what in _spoken(expect, names):
             place = first_text(at, word)
             if place is at and isinstance(at, MappingNode):  # it is a key
-                place = _key(at.place("budget"), word)
+                place = key_of(at.place("budget"), word)
             problems.add(place, f"no {what} {word!r}", did_you_mean(word, known))
     for i, inject in enumerate(form.inject):
         at = _item(node, "inject", i)
@@ -228,12 +246,14 @@ def check(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> N
         if verb is not None and verb not in names.verbs:
             hint = did_you_mean(verb, names.verbs)
             problems.add(first_text(at, verb), f"there is no verb {verb!r}", hint)
-        for word in inject.nan or ():
-            if word not in form.series:
-                hint = _near(word, form.series)
-                problems.add(first_text(at, word), f"there is no series {word!r}", hint)
-        if inject.silent_rank is not None and not 0 <= inject.silent_rank < form.ranks:
-            problems.add(at, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
+
+
+def every(form: ScenarioForm, node: MappingNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
+    """Yield `(key, its node, series)` for the first series and for all that come later."""
+    for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
+        place = node.place(key)
+        for i, series in enumerate(several):
+            yield key, place.items[i] if isinstance(place, Sequence) else place, series
 
 
 def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems) -> None:
@@ -266,9 +286,6 @@ def _item(node: MappingNode, key: str, i: int) -> Node:
     return held.items[i] if isinstance(held, Sequence) else held
 
 
-def _key(node: Node, name: str) -> Node:
+def key_of(node: Node, name: str) -> Node:
+    """Return the node of a key, or the whole node where it has none."""
     return node.pairs[name][0] if isinstance(node, MappingNode) and name in node.pairs else node
-
-
-def _near(name: str, known: Collection[str]) -> str | None:
-    return did_you_mean(name, known)

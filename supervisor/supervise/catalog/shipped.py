@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..errors import InputError
+
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -27,6 +29,14 @@ def find(kind: str, name: str) -> Path | None:
     """Return the shipped file of this name, or None."""
     path = folder(kind) / f"{name}.yaml"
     return path if path.is_file() else None
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a file is there. Raises InputError where nobody may look, or no name fits."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def label(path: Path) -> str:

@@ -1,8 +1,9 @@
-"""The standard ids of metrics that no collector of ours measures (yet): a job may report them.
+"""The standard ids of metrics that no collector of the probe measures.
 
-One id means one thing everywhere. A job, an adapter or a data pipeline that knows such a number
-reports it under this id, `supervise_probe.report(val_loss=...)`, and the shipped packs judge it.
-Where nobody does, the rules that need it are inactive, and are shown as such.
+One id means one thing everywhere. Some the supervisor measures beside the job (`inputs.columns`
+lists them). Of the others a job, an adapter or a data pipeline that knows such a number reports it
+under this id, `supervise_probe.report(val_loss=...)`, and the shipped packs judge it. Where nobody
+does, the rules that need it are inactive, and are shown as such.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ _ROWS = (
      MARIN),
     # ranks
     ("loss_dispersion", "nat", "Standard deviation of the loss over ranks.", SEEDS),
+    ("loss_outlier_rank", "1", "The rank whose loss is furthest from the median.", SIMPLE),
     ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
     ("param_digest_mismatch", "1", "Runs of replicated weights whose checksums differ.",
      "BLOOM-176B chronicles"),
     ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
     ("straggler_ratio", "1", "Slowest over median time to the first gradient collective.",
      "NVIDIA Resiliency Extension"),
+    ("straggler_rank", "1", "The rank that straggler_ratio is about.", SIMPLE),
     ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
     # compute and hardware
     ("compute_time_frac", "%", "Kernel-busy time over step time.", SEEDS),
@@ -62,7 +65,8 @@ _ROWS = (
     ("gpu_ecc_errors", "1", "Uncorrected ECC errors since boot.", "NVML"),
     ("gpu_xid_errors", "1", "XID events since the start.", "NVML"),
     ("host_mem_used", "%", "Host memory in use.", "psutil"),
-    ("host_mem_growth", "bytes/h", "Growth of the job's resident memory.", "psutil"),
+    ("host_mem_growth", "bytes/h", "Lower bound of the growth of the job's own memory, less "
+     "shared and file pages; see supervise/inputs/memory.py.", "psutil"),
     ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
     ("open_files", "1", "Open file descriptors of the job.", "psutil"),
     # runs, checkpoints, logs
@@ -70,10 +74,15 @@ _ROWS = (
      "the checkpoint guard"),
     ("checkpoint_size", "bytes", "Bytes of the tensors in a verified checkpoint.",
      "the checkpoint guard"),
+)  # fmt: skip
+
+# Of what is around the job: nobody measures these yet, and the job itself cannot know them.
+_AROUND = (
     ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
     ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
     ("metrics_ingest_lag", "s", "Age of the newest frame when it is judged.", SEEDS),
     ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
 )  # fmt: skip
 
-METRICS = tuple(MetricSpec(*row) for row in _ROWS)
+METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *_AROUND))
+AROUND = frozenset(row[0] for row in _AROUND)

@@ -6,24 +6,34 @@ rules see what they promise. A file of tests plays a whole policy, actions and b
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.rule import Policy
+from ..core.shapes import Detector
 from ..errors import InputError
 from . import discover, freeze, load, pack, policy, scenario, shipped
-from .forms import PackFile, PolicyFile, ScenarioFile
+from .forms import PolicyFile, ScenarioFile
 from .freeze import Draft
 from .kinds import BAD
 from .lint import ALL
-from .nodes import Mapping, Node, Sequence
+from .metrics import is_known
+from .nodes import Mapping, Node, Sequence, first_text
 from .pack import Parts
-from .problems import Problem, Problems, Source
+from .problems import PolicyErrors, Problem, Problems, Source, did_you_mean
 from .record import build
 from .scenario import Names, ScenarioForm
 
 TESTS = "tests"  # the folder beside a policy, and the key in a file
+SIGNS = {
+    "pack": {"status", "false_alarms", "source", "scenarios"},
+    "runbook": {"steps", "diagnose", "meaning", "impact"},
+}
 SORTS = ("pack", "runbook", TESTS, "policy")
+
+Scenarios = tuple[tuple[ScenarioForm, Node], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class Subject:
     label: str
     draft: Draft
     policy: Policy
-    scenarios: tuple[tuple[ScenarioForm, Node], ...]
+    scenarios: Scenarios
     names: Names
     own: Source
 
@@ -50,7 +60,7 @@ def locate(name: str) -> Path:
         InputError: there is none.
     """
     path = Path(name)
-    if path.is_file():
+    if shipped.is_file(path):
         return path
     try:
         return policy.locate(name)
@@ -63,7 +73,11 @@ def locate(name: str) -> Path:
 
 def sort_of(root: Mapping) -> str:
     """Return `pack`, `runbook`, `tests` or `policy`: told by the keys of the file."""
-    return next((sort for sort in SORTS if sort in root.pairs), "policy")
+    named = next((sort for sort in SORTS if sort in root.pairs), None)
+    if named is not None:
+        return named
+    like = (sort for sort, keys in SIGNS.items() if len(keys & root.pairs.keys()) > 1)
+    return next(like, "policy")  # the key that names it may be misspelt
 
 
 def read(path: Path, problems: Problems) -> Mapping | None:
@@ -83,14 +97,19 @@ def of_pack(root: Mapping, path: Path, problems: Problems) -> Subject:
     """
     policy.check_version(root, problems)
     parts = Parts()
-    form: PackFile = pack.add(root, path.stem, parts, problems)
-    if form is BAD:
-        problems.stop()
+    pack.add(root, path.stem, parts, problems)
+    scenarios = _listed(root, "scenarios", problems)
     beside = path.parent.parent if path.parent.name == "packs" else path.parent
-    alone = PolicyFile(version="supervise/v1", policy=form.pack, mode="observe")
-    draft = policy.assemble(root, alone, parts, beside / path.name, None, problems)
-    scenarios = _listed(root, "scenarios", form.scenarios)
-    names = _names(draft, form.pack)
+    alone = PolicyFile(version="supervise/v1", policy=path.stem, mode="observe")
+    try:
+        draft = policy.assemble(root, alone, parts, beside / path.name, None, problems)
+    except PolicyErrors:  # what there would be to speak of is known all the same
+        if not parts.torn:
+            rules = [entry.name for entry in parts.rules]
+            _check(scenarios, _names(rules, (), None, path.stem), problems)
+        raise
+    rules = [made.rule.id for made in draft.rules]
+    names = _names(rules, (), draft.detectors, path.stem)
     _check(scenarios, names, problems)
     return Subject(root.source.label, draft, freeze.policy(draft), scenarios, names, root.source)
 
@@ -105,18 +124,26 @@ def of_tests(
         InputError: there is no such policy.
     """
     policy.check_version(root, problems)
-    form: ScenarioFile = build(ScenarioFile, root, problems, "")
-    if form is BAD:
+    form: ScenarioFile = build(ScenarioFile, root, problems, "", lenient=True)
+    scenarios = _listed(root, TESTS, problems)
+    scenarios += _used(root, form.use, path, {path.resolve()}, problems)
+    if form.tests == () and not scenarios:
+        problems.add(root.place(TESTS), "there are no scenarios", "see policies/README.md")
+    if form.policy is None:
         problems.stop()
     named = path.parent / form.policy
     try:
-        found = policy.locate(named if named.is_file() else form.policy)
+        found = policy.locate(named if shipped.is_file(named) else form.policy)
     except InputError as error:
         problems.add(root.place("policy"), str(error), error.hint)
         problems.stop()
-    draft = policy.compose(found, mode=form.mode, warnings=warnings)
-    scenarios = _listed(root, TESTS, form.tests)
-    names = _names(draft, "")
+    try:
+        draft = policy.compose(found, mode=form.mode, warnings=warnings)
+    except PolicyErrors as errors:  # which names there would be is not known then
+        problems.take(errors.problems)
+        problems.stop()
+    rules = [made.rule.id for made in draft.rules]
+    names = _names(rules, draft.form.budgets, draft.detectors, "")
     _check(scenarios, names, problems)
     own = draft.root.source
     return Subject(root.source.label, draft, freeze.policy(draft), scenarios, names, own)
@@ -132,33 +159,81 @@ def files_of(name_or_path: str | Path) -> list[Path]:
     draft = policy.compose(path)
     packs = [pack.find(name, path.parent) for name in draft.form.use]
     tests = path.parent / TESTS / path.name
-    return [file for file in (*packs, tests) if file is not None and file.is_file()]
+    return [file for file in (*packs, tests) if file is not None and shipped.is_file(file)]
 
 
-def _listed(
-    root: Mapping, key: str, forms: tuple[ScenarioForm, ...]
-) -> tuple[tuple[ScenarioForm, Node], ...]:
+def _listed(root: Mapping, key: str, problems: Problems) -> Scenarios:
+    """Return the scenarios that can be read; what is wrong with the others is noted already."""
     held = root.get(key)
-    nodes = held.items if isinstance(held, Sequence) else []
-    return tuple(zip(forms, nodes, strict=True))
+    found: list[tuple[ScenarioForm, Node]] = []
+    seen: set[str] = set()
+    for node in held.items if isinstance(held, Sequence) else ():
+        form = build(ScenarioForm, node, Problems(), "")
+        if form is BAD:
+            continue
+        scenario.check(form, node, problems)
+        if form.name in seen:
+            problems.add(node, f"there is a scenario {form.name!r} already")
+        seen.add(form.name)
+        found.append((form, node))
+    return tuple(found)
 
 
-def _names(draft: Draft, scope: str) -> Names:
+def _used(
+    root: Mapping, names: Iterable[str], path: Path, seen: set[Path], problems: Problems
+) -> Scenarios:
+    """Return the scenarios of the files of tests that one uses, each file once."""
+    found: Scenarios = ()
+    for name in names:
+        file, place = path.parent / name, first_text(root.place("use"), name)
+        if not file.is_file():
+            problems.add(place, f"there is no file {name!r}", "write its path, from this file on")
+        elif file.resolve() not in seen:
+            seen.add(file.resolve())
+            other = read(file, problems)
+            if other is None:
+                continue
+            if sort_of(other) != TESTS:
+                problems.add(place, f"{name} is no file of tests")
+                continue
+            form: ScenarioFile = build(ScenarioFile, other, problems, "", lenient=True)
+            found += _listed(other, TESTS, problems)
+            found += _used(other, form.use, file, seen, problems)
+    return found
+
+
+def _names(
+    rules: list[str],
+    budgets: Iterable[str],
+    detectors: AbstractMapping[str, Detector] | None,
+    scope: str,
+) -> Names:
+    read = (detectors or {}).values()
     return Names(
-        rules=[made.rule.id for made in draft.rules],
+        rules=rules,
         verbs=list(discover.actions()),
-        budgets=[*draft.form.budgets, *([] if ALL in draft.form.budgets else [ALL])],
+        budgets=list(dict.fromkeys((*budgets, ALL))),
+        metrics=None if detectors is None else {name for each in read for name in each.metrics},
+        clock=any(each.reads == "clock" for each in read),
         scope=scope,
     )
 
 
-def _check(
-    scenarios: tuple[tuple[ScenarioForm, Node], ...], names: Names, problems: Problems
-) -> None:
-    seen: set[str] = set()
+def _check(scenarios: Scenarios, names: Names, problems: Problems) -> None:
     for form, node in scenarios:
-        scenario.check(form, node, names, problems)
-        if form.name in seen:
-            problems.add(node, f"there is a scenario {form.name!r} already")
-        seen.add(form.name)
+        scenario.check_names(form, node, names, problems)
+        if names.metrics is not None:
+            _unread(form, node, names.metrics, names.clock, problems)
     problems.stop()
+
+
+def _unread(
+    form: ScenarioForm, node: Node, known: Collection[str], clock: bool, problems: Problems
+) -> None:
+    """Warn of series that can prove nothing. With a `clock` frames count, whatever is in them."""
+    assert isinstance(node, Mapping)
+    for _, at, series in scenario.every(form, node):
+        for name in series:
+            if name not in known and not (clock and is_known(name)):
+                said = f"no detector reads the series {name!r}"
+                problems.warn(scenario.key_of(at, name), said, did_you_mean(name, known))

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from supervise_probe import collectors
 
-from ..catalog import metrics
-from ..inputs import hardware, ranks
+from ..catalog import metrics, standard
+from ..inputs import hardware, memory, ranks
+from ..inputs.checkpoints import news
 from ._trial import Trial
 
 # What a job has or has not: patterns of ids, the condition, and whether the trial's job meets it.
@@ -42,6 +43,10 @@ CONDITIONS = (
     ("learning_rate.<i> grad_global_norm.<i> update_to_weight.<i>", "with several groups", True),
     ("grad_noise_scale gsnr", "with gradient accumulation or several ranks, and tokens", False),
     ("grad_sketch.<i>", "with several ranks, of replicated weights", False),
+    ("param_digest.<i>", "with several ranks, under DistributedDataParallel", False),
+    ("clip_bound", "while `clip` is in force", False),
+    ("update_clip_rate", "while `update_clip` is in force", False),
+    ("gradients_zeroed", "while `zero_nonfinite` is armed", False),
     ("adam_rms_ratio", "with an optimizer of Adam's kind", True),
     ("opt_state_finite", "with an optimizer that keeps state", True),
     ("lr_phase", "once the learning rate changes", False),
@@ -57,8 +62,16 @@ CONDITIONS = (
 )  # fmt: skip
 
 REPORTED = "only where the job reports it"
+GUARDED = "only where the job saves checkpoints that the guard finds (job.checkpoints)"
+NOBODY = "no: nothing measures it yet, and the job cannot know it"
+# What several ranks tell together is there when each of them has its own part of it.
+PARTS = {
+    "param_digest_mismatch": "param_digest.<i>",
+    "grad_direction_consistency": "grad_sketch.<i>",
+}
 # A launcher's words for how many processes it starts on a machine.
 _LAUNCHERS = re.compile(r"torchrun|accelerate|deepspeed|mpirun|mpiexec|orterun|srun")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
 _COUNTS = re.compile(
     r"--?(nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|ntasks|np|n)(?:=(.*))?"
 )
@@ -74,15 +87,19 @@ def outlook(trial: Trial | None, reason: str | None, world: int | None) -> dict[
     """
     if trial is not None and reason is None and not trial.names:
         reason = "there is no torch" if len(trial.lines) == 1 else "the probe did not report"
-    everything = [*metrics.everything(), *ranks.METRICS, *hardware.METRICS]
+    everything = metrics.everything()
     if trial is None or reason is not None:
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
     found = {name: _of_probe(name, trial, arrived(trial)) for name in metrics.known()}
-    if world == 1:
-        found["grad_sketch.<i>"] = "no: one rank"
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
     found |= dict.fromkeys(ranks.METRICS, across)
+    for together, own in PARTS.items():
+        if world == 1 and own in found:
+            found[own] = across
+        found[together] = found.get(own, across)
     found |= _hardware()
+    found |= dict.fromkeys(news.METRICS, GUARDED)
+    found |= dict.fromkeys(standard.AROUND, NOBODY)
     return found | {name: REPORTED for name in everything if name not in found}
 
 
@@ -130,8 +147,8 @@ def _hardware() -> Mapping[str, str]:
         except driver.NVMLError:
             why = "no: no NVIDIA driver"
     found = dict.fromkeys(hardware.HOST, often) | dict.fromkeys(hardware.DEVICE, why or often)
-    minutes = hardware.MEMORY_LOOKS * hardware.EVERY_S / 60
-    return {**found, "host_mem_growth": f"{often}, after {minutes:.0f} minutes"}
+    wait_s = memory.FIRST * hardware.EVERY_S
+    return {**found, "host_mem_growth": f"{often}, {wait_s:.0f} s after the first step"}
 
 
 def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
@@ -150,6 +167,23 @@ def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             count = match[2] or "".join(words[place + 1 : place + 2])
             return int(count) if count.isdigit() and not _nodes(words) else None
     return None
+
+
+def script_of(argv: Sequence[str]) -> str | None:
+    """Return the script that Python is to run here, where the command plainly names one.
+
+    Behind a shell, a container or `-c` it may be anywhere: None.
+    """
+    words = argv[1:]
+    if _PYTHON.fullmatch(Path(argv[0]).name):
+        if words[:1] == ("-m",) and "torch.distributed" in "".join(words[1:2]):
+            words = words[2:]  # as torchrun
+        else:
+            first = next((word for word in words if word in ("-c", "-m") or word[:1] != "-"), "")
+            return first if first.endswith(".py") else None
+    elif Path(argv[0]).name not in ("torchrun", "accelerate", "deepspeed"):
+        return None
+    return next((word for word in words if word.endswith(".py")), None)
 
 
 def _nodes(words: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ from statistics import fmean, median
 from ..detectors._curve import Curve
 from ..detectors._theil_sen import line, mean
 from ..errors import InputError, UsageError
+from ..store.rundir import is_run
 
 DIGITS = 5  # significant ones that are printed
 KNOTS = 40  # about as many, where the user says nothing
@@ -43,7 +44,7 @@ def read(path: Path, metric: str) -> list[Series]:
     Raises:
         UsageError: no run in it has the metric. InputError: it cannot be read.
     """
-    if (path / "run.json").is_file():
+    if is_run(path):
         return [_own(path, metric)]
     from ..recordings.find import readers, sources
     from ..recordings.sheet import recordings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import os
 import time
@@ -15,7 +16,8 @@ from ..errors import StoreError, UsageError
 from ..inputs import clock, words
 from ..store import audit
 from ..store.lock import locked
-from ..store.rundir import RUNS, RunDir
+from ..store.quarantine import Quarantine
+from ..store.rundir import RUNS, RunDir, is_run
 from .audit import printable
 
 PATIENCE_S = 15.0  # the word of mouth of a run: a round of the loop, and a step boundary of the job
@@ -28,15 +30,17 @@ def split(given: Sequence[str], least: int, most: int | None) -> tuple[Path, lis
     """Return the run that is meant, and the other arguments.
 
     A first argument that is a run directory is the run; without one it is the only living run
-    under ./runs.
+    under ./runs. One that lies where runs are, and is none, is a mistake and no name of anything.
 
     Raises:
         UsageError: too few arguments, too many, or no run that can be meant.
         StoreError: what stands in the place of a run is none.
     """
     rest, run = list(given), None
-    if rest and (Path(rest[0]) / "run.json").is_file():
+    if rest and is_run(Path(rest[0])):
         run = Path(rest.pop(0))
+    elif rest:
+        _mistyped(rest[0])
     if run is None and most is not None and len(rest) > most:
         run = Path(rest.pop(0))
         RunDir.open(run)  # it is none, and what it may be instead is known there
@@ -44,6 +48,32 @@ def split(given: Sequence[str], least: int, most: int | None) -> tuple[Path, lis
         raise UsageError(f"too {'few' if len(rest) < least else 'many'} arguments",
                          hint="--help has examples")  # fmt: skip
     return run or _living(), rest
+
+
+def _mistyped(given: str) -> None:
+    """Raise `StoreError` for a path whose directory holds runs, or is ./runs, when it is none."""
+    path = Path(given)
+    if "/" not in given or path.is_file():
+        return
+    runs = [found.parent for found in sorted(path.parent.glob("*/run.json"))]
+    if runs or path.parent == RUNS:
+        near = difflib.get_close_matches(path.name, [run.name for run in runs], n=1)
+        if near:
+            raise StoreError(f"{path} holds no run", hint=f"did you mean {path.parent / near[0]}?")
+        RunDir.open(path)
+
+
+def missing(run: Path, shards: Sequence[str]) -> str:
+    """Say which of the shards are not in the quarantine of a run, "" when all are."""
+    if not shards:
+        return ""
+    held = Quarantine(RunDir.open(run).quarantine_path).read()["entries"]
+    kept = sorted(each["name"] for each in held if each["until_attempt"] is None)
+    absent = ", ".join(name for name in shards if name not in kept)
+    holds = ", ".join(kept) or "nothing"
+    return (
+        f"nothing to release: {absent} is not in the quarantine; it holds {holds}" if absent else ""
+    )
 
 
 def _living() -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..errors import StoreError
 from ..store import audit
 from ..store.rundir import RunDir
 
@@ -25,8 +26,11 @@ def command() -> None:
 
 def _log(path: Path) -> tuple[Path, str | None]:
     """Return the audit log that `path` means, and the run that it must belong to."""
-    if path.is_file():
-        return path, None  # a copy that somebody kept elsewhere
+    try:
+        if path.is_file():
+            return path, None  # a copy that somebody kept elsewhere
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
     run = RunDir.open(path)
     return run.audit_path, run.id
 

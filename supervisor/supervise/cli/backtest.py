@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -67,13 +69,40 @@ def command(
             raise UsageError(f"--alias {pair!r}", hint="column=metric, as in nll=train_loss_raw")
         extra[column] = metric
     known = None if labels is None else score.read_labels(labels)
+    for told in _unknown(extra, (policy, *against)):
+        click.echo(f"supervise: warning: {told}", err=True)
     left_out: list[str] = []
     found = pool.run(recordings, [policy, *against], extra, jobs, left_out)
     for each in left_out:
         click.echo(f"supervise: left out {each}", err=True)
+    runs = [outcomes[0].run for outcomes in found]
+    others = score.strangers(known or (), runs)
+    if others:
+        those = "1 run that is" if len(others) == 1 else f"{len(others)} runs that are"
+        told = f"labels name {those} not among these: {', '.join(others[:3])}"
+        click.echo(f"supervise: warning: {told}{', …' if others[3:] else ''}", err=True)
     if as_json:
         for line in compare.lines(found, known):
             click.echo(json.dumps(line, ensure_ascii=False, allow_nan=False))
         return
     for text in compare.report(found, known):
         click.echo(text)
+
+
+def _unknown(extra: Mapping[str, str], policies: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence per alias whose metric has no standard name and that no policy reads."""
+    from ..catalog import metrics
+    from ..proof import backtest
+
+    wrong = {c: metric for c, metric in extra.items() if not metrics.is_known(metric)}
+    if not wrong:
+        return
+    loaded = [backtest.shadowed(policy) for policy in policies]
+    read = {m for each in loaded for d in each.detectors.values() for m in d.metrics}
+    for column, metric in wrong.items():
+        if metric not in read:
+            near = difflib.get_close_matches(
+                metric, {**metrics.everything(), **dict.fromkeys(read)}
+            )
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"--alias {column}={metric}: nobody reads a metric {metric!r}{meant}"

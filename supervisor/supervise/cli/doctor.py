@@ -24,7 +24,7 @@ from .. import __version__
 from ..app.launching import SLOTS
 from ..catalog import shipped
 from ..job import environment, shm
-from ._outlook import REPORTED, arrived, outlook, world_size
+from ._outlook import REPORTED, arrived, outlook, script_of, world_size
 from ._trial import STEPS, Trial, attempt, find_interpreter
 
 OLDEST_PROBE = (3, 9)
@@ -80,7 +80,7 @@ def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
             checks.append(Check("command", "note", f"tier {tier}, no probe: {reason}"))
         else:
             interpreter = find_interpreter(argv)
-            checks.append(Check("command", "ok", f"tier {tier}; its Python: {interpreter}"))
+            checks.append(_command(argv, f"tier {tier}; its Python: {interpreter}"))
             trial = attempt(interpreter)
             checks += _judge(trial, world)
         measured = outlook(trial, reason, world)
@@ -92,6 +92,14 @@ def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
     else:
         _show(checks, measured, bool(argv))
     return int(broken)
+
+
+def _command(argv: tuple[str, ...], text: str) -> Check:
+    """Look for the script that the command names: a Python without it ends before any step."""
+    script = script_of(argv)
+    if script is not None and not Path(script).exists():
+        return Check("command", "fail", f"{script}: no such file, so it ends before a step; {text}")
+    return Check("command", "ok", text)
 
 
 def _here(runs: Path) -> Iterator[Check]:
@@ -177,6 +185,9 @@ def _judge(trial: Trial, world: int | None) -> Iterator[Check]:
         why = trial.error if trial.entered else "something keeps PYTHONPATH from the job's Python"
         yield Check("probe", "fail", f"it did not report: {why}")
         return
+    if "trained" not in trial.lines:
+        yield Check("probe", "fail", f"the trial ended before its last step: {trial.error}")
+        return
     off = [f"{k} {how}" for k, how in trial.status.get("collectors", {}).items() if how != "on"]
     text = f"{STEPS} steps tried, {len(trial.names)} columns arrived"
     yield Check("probe", "note" if off else "ok", "; ".join([text, *off]))
@@ -218,6 +229,7 @@ def _show(checks: list[Check], measured: dict[str, str], asked: bool) -> None:
     if len(groups) == 1:
         click.echo(f"\nno metrics of single steps: {next(iter(groups)).removeprefix('no: ')}")
         return
+    click.echo("\nintervals are the defaults; `sampling` in a policy changes them")
     for head, belongs in SECTIONS:
         found = {answer: ids for answer, ids in groups.items() if belongs(answer)}
         if found:

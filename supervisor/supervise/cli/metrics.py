@@ -14,12 +14,24 @@ Frame t holds what optimizer step t saw, in this order: loss(t) -> grad(t) -> up
 of step t shows in the loss of frame t+1. What is copied from an accelerator is published one step
 late, in the frame of the step that it belongs to."""
 
+_MEASURED = {
+    "probe": "by the probe",
+    "supervisor": "by the supervisor, beside the job",
+    "job": "no; report it",
+    "nobody": "no, and the job cannot know it",
+}
+_COSTS = {
+    "supervisor": "nothing in the job's process",
+    "job": "what the job spends on it",
+    "nobody": "nothing, as nobody measures it",
+}
+
 
 @click.group(name="metrics", no_args_is_help=True)
 def command() -> None:
     """List the metrics, or explain one.
 
-    A metric that nobody measures can be reported by the job: `supervise_probe.report(val_loss=x)`.
+    What is not measured a job may report itself: `supervise_probe.report(my_score=x)`.
     """
 
 
@@ -33,17 +45,17 @@ def listing(as_json: bool) -> None:
       supervise metrics list
       supervise metrics list --json | jq '.[] | select(.measured) | .id'
     """
-    from ..catalog import metrics
+    from ..catalog import metrics, origin
 
     found = [describe(name) for name in metrics.everything()]
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
         return
     width = max(len(row["id"]) for row in found)
-    for measured, head in ((True, "measured by the probe"), (False, "to be reported by the job")):
+    for who, head in origin.BY.items():
         click.echo(f"{head}:")
         for row in found:
-            if row["measured"] is measured:
+            if row["measured_by"] == who:
                 click.echo(f"  {row['id']:{width}}  {row['unit']:9}  {row['meaning']}")
 
 
@@ -71,8 +83,8 @@ def show(metric: str, as_json: bool) -> None:
     click.echo(f"{found['id']} [{found['unit']}]")
     click.echo(f"  {found['meaning']}")
     for head in ("source", "cost"):
-        click.echo(f"  {head + ':':10} {found[head] or 'nothing that can be measured'}")
-    click.echo(f"  {'measured:':10} {'by the probe' if found['measured'] else 'no; report it'}")
+        click.echo(f"  {head + ':':10} {found[head]}")
+    click.echo(f"  {'measured:':10} {_MEASURED[found['measured_by']]}")
     for name, text in found["detectors"].items():
         click.echo(f"  {'detector:':10} {name}: {text}")
     click.echo(f"\n{ORDER}")
@@ -80,16 +92,36 @@ def show(metric: str, as_json: bool) -> None:
 
 def describe(metric: str) -> dict[str, Any]:
     """Return what is known of a metric that has a standard id, for `--json`."""
-    from ..catalog import metrics, readers
+    from ..catalog import metrics, origin, readers
+    from ..inputs import columns
 
     spec = metrics.spec_of(metric)
     assert spec is not None
+    by = origin.measured_by(metric, columns.METRICS)
     return {
         "id": metric,
         "unit": spec.unit,
         "meaning": spec.meaning,
         "source": spec.source,
-        "cost": spec.cost,
-        "measured": spec.id in metrics.known(),
+        "cost": _cost(spec.id) if by == origin.PROBE else _COSTS[by],
+        "measured": by in (origin.PROBE, origin.SUPERVISOR),
+        "measured_by": by,
         "detectors": readers.readers(metric),
     }
+
+
+def _cost(metric: str) -> str:
+    """Return what a sample costs the job; many come out of what another metric was taken for."""
+    from supervise_probe import collectors
+
+    family = next(
+        family
+        for _, module in collectors.modules()
+        if metric in (family := {spec.id: str(spec.cost) for spec in module.METRICS})
+    )
+    if family[metric]:
+        return family[metric]
+    first = next((name for name, cost in family.items() if cost), None)
+    if first is None:
+        return "no pass over data of its own; see probe_self_time for all together"
+    return f"that of {first}: {family[first]}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import InputError, UsageError
+from ._number import Number
 
 KINDS = ("band", "collapse")
 
@@ -38,7 +39,7 @@ KINDS = ("band", "collapse")
 @click.option(
     "--align",
     nargs=2,
-    type=float,
+    type=Number(),
     metavar="A B",
     help="Fractions of training that give the scale; 0.25 0.5 when left out. Collapse only.",
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ..catalog.shipped import is_file
 from ..core.values import MODES
 from ..errors import InputError, StoreError
 from ..inputs import clock, words
@@ -47,7 +48,7 @@ def command(run: Path, policy: str | None, mode: str | None, by: str | None) -> 
     found = RunDir.open(run)
     if not locked(found.audit_path):
         raise StoreError(f"{run} has no supervisor any more", hint=f"supervise status {run}")
-    if policy is not None and Path(policy).exists():
+    if policy is not None and is_file(Path(policy)):
         policy = str(Path(policy).absolute())  # the supervisor may have another directory
     at_ns = clock.monotonic_ns()
     key = f"{at_ns}-{os.getpid()}"

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..core.rule import Policy
 
 
+CUT = "the record is cut"
+
+
 @click.command(name="why")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.argument("incident", required=False, metavar="[INCIDENT]")
@@ -75,6 +78,9 @@ def how_it_goes(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:
     step = records[-1]["step"] if records else -1
     if locked(run.audit_path):
         return f"the run is in progress, step {step} or later"
+    found = audit.verify(run.audit_path)
+    if found.status == "torn":  # the end of a killed supervisor, or of a copy that is not whole
+        return f"{CUT}, and the supervisor is gone: {found.message}"
     return f"the record ends at step {step}: the supervisor is gone, it was killed or lost power"
 
 
@@ -116,7 +122,8 @@ def _nothing(
 ) -> Iterator[str]:
     watched = watching(run, records, policies)
     rules: Mapping[str, str] = watched["rules"]
-    yield f"run {run.id}: no incident; {ending}"
+    none = "no incident in what is left" if ending.startswith(CUT) else "no incident"
+    yield f"run {run.id}: {none}; {ending}"
     if not rules:
         yield "  nothing was watched: no status was written and the policy cannot be read"
         return

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from ._speak import speak, split
+from ._number import Number
+from ._speak import REFUSED, missing, speak, split
 
 STATUS = "Exit status: 0 done or under way, 1 refused or failed, 75 no answer within 15 s."
 commands: dict[str, click.Command] = {}
@@ -136,9 +137,10 @@ def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
     """
     run, (value,) = split(given, 1, 1)
     try:
-        number = float(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no number", param_hint="VALUE") from error
+        number = Number().convert(value, None, None)
+    except click.BadParameter as error:
+        error.param_hint = "VALUE"
+        raise
     return speak(run, "lr", by, {"value": number, "rewarm": rewarm})
 
 
@@ -214,6 +216,10 @@ def release(given: tuple[str, ...], by: str | None, shard: tuple[str, ...]) -> i
       supervise release --shard data/00017.tar
     """
     run, _ = split(given, 0, 0)
+    why = missing(run, shard)
+    if why:
+        click.echo(why, err=True)
+        return REFUSED
     return speak(run, "release", by, {"shard": list(shard)} if shard else {})
 
 

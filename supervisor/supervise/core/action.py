@@ -34,6 +34,7 @@ class Aim:
     suspects: tuple[str, ...] = ()  # shards that are to blame, by more than one spike
     shards: int = 0  # how many were seen in all
     batches: tuple[int, ...] = ()  # fingerprints of the steps from 5 before the breach to it
+    operator: str = ""  # who asked for it, when no rule did
 
 
 def refuse_several_ranks(aim: Aim, verb: str) -> None:
@@ -101,8 +102,9 @@ class Job(Protocol):
         """Stop the gang, put a checkpoint in its place, and start the job again from it.
 
         Returns:
-            `pid`, `attempt` and `checkpoint` of the new launch, `how` the old one ended, `moved`
-            (newer checkpoints that were set aside).
+            `pid`, `attempt`, `checkpoint` and `step` of the new launch, `how` the old one ended,
+            `moved` (newer checkpoints that were set aside), `failed` (what was passed over, and
+            why).
         """
         ...
 
@@ -115,7 +117,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         destructive: changes the job's training state in a way that cannot be taken back.
         touches_job: False for evidence and notification; "zero actions" counts these out.
         changes_training: refused when world_size > 1 until step-fenced commands exist.
-        engine_step: True for `notify` and `verify`, which the engine itself carries out.
+        engine_step: True for `hold`, `notify`, `undo` and `verify`: the engine carries them out.
         budget: the budget class it is counted in besides `all`; None is not counted at all.
         deadline_s: how long `perform` may take, unless `limit_s` says otherwise.
     """
@@ -176,7 +178,8 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         Args:
             told: the first step that is made again, and how it was: `fingerprint` of its batch
                 ("same", "other", "unknown"), `loss` and `lr` (`{"was", "is"}`, None where nobody
-                knows).
+                knows). After a relaunch `loss` may have a `limit`: above it the weights are not
+                those of the checkpoint.
         """
         return True
 

@@ -5,19 +5,22 @@ Pure questions about the state: nothing is decided, said or done.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .action import Aim, Refused
+from .checkpoints import Checkpoint
 from .incident import Incident
 from .rule import Runbook
 from .state import Turn
 
 
-def aim(turn: Turn, incident: Incident, before: int | None = None) -> Aim:
+def aim(turn: Turn, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
     """Return what an action may know when its arguments are worked out.
 
     Args:
         before: the step that counts as the first breach; None: that of the incident.
+        operator: who asked for the action; "": the policy did.
     """
     state = turn.state
     return Aim(
@@ -32,12 +35,27 @@ def aim(turn: Turn, incident: Incident, before: int | None = None) -> Aim:
         suspects=state.blame.suspects(),
         shards=state.blame.shards,
         batches=incident.batches,
+        operator=operator,
     )
 
 
-def refusal(turn: Turn, incident: Incident, book: Runbook, before: int | None = None) -> str:
+def refusal(
+    turn: Turn, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
+) -> str:
     """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
-    where = aim(turn, incident, before)
+    return _refusal(aim(turn, incident, before, operator), book)
+
+
+def lacks_checkpoint(turn: Turn, incident: Incident, book: Runbook) -> bool:
+    """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
+    where = aim(turn, incident)
+    if "portable" in where.unable:  # and none will ever come
+        return False
+    oldest = Checkpoint("", 0, 0, "", ok=True)
+    return not _refusal(replace(where, good=(oldest, *where.good)), book)
+
+
+def _refusal(where: Aim, book: Runbook) -> str:
     for verb, step in zip(book.verbs, book.steps, strict=True):
         try:
             step.aim(where)

@@ -21,15 +21,14 @@ FEW = 32  # frames, when time has passed and few frames came: twice the rarest r
 
 
 class RuleWatch:
-    """One rule on one rank: `code` now, `held` consecutive TRUE steps, `firing` since `since`."""
+    """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook."""
 
-    __slots__ = ("blind", "code", "firing", "held", "keep_until", "unknown_since")
+    __slots__ = ("answered", "blind", "code", "firing", "held", "keep_until", "unknown_since")
 
     def __init__(self) -> None:
         self.code = UNKNOWN
-        self.held = 0
-        self.firing = False
-        self.keep_until = 0
+        self.held = self.keep_until = 0
+        self.firing = self.answered = False
         self.unknown_since: tuple[int, int] | None = None  # (pace, at_ns)
         self.blind = False
 
@@ -55,7 +54,7 @@ class Bank:
         self.codes = [UNKNOWN] * len(self._watches)
         self.rules = [RuleWatch() for _ in policy.rules]
         self.names: tuple[str, ...] = ()
-        self.pid = 0
+        self.program: tuple[int, int] | None = None  # see Announced
         self.attempt = 0
         self.step = -1
         self.frames = 0
@@ -88,20 +87,22 @@ class Bank:
         self._feeder.settle()
         return self._watches
 
-    def announce(self, names: tuple[str, ...], pid: int) -> None:
-        """Bind metric names to columns. Another process of the same rank starts from nothing."""
-        watches = self.watches
-        self.gone = False
-        if self.pid and pid != self.pid:
-            self.deaf = False
+    def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> bool:
+        """Bind metric names to columns; another program of the same rank starts from nothing.
+
+        Return whether it took the place of one that nobody knew to have ended.
+        """
+        watches, fresh = self.watches, self.program not in (None, program)
+        unexpected, self.gone = fresh and not self.gone, False
+        if fresh:
             for watch in watches:
                 watch.reset()
             self.codes = [UNKNOWN] * len(watches)
-            self.step = -1
-            self.dense = set()
-        self.history.announce(names, fresh=bool(self.pid) and pid != self.pid)
-        self.pid, self.names = pid, names
+            self.deaf, self.step, self.latest, self.dense = False, -1, (), set()
+        self.history.announce(names, fresh=fresh)
+        self.program, self.names = program, names
         self._plan()
+        return unexpected
 
     def _plan(self) -> None:
         self._feeder = Feeder(self.detectors, self._watches, self.names)
@@ -220,7 +221,8 @@ class Bank:
         if code == BREACH:
             watch.held += 1 if new_step or watch.held == 0 else 0
             if not watch.firing and watch.held >= rule.for_steps:
-                watch.firing, watch.keep_until = True, pace + rule.keep_steps
+                watch.firing, watch.answered = True, False
+                watch.keep_until = pace + rule.keep_steps
                 return True
             return None
         watch.held = 0

@@ -40,7 +40,7 @@ SHARDS = 16384  # of which counts are kept; those that came first, and were neve
 ROOM = 1024  # so many at once, as it takes a look at all troubles
 RECENT = 2048  # steps of ranks whose shard is known when a trouble begins
 
-Key = tuple[int, int, int]  # rank, process of the rank, number of the shard in that process
+Key = tuple[int, int, int]  # rank, program of the rank, number of the shard in that program
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,22 @@ class Trouble:
 
 
 class Blame:
-    """Counts, of all ranks of a run, which shards were there and which were there in trouble."""
+    """Counts, of all ranks of a run, which shards were there and which were there in trouble.
+
+    Attributes:
+        columns: of the shard and the loss, by rank; other ranks need not be fed.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Key, Exposure] = {}
         self._names: dict[Key, str] = {}
-        self._lives: dict[int, tuple[int, int]] = {}  # rank -> pid, how many processes before it
-        self._columns: dict[int, tuple[int, int]] = {}  # of the shard and the loss, by rank
+        # rank -> its program, see Announced, and how many there were before it
+        self._lives: dict[int, tuple[tuple[int, int], int]] = {}
+        self.columns: dict[int, tuple[int, int]] = {}
         self._levels: dict[int, Level] = {}
         self._recent: deque[tuple[int, int, Key | None]] = deque(maxlen=RECENT)
         self._troubles: deque[Trouble] = deque(maxlen=TROUBLES)
-        self._newest = (-1, -1)
+        self._newest = (-1, -1, -1)  # program of its rank, attempt, step
         self._steps = 0  # of the run, whatever the number of ranks
         self._calm, self._high, self._squares = 0, 0.0, 0.0  # steps, residuals, their squares
         self._forgotten = 0
@@ -74,33 +79,33 @@ class Blame:
         twin.__dict__.update(self.__dict__)
         twin._seen = {key: replace(seen) for key, seen in self._seen.items()}
         twin._names = dict(self._names)
-        twin._lives, twin._columns = dict(self._lives), dict(self._columns)
+        twin._lives, twin.columns = dict(self._lives), dict(self.columns)
         twin._levels = {rank: replace(level) for rank, level in self._levels.items()}
         twin._recent, twin._troubles = self._recent.copy(), self._troubles.copy()
         return twin
 
     # ── what is told ──────────────────────────────────────────────────────────────────────────────
 
-    def announced(self, rank: int, names: tuple[str, ...], pid: int) -> None:
-        """A rank told its metrics; another process of it counts its shards from 0 again."""
-        before, life = self._lives.get(rank, (pid, 0))
-        self._lives[rank] = pid, life + (pid != before)
+    def announced(self, rank: int, names: tuple[str, ...], program: tuple[int, int]) -> None:
+        """A rank told its metrics; another program of it counts its shards from 0 again."""
+        before, life = self._lives.get(rank, (program, 0))
+        self._lives[rank] = program, life + (program != before)
         if "batch_shard" not in names:
-            self._columns.pop(rank, None)
+            self.columns.pop(rank, None)
             return
         loss = names.index(LOSS) if LOSS in names else -1
-        self._columns[rank] = names.index("batch_shard"), loss
+        self.columns[rank] = names.index("batch_shard"), loss
 
     def named(self, rank: int | None, shards: Any) -> None:
         """A notice of kind `shard` told names: `{"17": "data/00017.tar"}`."""
-        life = self._lives.get(rank or 0, (0, 0))[1]
+        life = self._life(rank or 0)
         for number, name in shards.items() if isinstance(shards, Mapping) else ():
             if isinstance(name, str) and str(number).isdecimal():
                 self._names[rank or 0, life, int(number)] = name
 
     def feed(self, frame: Frame, *, calm: bool) -> None:
         """Count the shard of a step. `calm`: no trouble is open, so its loss tells of the shard."""
-        columns = self._columns.get(frame.rank)
+        columns = self.columns.get(frame.rank)
         if columns is None:
             return
         at, loss_at = columns
@@ -108,8 +113,9 @@ class Blame:
         number = values[at] if at < len(values) else None
         if number is None:
             return
-        if (frame.attempt, frame.step) > self._newest:
-            self._newest = frame.attempt, frame.step
+        life = self._life(rank)
+        if (life, frame.attempt, frame.step) > self._newest:
+            self._newest = life, frame.attempt, frame.step
             self._steps += 1
         loss = values[loss_at] if 0 <= loss_at < len(values) else None
         high = (
@@ -118,7 +124,7 @@ class Blame:
         if number < 0.0:  # several: which of them it was cannot be told
             self._recent.append((frame.attempt, frame.step, None))
             return
-        key = rank, self._lives.get(rank, (0, 0))[1], int(number)
+        key = rank, life, int(number)
         self._count(key, frame, high)
         self._recent.append((frame.attempt, frame.step, key))
         if self._troubles:
@@ -195,6 +201,9 @@ class Blame:
         }
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────
+
+    def _life(self, rank: int) -> int:
+        return self._lives[rank][1] if rank in self._lives else 0
 
     def _residual(self, rank: int, loss: float) -> float | None:
         high = self._levels.setdefault(rank, Level()).residual(loss)

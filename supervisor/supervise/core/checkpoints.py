@@ -3,15 +3,20 @@
 The guard (`inputs.checkpoints`) finds and verifies; here is only what a decision needs. A
 checkpoint is good when it was verified and saved before the trouble: one that was saved at or after
 the first breach of an incident, or in an attempt that did not help, is suspect for good. One of an
-attempt that has not yet shown that it helps is on trial until its incident ends.
+attempt that has not yet shown that it helps is on trial until its incident ends. Suspect is also
+what a launch saves that began anew instead of going on from its checkpoint, until a person takes
+that launch as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
+ASTRAY = "saved by a launch that did not go on from its checkpoint"
+NEVER = (inf, inf)
 KEPT = 64  # newest ones that decisions look at; far more than any guard pins
 
 
@@ -41,10 +46,16 @@ class Checkpoint:
 class Checkpoints:
     """All checkpoints of the run, folded from the guard's notices."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_astray", "_known")
 
-    def __init__(self, known: Mapping[str, Checkpoint] | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, Checkpoint] | None = None,
+        astray: Iterable[tuple[int, float, tuple[float, float]]] = (),
+    ) -> None:
         self._known: dict[str, Checkpoint] = dict(known or {})
+        # Of each: first attempt, first of the next launch, attempt and step when a person took it.
+        self._astray = list(astray)
 
     def notice(self, data: Mapping[str, Any], suspect: str = "", trial: str = "") -> Checkpoint:
         """Take a notice of kind `checkpoint`: `{"id", "step", "attempt", "path", "ok"}`.
@@ -53,10 +64,13 @@ class Checkpoints:
             suspect, trial: of a checkpoint that is new to us, see `Checkpoint`.
         """
         before = self._known.get(str(data["id"]))
+        attempt, step = int(data.get("attempt", 0)), int(data["step"])
+        if any(f <= attempt < end and (attempt, step) <= upto for f, end, upto in self._astray):
+            suspect, trial = suspect or ASTRAY, ""
         found = Checkpoint(
             str(data["id"]),
-            int(data["step"]),
-            int(data.get("attempt", 0)),
+            step,
+            attempt,
             str(data["path"]),
             bool(data["ok"]),
             before.suspect if before is not None else suspect,
@@ -78,6 +92,29 @@ class Checkpoints:
         for name in hit:
             self._known[name] = replace(self._known[name], suspect=why, trial="")
         return hit
+
+    def began_anew(self, launch: int) -> None:
+        """The newest launch, of this attempt, did not go on from its checkpoint."""
+        self._astray.append((launch, inf, NEVER))
+        for name, found in self._known.items():
+            if found.attempt >= launch and not found.suspect:
+                self._known[name] = replace(found, suspect=ASTRAY, trial="")
+
+    @property
+    def astray(self) -> bool:
+        """Whether the newest launch did not go on from its checkpoint, and nobody accepted that."""
+        return any(end == inf and upto == NEVER for _, end, upto in self._astray)
+
+    def launched(self, attempt: int) -> None:
+        """Another launch began."""
+        self._astray = [(first, min(end, attempt), upto) for first, end, upto in self._astray]
+
+    def accept(self, attempt: int, step: int) -> None:
+        """A person takes the newest launch as it is: what it saves from here on is good again."""
+        self._astray = [
+            (first, end, min(upto, (max(first, attempt), step)) if end == inf else upto)
+            for first, end, upto in self._astray
+        ]
 
     def judge(self, incident: str, recovered: int | None) -> None:
         """An incident ended: of what was on trial for it, only the attempt that recovered is good.
@@ -105,7 +142,7 @@ class Checkpoints:
 
     def copy(self) -> Checkpoints:
         """Return an independent copy."""
-        return Checkpoints(self._known)
+        return Checkpoints(self._known, self._astray)
 
 
 def newest_before(good: Iterable[Checkpoint], step: int) -> Checkpoint | None:

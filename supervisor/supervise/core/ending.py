@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import approvals, opening, questions
-from .incident import CLOSED, HELD, Incident
+from .incident import CLOSED, HELD, Incident, Run
 from .state import Turn
 
 NOTHING = "nothing to do"
@@ -36,6 +36,16 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
         then=f"{then}; the job goes on" + (f"; {found.advice}" if found is not None else ""),
         news=True,
     )
+
+
+def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
+    """Hold as the last step of a runbook says, whatever became of the evidence before it."""
+    if incident.phase == HELD and run.failed is None:
+        run.index += 1  # it ran in a hold: people know
+        return
+    why = f"{run.runbook.name}: {incident.headline}"
+    why += f"; {run.failed}" if run.failed else ""
+    hold(turn, incident, why, exhausted=run.climbed)
 
 
 def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
@@ -70,7 +80,7 @@ def close(
     )  # fmt: skip
     if found is not None:
         questions.remember_onset(turn.state, incident)
-        why, then = f"{why}; {found.text}", found.advice if then == NOTHING else then
+        why, then = f"{why}; {questions.told(found)}", found.advice if then == NOTHING else then
     turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
         turn.state.floor = (incident.rung, turn.state.pace)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from . import (
     consent,
     ending,
+    flapping,
     ladder,
     life,
     machine,
@@ -52,6 +53,7 @@ from .values import (
 QUIET_STEPS = (
     20  # an incident that nobody acted on closes after so many steps without a firing rule
 )
+NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
 
 
@@ -70,9 +72,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     elif isinstance(event, Tick):
         _tick(turn, event)
     elif isinstance(event, Announced):
-        _bank(turn, event.rank).announce(event.names, event.pid)
-        state.blame.announced(event.rank, event.names, event.pid)
-        state.world_size = event.world_size
+        _announced(turn, event)
     elif isinstance(event, Finished):
         runner.finished(turn, event)
         _waited(turn)
@@ -113,20 +113,35 @@ def _bank(turn: Turn, rank: int) -> Bank:
     return turn.state.banks[rank]
 
 
+def _announced(turn: Turn, event: Announced) -> None:
+    state, rank = turn.state, event.rank
+    bank = _bank(turn, rank)
+    before = bank.step
+    if bank.announce(event.names, event.program):
+        turn.say(
+            "note",
+            f"another program of rank {rank} began after step {before}, in the same launch: its "
+            "steps may have numbers that were there before",
+            what="program", rank=rank, pid=event.pid, last_step=before,
+        )  # fmt: skip
+    state.blame.announced(rank, event.names, event.program)
+    state.world_size = event.world_size
+
+
 def _frame(turn: Turn, frame: Frame) -> None:
-    state = turn.state
+    state, rank, step = turn.state, frame.rank, frame.step
     if frame.attempt < state.launched:  # of a process that has ended, read late
         return
-    bank = state.banks.get(frame.rank) or _bank(turn, frame.rank)
-    leader = state.leader() if frame.rank else None  # rank 0 leads whenever it speaks
-    leads = leader is None or frame.rank <= leader
-    if leads:
+    bank = state.banks.get(rank) or _bank(turn, rank)
+    leads = not rank or (leader := state.leader()) is None or rank <= leader
+    if leads:  # rank 0 does whenever it speaks
         state.pace += 1
-        state.step, state.attempt = frame.step, frame.attempt
+        state.step, state.attempt = step, frame.attempt
     if state.machine == machine.LAUNCHING:
-        turn.move("first_frame", f"first frame, step {frame.step} of rank {frame.rank}")
-    state.blame.feed(frame, calm=state.incident is None)
-    if frame.step > bank.step + 1 and frame.attempt == bank.attempt and bank.step >= 0:
+        turn.move("first_frame", f"first frame, step {step} of rank {rank}")
+    if rank in state.blame.columns:
+        state.blame.feed(frame, calm=state.incident is None)
+    if step > bank.step + 1 and frame.attempt == bank.attempt and bank.step >= 0:
         _jump(turn, bank, frame)
     bank.lost = 0
     moved = bank.feed(frame, state.pace)
@@ -135,10 +150,14 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if bank.notes:
         _notes(turn, bank)
     if moved:
-        response.moved(turn, bank, frame.rank, moved)
+        response.moved(turn, bank, rank, moved)
     if state.muted:
         response.unmuted(turn, bank)
+    if state.flapping and leads:
+        flapping.settled(turn)
     incident = state.incident
+    if incident is not None and incident.waiting:
+        response.waited(turn)
     if incident is not None and leads:
         verification.watch(turn, incident, frame)
         _settle(turn, incident)
@@ -194,11 +213,13 @@ def _waited(turn: Turn) -> None:
 
 
 def _notes(turn: Turn, bank: Bank) -> None:
+    state, incident = turn.state, turn.state.incident
     for name, note in bank.notes:
         kind = str(note.get("kind", "note"))
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
-        turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
-        incident = turn.state.incident
+        if state.pace >= state.noted.get((name, kind), 0):
+            state.noted[name, kind] = state.pace + NOTE_STEPS
+            turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
             incident.rebaselined |= any(name in turn.policy.behind(rule) for rule in rules)
@@ -230,7 +251,7 @@ def _settle(turn: Turn, incident: Incident) -> None:
         if relapsed is not None:
             state.blame.again(incident.id, state.step, state.attempt)
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
-        elif state.pace >= incident.probation_until:
+        elif state.pace >= incident.probation_until and state.step >= incident.settled:
             steps = turn.policy.probation_steps
             ending.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             turn.move("passed", f"{incident.id} recovered")
@@ -253,7 +274,7 @@ def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no rung left means hold."""
     turn.say("incident", f"classified: {found.text}", severity=incident.severity,
              what="classified", spike=found.data())  # fmt: skip
-    turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=found.text,
+    turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=questions.told(found),
               then=found.advice)  # fmt: skip
     name, _ = ladder.climb(turn.policy.ladder, incident.rung)
     idle = incident.run is None and incident.phase != HELD

@@ -12,16 +12,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
-from operator import itemgetter, lt
+from operator import attrgetter, itemgetter, lt
 from typing import Any
 
 from .shapes import Clockwork, Detector, Watch
 from .values import OK
 
-STRETCH = 28
+STRETCH = 30  # frames; a window of 128 can hardly tell what will be usual for longer
 
 Values = tuple[float | None, ...]
 Sampler = Callable[[Values], Any]
+NEWEST = attrgetter("last")  # step of a watch
 
 
 class Calm(Watch):
@@ -97,6 +98,7 @@ class Feeder:
         self._newest = -1  # step that every watch left alone has seen, or will hear of
         self._rows: list[Values] = []
         self._steps: list[int] = []
+        self._aimed: tuple[list[int], set[int]] = [], set()
         self._rest()
 
     def _rest(self) -> None:
@@ -165,17 +167,18 @@ class Feeder:
         self._calm, self._idle, self._loud, self._loud_others = [], [], [], []
         both: list[tuple[int, Calm, int, float, float]] = []  # bounded on both sides
         upper: list[tuple[int, Calm, int, float, float]] = []  # from above only
-        calm_places = set()
         for i, watch, column, can in self._singles:
             band = None
             if can and codes[i] == OK == watch.raw:
                 band = watch.band(STRETCH)  # type: ignore[attr-defined]
             if band is None:
                 self._loud.append((i, watch.feed, column))
+            elif band[0] == -inf:
+                upper.append((i, watch, column, *band))
             else:
-                entries = upper if band[0] == -inf else both
-                entries.append((i, watch, column, *band))
-                calm_places.add(i)
+                both.append((i, watch, column, *band))
+        self._calm = both + upper
+        calm_places = {entry[0] for entry in self._calm}
         for i, watch, sample, columns, inputs in self._others:
             well = isinstance(watch, Idle) and codes[i] == OK == watch.raw and watch.idle()
             if well and calm_places.issuperset(inputs):
@@ -183,17 +186,20 @@ class Feeder:
                 calm_places.add(i)
             else:
                 self._loud_others.append((i, watch.feed, sample))
-        self._calm = both + upper
-        self._lows = [low for _, _, _, low, _ in both]
-        self._highs = [high for _, _, _, _, high in self._calm]
-        lasts = [calm.last for _, calm, _, _, _ in self._calm]
-        self._newest = max(lasts + [idle.last for _, idle, _, _, _ in self._idle], default=-1)
+        self._lows = [entry[3] for entry in both]
+        self._highs = [entry[4] for entry in self._calm]
+        alone = [entry[1] for entry in self._calm] + [entry[1] for entry in self._idle]
+        self._newest = max(map(NEWEST, alone), default=-1)
         self._aim()
 
     def _aim(self) -> None:
         """Pick the values of the calm watches, in their order, then those that need be finite."""
-        columns = [column for _, _, column, _, _ in self._calm]
-        columns += {c for _, _, _, used, _ in self._idle for c in used}.difference(columns)
+        calm = [column for _, _, column, _, _ in self._calm]
+        idle = {c for _, _, _, used, _ in self._idle for c in used}
+        if (calm, idle) == self._aimed:  # as it nearly always is
+            return
+        self._aimed = calm, idle
+        columns = calm + sorted(idle.difference(calm))
         if columns:
             self._pick = itemgetter(*columns, columns[-1])  # twice, as one alone is no tuple
 
@@ -235,6 +241,8 @@ def _finite(value: float | None) -> bool:
 def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sampler:
     """Return what takes a sample from the values of a frame; -1 is no column."""
     if reads == "metrics":
+        if len(columns) > 1 and min(columns) >= 0:
+            return itemgetter(*columns)
         return lambda values: [values[c] if c >= 0 else None for c in columns]
     if reads == "detectors":
         return lambda values: [watch.raw for watch in inputs]

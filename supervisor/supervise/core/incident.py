@@ -38,6 +38,7 @@ class Run:
     exhausted: bool = False  # nothing else may be tried: no budget, or an undo failed
     overdue_ns: int = 0  # when the outcome waited for is in doubt
     effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    climbed: bool = False  # it was not asked for: what is below it on the ladder was tried
     reduced: str = ""  # why only evidence is taken and people are told
     approved: list[dict[str, Any]] | None = None  # verbs and arguments that were allowed
     instead: bool = False  # it stands in for one that could not work here
@@ -66,8 +67,14 @@ class Incident:
         asks: a rule in mode `approve` began it, so that all that it leads to is asked for.
         wanted: words of operators that wait for the action under way.
         anew: what is asked for again when the run under way ends: runbook, rung, why, climbed.
+        lacked: number of the newest run, when it was refused for want of a good checkpoint: its
+            runbook, why it was to run, climbed.
+        back: the attempt that the job was last taken back to; what older frames tell is over.
         acked: who said that a person looks after it.
         tainted: attempt -> step from which checkpoints of it are suspect because of this.
+        beyond, settled: it went back: the first breach, a step that a recovery must have passed,
+            and the step before which its probation does not end. A crash has neither: it may lie
+            far ahead, and the count of crashes judges it.
         verdict: the class that it was given while it is open.
     """
 
@@ -85,7 +92,7 @@ class Incident:
     quiet_since: int | None = None
     rebaselined: bool = False  # a detector behind it took the new level for its baseline
     headline: str = ""
-    waiting: list[str] = field(default_factory=list)  # rules worse than the action under way
+    waiting: list[str] = field(default_factory=list)  # rules to be answered after what is under way
     shadowed: list[str] = field(default_factory=list)  # runbooks that shadow mode only wrote down
     rank: int = 0
     attempt: int = 0
@@ -107,7 +114,11 @@ class Incident:
     wanted: list[Told] = field(default_factory=list)
     acked: str = ""
     tainted: dict[int, int] = field(default_factory=dict)
+    beyond: int = -1
+    settled: int = -1
     anew: tuple[str, int, str, bool] | None = None
+    lacked: tuple[int, str, str, bool] | None = None
+    back: int = 0
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule; return True when it raised the incident's severity."""

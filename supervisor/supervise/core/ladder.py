@@ -28,3 +28,8 @@ def climb(ladder: Ladder, rung: int) -> tuple[str, int]:
 def at(ladder: Ladder, rung: int) -> tuple[str, int]:
     """Return `(runbook, rung)`, `hold` past the end."""
     return (ladder.rungs[rung], rung) if rung < len(ladder.rungs) else (HOLD, len(ladder.rungs))
+
+
+def place(ladder: Ladder, name: str, otherwise: int) -> int:
+    """Return the rung of a runbook, `otherwise` when it is on none."""
+    return ladder.rungs.index(name) if name in ladder.rungs else otherwise

@@ -6,7 +6,7 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
-from . import approvals, ending, ladder, opening, runner, verification
+from . import approvals, choosing, ending, ladder, opening, runner, verification
 from .incident import HELD, Run
 from .state import CALLED_OFF, State, Turn
 from .values import ACTING_MODES, Exited, Launched, Noticed
@@ -24,9 +24,11 @@ def launched(turn: Turn, event: Launched) -> None:
     state = turn.state
     state.returncode, state.ended, state.stays = None, False, ""
     state.launched = event.attempt
+    state.checkpoints.launched(event.attempt)
     for bank in state.banks.values():
         bank.leave()
-    state.unable.pop("rollback", None)  # of the process that is gone
+    for verb in ("rollback", "portable"):  # of the process that is gone
+        state.unable.pop(verb, None)
     if event.attempt:
         turn.say("note", f"the job was started again as attempt {event.attempt}", what="launched",
                  pid=event.pid)  # fmt: skip
@@ -47,33 +49,55 @@ def noticed(turn: Turn, event: Noticed) -> None:
     if event.kind == "signal" and event.data.get("final"):
         state.called_off = True
         state.unable["relaunch"] = CALLED_OFF
+        if state.returncode is not None and _relaunching(state) is not None:
+            _ended(turn)
     if event.kind == "checkpoint":
         opening.checkpoint(turn, event.data)
+        runner.start_waiting(turn)  # perhaps what lacked one
     if event.kind in ("continuity", "resume-refused"):
         verification.heard(turn, event)
+    if event.kind == "choice":
+        choosing.again(turn)
     verb, _, how = event.kind.rpartition("-")
-    if how == "unavailable":  # rollback, relaunch
+    if how == "unavailable":  # rollback, relaunch; portable: savepoints for another process
         state.unable[verb] = event.message
+        resume = (turn.policy.job.get("relaunch") or {}).get("resume")
+        if verb == "rollback" and resume == "savepoint":
+            state.unable["portable"] = event.message
     if event.kind in ("probe-off", "segment-fault"):
         for rank, bank in state.banks.items():
             bank.deaf |= event.rank is None or event.rank == rank
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
         turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
+    # Each rank reports the same, so people are told by one.
+    if event.kind == "report" and event.rank == min(state.banks, default=event.rank):
+        turn.tell("SEV2", event.message, verdict="rules that read these are not judged")
 
 
 def exited(turn: Turn, event: Exited) -> None:
     """The job's processes are gone; what is under way comes to its end before that is answered."""
     state, incident = turn.state, turn.state.incident
     state.returncode = event.returncode
-    run = incident.run if incident is not None else None
     if incident is not None:
         incident.standing.clear()  # it ended with the process
-    if run is not None and run.waiting_for is not None and run.verb == "relaunch":
-        if not state.called_off:
-            turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
-            return
-        turn.say("abort", f"{run.waiting_for} failed: the end of the job was asked for meanwhile",
-                 action={"id": run.waiting_for})  # fmt: skip
+    if _relaunching(state) is not None and not state.called_off:
+        turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
+    else:
+        _ended(turn)
+
+
+def _relaunching(state: State) -> str | None:
+    """Return the id of the relaunch that is under way."""
+    run = state.incident.run if state.incident is not None else None
+    return run.waiting_for if run is not None and run.verb == "relaunch" else None
+
+
+def _ended(turn: Turn) -> None:
+    """The job has ended, and what is under way does not start it again."""
+    state, relaunch = turn.state, _relaunching(turn.state)
+    if relaunch is not None:
+        turn.say("abort", f"{relaunch} failed: the end of the job was asked for meanwhile",
+                 action={"id": relaunch})  # fmt: skip
     approvals.settle(turn, "withdrawn", f"the job {_how(state)}")
     state.ended = True
 

@@ -63,11 +63,13 @@ def order(turn: Turn, event: Told) -> Answer:
         return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
     if state.returncode is not None:
         raise Refused("the job has ended")
+    if verb == "resume" and incident is None and not state.paused:
+        raise Refused("the job is not paused")
     first = [_made(turn, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
     before = count(event, "before", state.step + 1) if verb == "rollback" else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
-    why = aiming.refusal(turn, about, book, before)
+    why = aiming.refusal(turn, about, book, before, event.operator)
     if why:
         raise Refused(why)
     name = incident.id if incident is not None else f"inc-{state.incidents + 1}"

@@ -93,6 +93,17 @@ def conclude(turn: Turn, incident: Incident) -> Verdict | None:
     return None if case is None else spike.judge(case)
 
 
+def told(found: Verdict) -> str:
+    """Return a verdict for a message: what was answered, if the loss has a part in it.
+
+    The audit record has all.
+    """
+    known = [str(q["text"]) for q in found.questions.values() if q["answer"] != spike.UNKNOWN]
+    if found.kind == spike.UNDECIDED:  # because of what could not be answered
+        return found.text
+    return found.kind if found.kind == spike.NO_EXCURSION else f"{found.kind}: {'; '.join(known)}"
+
+
 def remember_onset(state: State, incident: Incident) -> None:
     """Count an excursion of the loss, so that a series of them is seen."""
     if _counts(incident):

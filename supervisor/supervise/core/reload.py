@@ -131,7 +131,7 @@ def rebind(bank: Bank, policy: Policy) -> tuple[Bank, dict[str, list[str]]]:
             anew["rules"].append(rule.id)
         else:
             made.rules[r] = bank.rules[at]
-    made.announce(bank.names, bank.pid)
+    made.announce(bank.names, bank.program)
     return made, anew
 
 

@@ -5,19 +5,27 @@ All rules of an event are enlisted before anything is answered; the most severe 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from . import aiming, approvals, ladder, machine, opening, questions, runner, suspicion
+from . import (
+    aiming,
+    approvals,
+    flapping,
+    ladder,
+    machine,
+    opening,
+    precedence,
+    questions,
+    runner,
+    suspicion,
+)
 from .action import Refused
 from .bank import Bank
-from .incident import HELD, PROBATION, Incident, first_breach, headline
+from .incident import HELD, PROBATION, Incident, Run, first_breach, headline
 from .rule import HOLD, Rule
 from .state import Turn
 from .values import ACTING_MODES, SEVERITIES
-
-FLAP_CHANGES, FLAP_STEPS = 6, 500  # policy.md 2.6, after Nagios
 
 
 def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) -> None:
@@ -38,7 +46,9 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
                 "rule", f"{rule.id} cleared", rule=rule.id, severity=rule.severity,
                 what="cleared", rank=rank,
             )  # fmt: skip
-        _flap(turn, rule, rank)
+        flapping.changed(turn, rule, rank)
+        if began:
+            flapping.hold_on(turn, rule, bank.rules[r])
     firing = set(state.firing(policy))
     state.muted = {rule_id: by for rule_id, by in state.muted.items() if rule_id in firing}
     if fired:
@@ -92,24 +102,6 @@ def _answer(
         _respond(turn, bank, acting[0])
     elif state.incident is not None and state.machine == machine.NOMINAL:
         turn.move("notice", f"{state.incident.id}: {state.incident.headline}")
-
-
-def _flap(turn: Turn, rule: Rule, rank: int) -> None:
-    state = turn.state
-    flips = state.flips.setdefault((rule.id, rank), deque(maxlen=FLAP_CHANGES + 1))
-    flips.append(state.pace)
-    busy = len(flips) == flips.maxlen and state.pace - flips[0] <= FLAP_STEPS
-    if busy and rule.id not in state.flapping:
-        state.flapping.add(rule.id)
-        turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {FLAP_STEPS} steps",
-                 rule=rule.id, what="flapping")  # fmt: skip
-        if state.silence(rule.id) is not None:
-            return
-        turn.tell(rule.severity, f"{rule.id} is flapping",
-                  verdict=f"{len(flips)} changes in {FLAP_STEPS} steps",
-                  then="told no more of until it settles")  # fmt: skip
-    elif not busy:
-        state.flapping.discard(rule.id)
 
 
 def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) -> str | None:
@@ -175,15 +167,19 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         turn.say("suppressed", f"{rule.id}: held, a person is needed", rule=rule.id,
                  severity=rule.severity, suppressed_by="holding")  # fmt: skip
         return
+    watch, same = bank.rules[policy.rules.index(rule)], _answered(turn, bank, rule)
+    if same is not None:  # the same trouble, seen from another rank
+        watch.answered = True
+        turn.say("suppressed", f"{rule.id} still fires on rank {same}, where it was answered",
+                 rule=rule.id, severity=rule.severity, suppressed_by="answered")  # fmt: skip
+        return
+    if precedence.over(incident, bank, rule):
+        turn.say("suppressed", f"{rule.id}: from before attempt {incident.back}", rule=rule.id,
+                 severity=rule.severity, suppressed_by="acting")  # fmt: skip
+        incident.waiting.append(rule.id)
+        return
     if incident.run is not None:
-        worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.run.severity)
-        if worse and not aside and rung <= incident.rung:
-            name, rung = ladder.climb(policy.ladder, incident.rung)
-        if worse or aside:
-            _preempt(turn, incident, rule, name, rung)
-        else:
-            turn.say("suppressed", f"{rule.id}: {incident.run.runbook.name} is running",
-                     rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
+        _meanwhile(turn, bank, rule, incident.run, (name, rung))
         return
     if not aside and approvals.suspended(state, incident, rule.severity):
         turn.say("suppressed", f"{rule.id}: {incident.id} waits for approval", rule=rule.id,
@@ -204,12 +200,38 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
         opening.taint(turn, incident)
         suspicion.began(turn, bank, incident)
+    watch.answered = True
     if again:
         runner.climb(turn, incident, why)
     else:
         runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
     if state.pending is None:  # else nothing was tried yet
         state.cooldown[rule.id] = (state.pace, rung)
+
+
+def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, int]) -> None:
+    """A rule asks for a runbook, and a rung, while another one runs."""
+    policy, incident, (name, rung) = turn.policy, turn.state.incident, wanted
+    assert incident is not None
+    if precedence.outranks(policy, bank, rule, run):
+        if 0 <= rung <= incident.rung:
+            name, rung = ladder.climb(policy.ladder, incident.rung)
+        bank.rules[policy.rules.index(rule)].answered = True
+        _preempt(turn, incident, rule, name, rung)
+        return
+    turn.say("suppressed", f"{rule.id}: {run.runbook.name} is running", rule=rule.id,
+             severity=rule.severity, suppressed_by="acting")  # fmt: skip
+    if rung < 0 and rule.runbook != run.runbook.name:  # else it is judged by whether that one helps
+        incident.waiting.append(rule.id)
+
+
+def _answered(turn: Turn, bank: Bank, rule: Rule) -> int | None:
+    """Return another rank on which the rule fires and was answered."""
+    index = turn.policy.rules.index(rule)
+    for rank, other in turn.state.banks.items():
+        if other is not bank and other.rules[index].firing and other.rules[index].answered:
+            return rank
+    return None
 
 
 def _floor(turn: Turn) -> int:
@@ -238,19 +260,15 @@ def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -
 
 
 def waited(turn: Turn) -> None:
-    """What was worse than a runbook in the middle of an action is answered when that is over."""
+    """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
     state, incident = turn.state, turn.state.incident
     if incident is None or not incident.waiting:
         return
     if incident.run is not None and (incident.run.waiting_for or incident.run.failed is not None):
         return
-    waiting, incident.waiting = incident.waiting, []
-    found = [
-        (rule, bank)
-        for r, rule in enumerate(turn.policy.rules)
-        for bank in state.banks.values()
-        if rule.id in waiting and bank.rules[r].firing
-    ]
+    firing = set(state.firing(turn.policy))
+    found = list(precedence.due(turn, incident))
+    incident.waiting = [] if found else [name for name in incident.waiting if name in firing]
     if found:
         rule, bank = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
         _respond(turn, bank, rule)

@@ -1,16 +1,15 @@
 """Runbooks in progress: intent, effect, commit, and what happens when one fails.
 
 A step is intended (and on disk) before it is performed; its outcome comes back as `Finished`. The
-engine itself carries out `notify`, `undo` and `verify` (see verification.py). A failed runbook
-first takes back what it can, then follows `if_it_fails`; one that did not help is taken back before
-the next rung of the ladder.
+engine itself carries out `hold`, `notify`, `undo` and `verify`. A failed runbook first takes back
+what it can, then follows `if_it_fails`; one that did not help is taken back before the next rung.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import aiming, approvals, ending, ladder, opening, steps, undoing
+from . import aiming, approvals, choosing, ending, ladder, opening, steps, undoing
 from .action import Action
 from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
 from .rule import HOLD, Runbook
@@ -40,15 +39,16 @@ def start(
         return
     terms = None if refusal or approved else approvals.gate(turn.policy, incident, book)
     incident.runs += 1
-    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal, instead=instead)
+    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal, instead=instead,
+                       climbed=climbed)  # fmt: skip
     if terms is not None:
         incident.run.reduced = "it waits for approval"
         approvals.ask(turn, incident, book, terms, rung, why, climbed=climbed)
     elif refusal:
         incident.rung = rung
-        ending.helpless(turn, incident, name, refusal)
+        choosing.refused(turn, incident, book, refusal, why, climbed=climbed)
     else:
-        incident.rung = rung
+        incident.rung, turn.state.tried[name] = rung, "verify" not in book.verbs
         incident.run.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _acts(turn, incident, f"runbook {name}: {why}")
@@ -59,12 +59,13 @@ def start(
 
 
 def start_waiting(turn: Turn) -> None:
-    """Start what waited for the run before it: what people said yes to, or are asked anew."""
+    """Start what waited: what people said yes to, or are asked anew, or what can work by now."""
     state, incident = turn.state, turn.state.incident
     if incident is None or incident.run is not None:
         return
-    if incident.anew is not None:
-        name, rung, why, climbed = incident.anew
+    anew = incident.anew or choosing.lacked(turn, incident)
+    if anew is not None:
+        name, rung, why, climbed = anew
         start(turn, incident, name, rung, why, climbed=climbed)
         return
     pending = state.pending
@@ -95,12 +96,11 @@ def start_asked(
 def _stand_in(
     turn: Turn, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
 ) -> None:
-    """Try what the runbook names for where it cannot work."""
-    name, rungs = book.if_refused, turn.policy.ladder.rungs
+    """Try what the runbook names for where it cannot work; what did not help is not tried again."""
+    name = HOLD if turn.state.tried.get(book.if_refused) is False else book.if_refused
     turn.say("abort", f"{book.name} cannot run: {refusal}; {name} is tried instead",
              what="refused", runbook=book.name, instead=name)  # fmt: skip
-    at = rungs.index(name) if name in rungs else rung
-    start(turn, incident, name, at, why, instead=True)
+    start(turn, incident, name, ladder.place(turn.policy.ladder, name, rung), why, instead=True)
 
 
 def _acts(turn: Turn, incident: Incident, why: str) -> None:
@@ -132,6 +132,8 @@ def proceed(turn: Turn, incident: Incident) -> None:
         elif verb == "notify":
             turn.tell(incident.severity, f"{incident.id}: {incident.headline}")
             run.index += 1
+        elif verb == HOLD:
+            ending.hold_by(turn, incident, run)
         elif verb == "undo":
             if incident.standing:
                 newest = incident.standing[-1][1]
@@ -161,8 +163,7 @@ def finished(turn: Turn, event: Finished) -> None:
     if incident is None or run is None or run.waiting_for != event.action_id:
         turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
-    run.waiting_for = None
-    result = dict(event.result)
+    run.waiting_for, result = None, dict(event.result)
     if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
         turn.state.stopping = event.ok and result.get("exit_code") is not None
     if not event.ok:
@@ -179,15 +180,16 @@ def finished(turn: Turn, event: Finished) -> None:
 
 def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
     assert run.action is not None
-    if run.verb == "relaunch":
-        # Another process runs, whether it has been seen yet or not.
+    if run.verb in ("resume", "relaunch"):
+        turn.state.paused = False
+    if run.verb == "relaunch":  # another process runs, whether it has been seen yet or not
         turn.state.returncode, turn.state.ended = None, False
     if run.failed is not None:
         undoing.tried(incident, run.undoing.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
         undoing.tried(incident, run.action)
     else:
-        undoing.committed(incident, run, run.action, run.verb)
+        undoing.committed(incident, run, run.action, run.verb, result)
         run.done.append(run.index)
         # The attempt tells a frame after a rollback from one before the action.
         shown = {"seen_attempt": turn.state.attempt, **result}
@@ -226,11 +228,12 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
         climb(turn, incident, run.failed)
     elif run.refused and run.runbook.if_refused and not run.instead:
         _stand_in(turn, incident, run.runbook, incident.rung, run.failed, run.failed)
+    elif HOLD in run.runbook.verbs:
+        ending.hold_by(turn, incident, run)
     elif after == HOLD:
         ending.hold(turn, incident, run.failed)
     else:
-        rungs = turn.policy.ladder.rungs
-        start(turn, incident, after, rungs.index(after) if after in rungs else -1, run.failed)
+        start(turn, incident, after, ladder.place(turn.policy.ladder, after, -1), run.failed)
 
 
 def climb(turn: Turn, incident: Incident, why: str) -> None:
@@ -238,10 +241,9 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
     opening.distrust(turn, incident)
     standing = undoing.everything(incident)
     if standing:
-        nothing = Runbook("undo", (), ())
         incident.phase = ACTING
-        incident.run = Run(incident.runs, nothing, incident.severity, failed=why, useless=True,
-                           undoing=standing)  # fmt: skip
+        incident.run = Run(incident.runs, Runbook("undo", (), ()), incident.severity, failed=why,
+                           useless=True, undoing=standing)  # fmt: skip
         proceed(turn, incident)
         return
     name, rung = ladder.climb(turn.policy.ladder, incident.rung)
@@ -288,6 +290,7 @@ def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
 
 def verified(turn: Turn, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
+    steps.helped(turn, incident)
     incident.run = None
     turn.say("verify", why, what="passed", severity=incident.severity)
     _on_probation(turn, incident, why)

@@ -45,6 +45,7 @@ class State:
         cooldown: rule id -> (pace, rung) of its last runbook.
         floor: (rung, pace) of the last incident that acted; the next one enters no lower.
         flips: (rule id, rank) -> paces of its last changes, to tell flapping.
+        noted: (detector, kind) -> pace from which on a note of it is written again.
         unable: verb -> why the probe says that this job does not allow it.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
@@ -59,6 +60,8 @@ class State:
         stays: why it is not started again.
         over: nothing will run any more.
         blame: which shards troubles began in.
+        tried: runbook -> whether it was verified, or nothing asks for that, the last time it ran.
+        paused: it was asked to pause, and not seen to go on by our word since.
     """
 
     machine: str = machine.LAUNCHING
@@ -75,6 +78,7 @@ class State:
     floor: tuple[int, int] | None = None
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
     flapping: set[str] = field(default_factory=set)
+    noted: dict[tuple[str, str], int] = field(default_factory=dict)
     muted: dict[str, str] = field(default_factory=dict)
     unable: dict[str, str] = field(default_factory=dict)
     happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
@@ -95,6 +99,8 @@ class State:
     stays: str = ""
     called_off: bool = False
     over: bool = False
+    tried: dict[str, bool] = field(default_factory=dict)
+    paused: bool = False
 
     def copy(self) -> State:
         """Return an independent copy; a run may be cut here and resumed."""
@@ -104,11 +110,12 @@ class State:
         twin.ledger = copy.deepcopy(self.ledger)
         twin.cooldown, twin.muted = dict(self.cooldown), dict(self.muted)
         twin.flapping, twin.unable = set(self.flapping), dict(self.unable)
+        twin.noted = dict(self.noted)
         twin.happened, twin.onsets = self.happened.copy(), self.onsets.copy()
         twin.blame = self.blame.copy()
         twin.checkpoints, twin.pending = self.checkpoints.copy(), copy.deepcopy(self.pending)
         twin.settled, twin.silenced = dict(self.settled), dict(self.silenced)
-        twin.crashes = list(self.crashes)
+        twin.crashes, twin.tried = list(self.crashes), dict(self.tried)
         twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
         return twin
 
@@ -132,6 +139,8 @@ class State:
 
 class Turn:
     """One event being judged: collects the decisions and, at most once, what to tell people."""
+
+    __slots__ = ("_message", "decisions", "event", "policy", "state")
 
     def __init__(self, policy: Policy, state: State, event: Event) -> None:
         self.policy = policy

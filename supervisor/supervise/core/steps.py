@@ -19,7 +19,7 @@ def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) 
         Why not, one sentence; None when it was intended.
     """
     try:
-        args = action.aim(aiming.aim(turn, incident, run.before))
+        args = action.aim(aiming.aim(turn, incident, run.before, run.operator))
     except Refused as refusal:
         why = f"{verb} refused: {refusal}"
         turn.say("abort", why, what="refused", verb=verb)
@@ -34,6 +34,20 @@ def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) 
     if spent is None:
         _intend(turn, incident, run, action, verb, f"{run.index}-{verb}", args)
     return spent
+
+
+def helped(turn: Turn, incident: Incident) -> None:
+    """What ran was verified. Where it stood in for another, its own rung is the one that was tried:
+
+    what was refused there may be asked again within the cooldown.
+    """
+    state, run = turn.state, incident.run
+    if run is None:
+        return
+    state.tried[run.runbook.name] = True
+    for rule in incident.rules if run.instead else ():
+        if rule in state.cooldown:
+            state.cooldown[rule] = state.cooldown[rule][0], incident.rung
 
 
 def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:
@@ -99,5 +113,7 @@ def _intend(
         },
         budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
     )
+    if verb == "pause":
+        state.paused = True  # also when nobody knows what came of it
     if verb == "stop":
         state.stopping, state.stopped_by = True, run.operator or "policy"

@@ -7,16 +7,29 @@ What did not help is taken back before anything else is tried.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .action import Action
 from .incident import Incident, Run, verb_of
 
+GOES_BACK = ("rollback", "relaunch")
+CLEAR = 20  # steps behind the first breach, for a runbook that does not verify; project default
 
-def committed(incident: Incident, run: Run, action: Action, verb: str) -> None:
+
+def committed(
+    incident: Incident, run: Run, action: Action, verb: str, result: Mapping[str, Any]
+) -> None:
     """Take note of an action that was done. What a person asked for is not ours to take back."""
+    incident.back = max(incident.back, int(result.get("attempt", 0)))
     incident.standing = [(n, undo) for n, undo in incident.standing if verb_of(undo) != verb]
     opposite = action.undo()
     if opposite is not None and not run.operator:
         incident.standing.append((run.number, opposite))
+    if verb in GOES_BACK and incident.rules and not run.operator:
+        clear = max((int(getattr(step, "clear_for", 0)) for step in run.runbook.steps), default=0)
+        incident.beyond = max(incident.beyond, incident.breach_step)
+        incident.settled = incident.beyond + (clear or CLEAR)
 
 
 def tried(incident: Incident, action: Action) -> None:

@@ -49,6 +49,11 @@ class Announced:
     names: tuple[str, ...]
     segment: int = 0
 
+    @property
+    def program(self) -> tuple[int, int]:
+        """Which program it is: an exec keeps the process and makes another segment."""
+        return self.pid, self.segment
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -101,7 +106,7 @@ class Noticed:
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
     `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
-    `resumed`, `resume-refused`, `portable-unavailable`, `suspended`, `note`);
+    `resumed`, `resume-refused`, `portable-unavailable`, `report`, `suspended`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """

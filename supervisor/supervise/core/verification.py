@@ -6,14 +6,23 @@ cannot be judged, and the loss is back in the band that its own trend had before
 Where a rule of the incident reads the update norm, the median of that over these steps must also be
 back where it was.
 
+A runbook that went back has helped only when the run is beyond the step of the first breach: before
+it nothing was asked of it. Quiet steps up to there do not count against `within`. The median of the
+loss over `clear_for` steps must then be back in the band too, as the verdict of the incident asks.
+
 What the job itself says counts too: one that does not go on from the checkpoint that it was given,
-or not as the action that took it back promises, has not recovered, whatever its loss is.
+or not as the action that took it back promises, has not recovered, whatever its loss is. A first
+loss after a relaunch that is far above the band says the same as the job's word.
 
 A process that was started again collects samples anew: a rule that has too few of them to answer
 does not stand against it, the band does, which is the incident's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
 
 from . import runner
 from .band import median
@@ -22,32 +31,62 @@ from .incident import Incident, Run
 from .questions import UPDATE
 from .spike import NORM_RATIO
 from .state import Turn
+from .undoing import GOES_BACK
 from .values import BREACH, UNKNOWN, Frame, Noticed
 
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
+OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 
 
 def heard(turn: Turn, event: Noticed) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
-    People hear of it in any case. The runbook fails, at the next frame, if it started the job again
-    and that did not take its checkpoint, or if one of its actions does not tolerate the difference.
+    People hear of it in any case, and what a launch saves that begins anew is suspect. The runbook
+    fails, at the next frame, if it started the job again and that did not take its checkpoint, or
+    if one of its actions does not tolerate the difference. A launch whose first loss is above what
+    the run had there did not take its checkpoint either, unless the policy lets that be.
     """
-    anew = event.kind == "resume-refused"
-    if not anew and event.data.get("ok") is not False:
+    refused, told, text = event.kind == "resume-refused", dict(event.data), event.message
+    if not refused and told.get("ok") is not False:
         return
-    turn.tell("SEV1" if anew else "SEV2", event.message)
-    run = turn.state.incident.run if turn.state.incident is not None else None
-    if run is None:
-        return
-    book, end = run.runbook, run.index + 1
-    if anew:
-        broken = "relaunch" in book.verbs[:end]
-    else:
-        broken = not all(action.tolerates(event.data) for action in book.steps[:end])
-    if broken:
-        run.denied = event.message
+    incident = turn.state.incident
+    run = incident.run if incident is not None else None
+    broken, anew = False, refused
+    if incident is not None and run is not None:
+        end = run.index + 1
+        started = "relaunch" in run.runbook.verbs[:end]
+        limit = _first_limit(incident, told) if started and not refused else None
+        if limit is not None:
+            told["loss"] = {**told["loss"], "limit": limit}
+        steps = run.runbook.steps[:end]
+        broken = started if refused else not all(action.tolerates(told) for action in steps)
+        if broken and limit is not None and told["loss"]["is"] > limit:
+            anew = True
+            text += f"; it did not take all of its checkpoint, whose loss is under {limit:.4g}"
+    if anew and turn.state.launched:
+        turn.state.checkpoints.began_anew(turn.state.launched)
+    turn.tell("SEV1" if anew else "SEV2", text)
+    if run is not None and broken:
+        run.denied = text
+
+
+def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
+    """Return what the first loss after a relaunch is under if the weights are the checkpoint's.
+
+    Only where nothing better tells: a probe batch with the loss that it had says that they are. One
+    batch is little evidence when it is another one, so that may be twice as far from the trend. The
+    steps just before a trouble may already have had a loss of their own, so `was` counts too.
+    """
+    loss, band = told.get("loss") or {}, incident.band
+    was, now = loss.get("was"), loss.get("is")
+    proved = (told.get("probe_batch") or {}).get("verdict") == "equal"
+    if band is None or proved or now is None or not isfinite(now):
+        return None
+    trend = band.forecast(told["step"])
+    away = band.limit_at(told["step"]) - trend
+    away *= 1.0 if told.get("fingerprint") == "same" else OTHER_BATCH
+    return away + (max(trend, was) if was is not None and isfinite(was) else trend)
 
 
 def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
@@ -69,9 +108,11 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         run.clear_steps, run.last_trouble = 0, trouble
     else:
         run.clear_steps += 1
+    if not trouble and frame.step <= incident.beyond:
+        run.verify_until += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
-    if run.clear_steps >= needed and (moved := _update(turn, incident, frame.rank, needed)):
-        run.clear_steps, run.last_trouble = needed - 1, moved
+    if run.clear_steps >= needed and (left := _left(turn, incident, frame, needed)):
+        run.clear_steps, run.last_trouble = needed - 1, left
     if run.clear_steps >= needed:
         loss = turn.state.banks[frame.rank].value(LOSS)
         band = incident.band
@@ -138,6 +179,33 @@ def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
         return ""
     limit = band.limit_at(frame.step)
     return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
+
+
+def _left(turn: Turn, incident: Incident, frame: Frame, frames: int) -> str:
+    """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
+    if frame.step <= incident.beyond:
+        return f"step {incident.beyond}, where it began, has not been passed"
+    moved = _update(turn, incident, frame.rank, frames)
+    return moved or _level(turn, incident, frame.rank, frames)
+
+
+def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
+    """Say that a run that went back does not have the loss of its band, "" when it does.
+
+    A single loss may be far from the trend; that many in a row may not.
+    """
+    run, band = incident.run, incident.band
+    if run is None or band is None:
+        return ""
+    if not any(run.runbook.verbs[index] in GOES_BACK for index in run.done):
+        return ""
+    newest = turn.state.banks[rank].history.series(LOSS)[-frames:]
+    if not newest:
+        return ""
+    residual, width = median([x - band.forecast(step) for step, x in newest]), band.width(frames)
+    if residual <= width:
+        return ""
+    return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
 
 
 def _update(turn: Turn, incident: Incident, rank: int, frames: int) -> str:

@@ -55,13 +55,23 @@ def _answer(turn: Turn, event: Told) -> Answer:
 
 
 def _release(turn: Turn, event: Told) -> Answer:
+    """End a hold, or take a launch as it is that did not go on from its checkpoint."""
     state, by = turn.state, f"released by {event.operator}"
-    if state.machine != machine.HOLDING:
+    held = state.machine == machine.HOLDING
+    if not held and not state.checkpoints.astray:
         raise Refused(f"nothing is held; the run is {state.machine}")
+
+    def take_as_it_is() -> None:
+        state.checkpoints.accept(state.attempt, state.step)
+        turn.say("note", f"{by}: what is saved from here on is good again", what="accepted")
+
+    if not held:
+        return Answer("what this launch saves from here on is good again", then=take_as_it_is)
 
     def then() -> None:
         if state.incident is not None:
             ending.close(turn, state.incident, by)
+        state.checkpoints.accept(state.attempt, state.step)
         for bank in state.banks.values():
             bank.release()
         turn.move("released", by)

@@ -7,9 +7,9 @@ samples, flagged or not, become the window. For a step to a new level these are 
 when only the spread has grown they are a mixture, and counting flagged ones in a row would wait for
 ever, as a window that takes the quiet samples only never learns how loud it is.
 
-Going back: the ring holds twice the window, so that `rewind` over at most `size` accepted samples
-gives exactly the window of that time; further back it is shorter. A baseline that was replaced is
-kept for as long.
+Going back: twice the window is kept, so that `rewind` over at most `size` accepted samples gives
+exactly the window of that time; further back it is shorter. A baseline that was replaced is kept
+for as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 LONG = 512  # samples; sorting more of them now and then costs more than to keep them sorted
-EMPTY = -1  # a place in the ring that holds no step
+KEPT = 2  # windows that can be gone back over
+SLACK = 2  # windows more, before the oldest samples are dropped, all of them at once
 
 
 class Freeze:
@@ -68,77 +69,65 @@ class Freeze:
 class Baseline:
     """The newest `size` accepted samples."""
 
-    __slots__ = ("_at", "_count", "_freeze", "_ordered", "_shelf", "_size", "_steps", "_values")
+    __slots__ = ("_freeze", "_ordered", "_shelf", "_size", "_steps", "_values")
 
     def __init__(self, size: int, freeze: int) -> None:
         self._size = size
         self._freeze = Freeze(2 * size, freeze)
-        self._shelf: list[tuple[int, list[float], list[int], int]] = []
+        self._shelf: list[tuple[int, list[float], list[int]]] = []
         self._begin()
 
     def _begin(self) -> None:
         self._ordered: list[float] | None = []  # None: not sorted yet
-        self._values = [0.0] * (2 * self._size)
-        self._steps = [EMPTY] * (2 * self._size)
-        self._at = 0
-        self._count = 0
+        self._values: list[float] = []
+        self._steps: list[int] = []
 
     @property
     def ordered(self) -> list[float]:
         """The values, ascending."""
         if self._ordered is None:
-            self._ordered = sorted(self._newest(self._count))
+            self._ordered = sorted(self._values[-self._size :])
         return self._ordered
-
-    def _newest(self, count: int) -> list[float]:
-        """Return the newest `count` values, oldest first."""
-        begin = self._at - count
-        if begin < 0:
-            return self._values[begin:] + self._values[: self._at]
-        return self._values[begin : self._at]
 
     def accept(self, step: int, value: float) -> None:
         """Take a sample in; the oldest one leaves."""
-        ordered = self._ordered
-        values = self._values
-        at = self._at
-        if self._count < self._size:
-            self._count += 1
-        elif ordered is not None:
-            del ordered[bisect_left(ordered, values[at - self._size])]
+        ordered, values = self._ordered, self._values
         if ordered is not None:
+            if len(values) >= self._size:
+                del ordered[bisect_left(ordered, values[-self._size])]
             insort(ordered, value)
-        values[at] = value
-        self._steps[at] = step
-        at += 1
-        self._at = at if at < len(values) else 0
+        values.append(value)
+        self._steps.append(step)
+        if len(values) >= (KEPT + SLACK) * self._size:
+            self._drop()
         if self._freeze.flags:
             self._freeze.take(step, value, False)
 
     def accept_all(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Do what `accept` does, with one sample after the other."""
-        if self._count < self._size or len(values) > self._size or self._freeze.flags:
+        if len(values) > self._size or self._freeze.flags:
             for step, value in zip(steps, values, strict=True):
                 self.accept(step, value)
             return
-        at, room = self._at, len(self._values) - self._at
-        self._values[at : at + len(values)] = values[:room]
-        self._steps[at : at + len(steps)] = steps[:room]
-        self._at = at + len(values)
-        if len(values) >= room:
-            self._at -= len(self._values)
-            self._values[: self._at] = values[room:]
-            self._steps[: self._at] = steps[room:]
+        self._values += values
+        self._steps += steps
+        if len(self._values) >= (KEPT + SLACK) * self._size:
+            self._drop()
         self._ordered = None
+
+    def _drop(self) -> None:
+        """Let go of what is older than can be gone back to."""
+        del self._values[: -KEPT * self._size], self._steps[: -KEPT * self._size]
 
     def staying(self, count: int) -> list[float] | None:
         """Return, ascending, what the next `count` samples will not push out.
 
         None while the window is not full, or when it is so long that sorting it takes too long.
         """
-        if self._count < self._size or self._size > LONG:
+        size = self._size
+        if size > LONG or len(self._values) < size:
             return None
-        return sorted(self._newest(self._size - count))
+        return sorted(self._values[count - size :])
 
     def flag(self, step: int, value: float) -> bool:
         """Keep a sample out. True when as many are out now as may be: `refit` is due."""
@@ -147,7 +136,7 @@ class Baseline:
     def refit(self) -> None:
         """Make the newest samples, flagged or not, the window."""
         newest = self._freeze.drain()
-        self._shelf.append((newest[-1][0], self._values, self._steps, self._at))
+        self._shelf.append((newest[-1][0], self._values, self._steps))
         del self._shelf[: -(self._size // self._freeze.most + 1)]
         self._begin()
         for step, value in newest:
@@ -169,28 +158,24 @@ class Baseline:
 
     def steps(self) -> tuple[int, int] | None:
         """Return the first and last step in the window, None when it is empty."""
-        if not self._count:
-            return None
-        return self._steps[self._at - self._count], self._steps[self._at - 1]
+        window = self._steps[-self._size :]
+        return (window[0], window[-1]) if window else None
 
     def rewind(self, step: int) -> None:
         """Forget what came after `step`, and which samples were flagged."""
         self._freeze.clear()
         while self._shelf and self._shelf[-1][0] > step:
-            _, values, steps, self._at = self._shelf.pop()
+            _, values, steps = self._shelf.pop()
             self._values, self._steps = values.copy(), steps.copy()  # a copy of us may share them
-        while self._steps[self._at - 1] > step:
-            self._at = (self._at - 1) % len(self._steps)
-            self._steps[self._at] = EMPTY
-        self._count = 0
-        while self._count < self._size and self._steps[self._at - 1 - self._count] != EMPTY:
-            self._count += 1
+        self._drop()
+        while self._steps and self._steps[-1] > step:
+            del self._values[-1], self._steps[-1]
         self._ordered = None
 
     def copy(self) -> Baseline:
         """Return an independent copy."""
         twin = Baseline.__new__(Baseline)
-        twin._size, twin._at, twin._count = self._size, self._at, self._count
+        twin._size = self._size
         twin._freeze, twin._shelf = self._freeze.copy(), self._shelf.copy()
         twin._values, twin._steps = self._values.copy(), self._steps.copy()
         twin._ordered = None if self._ordered is None else self._ordered.copy()

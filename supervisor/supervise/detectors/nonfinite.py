@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, ClassVar
 
 from ..core.feeder import Idle
@@ -62,6 +63,12 @@ class NonfiniteWatch(Memory, Idle):
     def feed(self, sample: Any, step: int) -> int:
         self.last = step
         self.sample = sample
+        try:
+            if sample and isfinite(sum(sample)):  # then all of them are
+                self.raw = OK
+                return OK
+        except TypeError:  # one of them is absent
+            pass
         code = UNKNOWN
         for value in sample:
             if value is not None:

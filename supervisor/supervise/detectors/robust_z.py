@@ -181,21 +181,22 @@ class RobustZWatch(Debounced, Calm):
 
     def band(self, count: int) -> tuple[float, float] | None:
         """Return what is within `gt` scales of every median that can come."""
-        spec, size = self.spec, self.spec.window
-        if self.bits or self.firing or self.due < 0 or self.screen < 1.0 or size < 4 * count:
+        spec, screen = self.spec, self.screen
+        size = spec.window
+        if self.bits or self.firing or self.due < 0 or screen < 1.0 or size < 4 * count:
             return None
         staying = self.base.staying(count)
         if staying is None:
             return None
-        least, most = medians(staying, size, count)
+        middle = least, most = medians(staying, size, count)
         centre = 1.0 if self.log else max(least, -most, 0.0)
-        floor = self.screen / NORMAL * max(spec.rel_floor * centre, spec.abs_floor)
+        floor = screen / NORMAL * max(spec.rel_floor * centre, spec.abs_floor)
         low, high = -math.inf, math.inf
         if self.side:
-            high = max(least + floor, reach(staying, size, count, self.screen, True))
+            high = max(least + floor, reach(staying, size, middle, screen, True))
             high -= ROUNDING * (self.log + abs(high) + floor)
         if self.side < 2:
-            low = min(most - floor, reach(staying, size, count, self.screen, False))
+            low = min(most - floor, reach(staying, size, middle, screen, False))
             low += ROUNDING * (self.log + abs(low) + floor)
         if not self.log:
             return low, high

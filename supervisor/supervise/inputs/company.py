@@ -80,7 +80,8 @@ class Company:
         """Return what stands for `event`: itself, completed, perhaps behind a new announcement."""
         if isinstance(event, Announced):
             known = self._ranks.get(event.rank)
-            if known is None or known.own.pid != event.pid:  # another process starts from nothing
+            if known is None or known.own.program != event.program:  # it starts from nothing
+                self._together.forget(event.rank)
                 before = self._before.pop(event.rank, None)
                 same = before is not None and before.segment == event.segment
                 columns = before.names if before is not None and same else ()

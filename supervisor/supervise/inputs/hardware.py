@@ -4,6 +4,10 @@ A driver may block for seconds, so a thread of its own asks and the loop only ev
 answer. What a machine does not have is absent; a question that fails twice in a row is not asked
 again, with one sentence why. Decides nothing.
 
+The job's own memory is what its processes have resident, less their shared pages. A forked child
+that still shares pages with its parent has them counted again; memory in use that is shared (files
+in /dev/shm, batches that a DataLoader hands over) is not counted at all.
+
 Source: NVML device queries (what `nvidia-smi` prints); psutil.
 """
 
@@ -18,9 +22,10 @@ from typing import Any
 
 import psutil
 
+from .memory import Growth
+
 EVERY_S = 2.0  # between two looks
 STALE_S = 30.0  # an answer older than that is no answer
-MEMORY_LOOKS = 150  # five minutes of resident sizes: their slope is the growth
 STRIKES = 2
 ELSEWHERE = 0  # stands for pids of another namespace: in a container the driver tells the host's
 
@@ -67,7 +72,9 @@ class Hardware:
         self._strikes: dict[str, int] = {}
         self._devices: list[Any] | None = None
         self._xids: Xids
-        self._sizes: deque[tuple[float, int]] = deque(maxlen=MEMORY_LOOKS)
+        self._growth = Growth()
+        self._steps = False
+        self._launch = threading.Lock()  # held to change `_growth`, and to tell what came of one
         self._host: Mapping[str, float] = {}
         self._of_pid: Mapping[int, Mapping[str, float]] = {}
         self._at = float("-inf")
@@ -84,7 +91,9 @@ class Hardware:
 
     def begin_anew(self) -> None:
         """The job was started again: how its memory grew before says nothing about it."""
-        self._sizes = deque(maxlen=MEMORY_LOOKS)
+        with self._launch:
+            self._growth, self._steps = Growth(), False
+            self._host = _without_growth(self._host)
 
     def newest(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what was last seen, for the frames of the rank with this pid.
@@ -92,7 +101,9 @@ class Hardware:
         A rank gets the values of the devices it computes on: the highest, of `gpu_util` the lowest.
         The rank that leads gets those of the host too, and in a container, where nobody can tell
         whose device is whose, those of all devices in use. Empty when the last look is too old.
+        The first frame of the rank that leads says that the job makes steps: its growth counts.
         """
+        self._steps = self._steps or leads
         if time.monotonic() - self._at > STALE_S:
             return {}
         devices = self._of_pid.get(pid) or (self._of_pid.get(ELSEWHERE, {}) if leads else {})
@@ -108,10 +119,12 @@ class Hardware:
 
     def look(self) -> None:
         """Ask everything once."""
+        growth = self._growth  # of the launch that is looked at, before its processes are
         host: dict[str, float] = {}
-        host |= self._guarded("memory", self._memory, {})
+        host |= self._guarded("memory", lambda: self._memory(growth), {})
         host |= self._guarded("disk", self._free, {})
-        self._host = host
+        with self._launch:
+            self._host = host if growth is self._growth else _without_growth(host)
         self._of_pid = self._guarded("devices", self._by_pid, {})
         self._at = time.monotonic()
 
@@ -131,19 +144,22 @@ class Hardware:
 
     # ── the host ──────────────────────────────────────────────────────────────────────────────────
 
-    def _memory(self) -> dict[str, float]:
-        resident, files = 0, 0
+    def _memory(self, growth: Growth) -> dict[str, float]:
+        own, files = 0, 0
         for process in self._members():
             try:
-                resident += process.memory_info().rss
+                sizes = process.memory_info()
+                own += sizes.rss - getattr(sizes, "shared", 0)  # only Linux tells it
                 files += process.num_fds()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        values = {"host_mem_used": psutil.virtual_memory().percent, "open_files": float(files)}
-        self._sizes.append((time.monotonic(), resident))
-        growth = slope(self._sizes)
-        if growth is not None and len(self._sizes) == MEMORY_LOOKS:
-            values["host_mem_growth"] = growth * 3600.0
+        memory = psutil.virtual_memory()
+        values = {"host_mem_used": memory.percent, "open_files": float(files)}
+        if self._steps:
+            growth.add(time.monotonic(), own, memory.available)
+        bound = growth.bound()
+        if bound is not None:
+            values["host_mem_growth"] = bound * 3600.0
         return values
 
     def _free(self) -> dict[str, float]:
@@ -205,6 +221,10 @@ class Hardware:
         return values
 
 
+def _without_growth(host: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in host.items() if name != "host_mem_growth"}
+
+
 class Xids:
     """Counts the critical errors (XID) that the driver reports from now on, over all devices."""
 
@@ -228,16 +248,3 @@ class Xids:
                 break
             self._total += 1
         return self._total
-
-
-def slope(points: Iterable[tuple[float, float]]) -> float | None:
-    """Return the least-squares slope of y over x, None with fewer than two different x."""
-    points = list(points)
-    if len(points) < 2:
-        return None
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0.0:
-        return None
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread

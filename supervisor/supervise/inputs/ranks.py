@@ -50,6 +50,11 @@ class Ranks:
         while len(self._open) > LAG:  # a rank fell silent: its steps never come
             del self._open[min(self._open)]
 
+    def forget(self, rank: int) -> None:
+        """Another program is the rank now: its steps may have the numbers of those before it."""
+        for ranks in self._open.values():
+            ranks.pop(rank, None)
+
     def newest(self) -> dict[str, float]:
         """Return the numbers of the newest complete step, once."""
         newest, self._newest = self._newest, {}

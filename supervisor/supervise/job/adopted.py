@@ -3,7 +3,8 @@
 What a child cannot hide from its parent has to be asked for here. Whether it lives: by pid and
 start time, in `/proc`. Which processes belong to it: all that carry the run's mark in their
 environment, with their descendants, since orphans went to whoever adopts them on this machine. How
-it ended: from the kernel while it is a zombie, else from what the job itself recorded.
+it ended: from the kernel while it is a zombie or where it remembers, else from what the job itself
+recorded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from .afterlife import Afterlife
 from .environment import LAUNCH
 from .process import UNKNOWN, Process
 from .tree import Tree, alive
@@ -33,7 +35,10 @@ class AdoptedProcess(Process):
         """
         self._ticks = ticks
         self._recorded = recorded
+        self._afterlife = Afterlife(pid)
         super().__init__(pid, AdoptedTree(pid, ticks, run_id), None, _created(pid))
+        # Held is the job, and not another process that has got its pid since.
+        self._held = start_ticks(pid) == ticks
         self._look()
 
     def _look(self) -> int | None:
@@ -41,12 +46,14 @@ class AdoptedProcess(Process):
             if self.returncode is None:
                 stat = _stat(self.pid)
                 if stat is None or int(stat[_STARTED]) != self._ticks:
-                    self._end(self._recorded(self.pid, self._ticks))
+                    known = self._afterlife.returncode() if self._held else None
+                    self._end(known if known is not None else self._recorded(self.pid, self._ticks))
                 elif stat[_STATE] in (b"Z", b"X"):
                     self._end(os.waitstatus_to_exitcode(int(stat[_EXIT])))
             return self.returncode
 
     def _end(self, returncode: int | None) -> None:
+        self._afterlife.close()
         self.unknown = returncode is None
         self.returncode = UNKNOWN if returncode is None else returncode
 

@@ -56,7 +56,7 @@ class Asked:
     def __init__(self, verb: str, key: str, wakeup: threading.Condition) -> None:
         self.verb = verb
         self.key = key
-        self.sent: dict[int, int] | None = None  # rank -> pid, None until the main loop sent it
+        self.sent: dict[int, Rank] | None = None  # None until the main loop sent it
         self.answers: dict[int, Ack] = {}
         self.gone: dict[int, str] = {}  # rank -> why it will not answer
         self.refusal: str | None = None  # why it was not sent at all

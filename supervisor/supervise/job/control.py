@@ -127,8 +127,8 @@ class Control:
             for rank, ack in acks:
                 if ack.key == asked.key and asked.sent is not None and rank in asked.sent:
                     asked.answers[rank] = ack
-            for rank, pid in (asked.sent or {}).items():
-                if rank not in ranks or ranks[rank].pid != pid:
+            for rank, segment in (asked.sent or {}).items():
+                if ranks.get(rank) is not segment:  # after an exec the pid would be the same
                     asked.gone.setdefault(rank, f"rank {rank} went away")
             if ended is not None:
                 asked.refusal = f"the job has ended ({ending(ended)})"
@@ -149,7 +149,7 @@ class Control:
         ranks = self._segments.ranks
         if self.answered(asked.key):
             asked.answers |= {rank: self._heard[rank, asked.key] for rank in ranks}
-            asked.sent = {rank: segment.pid for rank, segment in ranks.items()}
+            asked.sent = dict(ranks)
         elif self.process.returncode is not None:
             asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
         elif not ranks:
@@ -159,7 +159,7 @@ class Control:
         else:
             sent = {}
             for rank, segment in ranks.items():
-                sent[rank] = segment.pid
+                sent[rank] = segment
                 try:
                     segment.send(asked.key, asked.verb, args)
                 except (SuperviseError, WireError, OSError, ValueError) as error:

@@ -74,14 +74,15 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     yield from _limited(line for outcomes in found for line in _told(outcomes[0]))
     quiet = sum(not outcomes[0].alarms for outcomes in found)
     yield f"  {quiet} without an incident"
-    for note in dict.fromkeys(note for outcomes in found for note in outcomes[0].notes):
-        yield f"  note: {note}"
+    notes = dict.fromkeys(note for outcomes in found for note in outcomes[0].notes)
+    yield from _limited(f"  note: {note}" for note in notes)
     unheard = dict.fromkeys(rule for outcomes in found for rule in outcomes[0].unheard)
     if unheard:
         yield f"  not judged, a recording has no heartbeat: {', '.join(unheard)}"
     never = set.intersection(*(set(outcomes[0].inactive) for outcomes in found))
     if never:
         yield f"  not judged, no recording has their metrics: {', '.join(sorted(never))}"
+        yield "    a metric that is there under another name: --alias COLUMN=METRIC"
     yield ""
     yield from table(totals, labelled=labels is not None)
     yield ""
@@ -97,8 +98,10 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
         )
     for i, other in enumerate(totals[1:], 1):
         yield ""
-        yield f"{totals[0].policy} and {other.policy} differ:"
-        yield from _limited(line for outcomes in found for line in _apart(outcomes[0], outcomes[i]))
+        apart = [line for outcomes in found for line in _apart(outcomes[0], outcomes[i])]
+        both = f"{totals[0].policy} and {other.policy}"
+        yield f"{both} differ:" if apart else f"{both} raise the same alarms"
+        yield from _limited(iter(apart))
     yield ""
     yield CAVEAT
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..catalog.subject import Subject
 from ..core import machine
+from ..core.rule import Policy
 from .played import Played
 
 PEOPLE = ("ask", "given_up")  # moves that wait for a person, or come of an order
@@ -18,34 +20,50 @@ class Coverage:
 
     Attributes:
         rules: id -> [scenarios in which it fires, scenarios in which it could and does not].
-        where: id -> file:line:col. moves: pair of state and event -> scenarios.
-        budgets: class -> scenarios in which it held an action back.
+        where: id -> file:line:col.
+        moves: policy -> pair of state and event -> scenarios.
+        budgets: policy -> class -> scenarios in which it held an action back.
     """
 
     rules: dict[str, list[int]] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
-    moves: dict[tuple[str, str], int] = field(default_factory=dict)
-    budgets: dict[str, int] = field(default_factory=dict)
+    moves: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
+    budgets: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def want(self, policy: Policy, *, whole: bool = True) -> None:
+        """Count what a policy has, whether any scenario is about it or not.
+
+        `whole`: also its moves and its budgets, which a pack alone does not have.
+        """
+        for rule in policy.rules:
+            self.rules.setdefault(rule.id, [0, 0])
+            self.where[rule.id] = rule.where
+        if whole:
+            moves = self.moves.setdefault(policy.name, {})
+            for pair in pairs(policy.machine or machine.DEFAULT):
+                moves.setdefault(pair, 0)
+            budgets = self.budgets.setdefault(policy.name, {})
+            for name in policy.budgets:
+                budgets.setdefault(name, 0)
 
     def add(self, subject: Subject, played: Iterable[Played]) -> None:
         """Count what the scenarios of a file came to; a pack alone has no moves and no budgets."""
         policy, stories = subject.policy, list(played)
         whole = not subject.names.scope
+        self.want(policy, whole=whole)
         for rule in policy.rules:
-            counts = self.rules.setdefault(rule.id, [0, 0])
-            self.where[rule.id] = rule.where
+            counts = self.rules[rule.id]
             for story in stories:
                 fired = bool(story.changes(rule.id, "fired"))
                 counts[0] += fired
                 counts[1] += not fired and rule.id in story.active
         if not whole:
             return
-        for pair in pairs(policy.machine or machine.DEFAULT):
-            seen = sum(pair in story.visited for story in stories)
-            self.moves[pair] = self.moves.get(pair, 0) + seen
-        for name in policy.budgets:
-            hit = sum(bool(story.suppressed(f"budget:{name}")) for story in stories)
-            self.budgets[name] = self.budgets.get(name, 0) + hit
+        moves, budgets = self.moves[policy.name], self.budgets[policy.name]
+        for pair in moves:
+            moves[pair] += sum(pair in story.visited for story in stories)
+        for name in budgets:
+            budgets[name] += sum(bool(story.suppressed(f"budget:{name}")) for story in stories)
 
     def missing(self) -> Iterator[str]:
         """Say what no scenario shows, a sentence each."""
@@ -54,12 +72,14 @@ class Coverage:
                 yield f"{self.where[rule]}: {rule} never fires"
             if not quiet:
                 yield f"{self.where[rule]}: {rule} has its metrics nowhere without firing"
-        for (state, event), seen in self.moves.items():
-            if not seen:
-                yield f"machine: {event!r} never comes in {state}"
-        for name, hit in self.budgets.items():
-            if not hit:
-                yield f"budget {name} is never used up"
+        for policy, moves in self.moves.items():
+            for (state, event), seen in moves.items():
+                if not seen:
+                    yield f"{policy}: {event!r} never comes in {state}"
+        for policy, budgets in self.budgets.items():
+            for name, hit in budgets.items():
+                if not hit:
+                    yield f"{policy}: budget {name} is never used up"
 
     def parts(self) -> dict[str, tuple[int, int]]:
         """Return, for each sort of thing, how many of how many are shown."""
@@ -68,8 +88,8 @@ class Coverage:
         found = {
             "rules fire": (fired, len(self.rules)),
             "rules stay quiet": (quiet, len(self.rules)),
-            "moves": (sum(map(bool, self.moves.values())), len(self.moves)),
-            "budgets": (sum(map(bool, self.budgets.values())), len(self.budgets)),
+            "moves": _shown(self.moves),
+            "budgets": _shown(self.budgets),
         }
         return {name: counts for name, counts in found.items() if counts[1]}
 
@@ -78,6 +98,11 @@ class Coverage:
         shown = sum(part[0] for part in self.parts().values())
         total = sum(part[1] for part in self.parts().values())
         return 100.0 * shown / total if total else 100.0
+
+
+def _shown(held: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
+    counts = [count for each in held.values() for count in each.values()]
+    return sum(map(bool, counts)), len(counts)
 
 
 def pairs(table: machine.Table) -> list[tuple[str, str]]:

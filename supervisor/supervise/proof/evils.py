@@ -41,7 +41,7 @@ def inflict(player: Player, evil: InjectForm) -> None:
         player.pid += 1000
         player.announce()
     if evil.told is not None:
-        player.send(Told(player.now, "operator", evil.told))
+        player.send(Told(player.now, "operator", evil.told, evil.args or {}))
     if evil.notice is not None:
         player.send(Noticed(player.now, evil.notice, f"{evil.notice}, on purpose"))
     if evil.exit is not None:

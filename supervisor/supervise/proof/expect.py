@@ -79,7 +79,8 @@ def _times(expect: ExpectForm, at: Sequence[int], first: int, last: int, what: s
     if expect.count is not None:
         said = f"{what} {len(came)} times, not {expect.count}: {_listed(came)}"
         return None if len(came) == expect.count else said
-    return None if came else f"no {what.removeprefix('an ').removeprefix('a ')}: {_listed(at)}"
+    what = what.removeprefix("an ").removeprefix("a ")
+    return None if came else f"no {what} {_window(expect)}: {_listed(at)}"
 
 
 def _listed(frames: Sequence[int]) -> str:
@@ -116,6 +117,8 @@ def _window(expect: ExpectForm) -> str:
         return f"at {expect.at}"
     if expect.between is not None:
         return f"between {expect.between[0]} and {expect.between[1]}"
+    if expect.end:
+        return "at the end"
     return "once" if expect.by is None else f"by {expect.by}"
 
 

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ..catalog import subject as subjects
-from ..catalog.problems import Problems
+from ..catalog.problems import Problem, Problems
 from ..catalog.scenario import ScenarioForm
 from ..catalog.series import count
 from ..catalog.subject import Subject
@@ -40,8 +40,8 @@ class Hunted:
     survivors: tuple[tuple[str, str], ...]  # (file:line:col, what was changed)
 
 
-def load(path: Path) -> Subject:
-    """Read a pack or a file of tests.
+def load(path: Path, warnings: list[Problem] | None = None) -> Subject:
+    """Read a pack or a file of tests; what is odd about its scenarios goes to `warnings`.
 
     Raises:
         PolicyErrors: it, or something that it names, is wrong.
@@ -49,12 +49,17 @@ def load(path: Path) -> Subject:
     """
     problems = Problems()
     root = subjects.read(path, problems)
-    problems.stop()
+    if root is None:
+        problems.stop()
     assert root is not None
     sort = subjects.sort_of(root)
     if sort == subjects.TESTS:
-        return subjects.of_tests(root, path, problems)
-    return subjects.of_pack(root, path, problems)
+        subject = subjects.of_tests(root, path, problems)
+    else:
+        subject = subjects.of_pack(root, path, problems)
+    if warnings is not None:
+        warnings += problems.warnings
+    return subject
 
 
 def run(subject: Subject) -> list[Outcome]:

@@ -185,6 +185,8 @@ def _rules(subject: Subject) -> Iterator[Mutant]:
             place = node.get(key)
             if place is None or place.source is not subject.own:
                 continue
+            if key == "cooldown" and subject.names.scope:  # under a pack alone nothing is performed
+                continue
             old = getattr(made.rule, name)
             for new in others(old):
                 rule: Rule = put(made.rule, (name,), new)

@@ -14,8 +14,9 @@ stopped for nothing sees nothing more: what is labelled after that is missed.
 from __future__ import annotations
 
 import csv
+import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,25 +65,53 @@ def read_labels(path: Path) -> list[Label]:
     """Read a CSV with the columns run, step_start, step_end, kind.
 
     Raises:
-        InputError: it cannot be read, or lacks a column, or a step is no number.
+        InputError: it cannot be read, or lacks a column or a cell, or a step is no whole number.
     """
-    found = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file)
             lacking = {"run", "step_start", "step_end", "kind"} - set(table.fieldnames or ())
             if lacking:
-                raise InputError(f"{path}:1: labels need the columns {', '.join(sorted(lacking))}")
-            for row in table:
-                steps = [int(float(row["step_start"])), int(float(row["step_end"]))]
-                if steps[0] > steps[1]:
-                    raise InputError(f"{path}:{table.line_num}: ends before it starts")
-                found.append(Label(row["run"], steps[0], steps[1], row["kind"]))
+                raise InputError(
+                    f"{path}:1: labels need the columns {', '.join(sorted(lacking))}",
+                    hint=f"separated by commas; it has: {', '.join(table.fieldnames or ['none'])}",
+                )
+            return [_label(row, f"{path}:{table.line_num}") for row in table]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, OverflowError, csv.Error) as error:
-        raise InputError(f"{path}:{table.line_num or 1}: {error}") from error
-    return found
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: is no CSV: {error}") from error
+
+
+def _label(row: Mapping[str, str | None], place: str) -> Label:
+    def step(column: str) -> int:
+        cell = row[column]
+        if not cell:
+            raise InputError(f"{place}: {column} is missing")
+        try:
+            number = float(cell)
+            if number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):  # a word; what is not finite
+            pass
+        raise InputError(f"{place}: {column} {cell!r} is not a whole number")
+
+    start, end = step("step_start"), step("step_end")
+    if start > end:
+        raise InputError(f"{place}: ends before it starts: step_start {start}, step_end {end}")
+    for column in ("run", "kind"):
+        if not row[column]:
+            raise InputError(f"{place}: {column} is missing")
+    return Label(row["run"] or "", start, end, row["kind"] or "")
+
+
+def strangers(labels: Iterable[Label], runs: Collection[str]) -> list[str]:
+    """Return the runs that labels name and that are not there, with the name that may be meant."""
+    wrong = dict.fromkeys(label.run for label in labels if label.run not in runs)
+    near = {run: difflib.get_close_matches(run, runs, n=1) for run in wrong}
+    return [
+        f"{run!r} (did you mean {near[run][0]!r}?)" if near[run] else repr(run) for run in wrong
+    ]
 
 
 @dataclass(slots=True)

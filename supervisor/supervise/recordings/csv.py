@@ -8,9 +8,10 @@ import zlib
 from pathlib import Path
 
 from ..errors import InputError
-from .sheet import Cell, Sheet
+from .sheet import Cell, NoStepsError, Sheet
 
 SUFFIXES = (".csv", ".csv.gz")
+OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # what others put between two cells
 
 
 def claims(path: Path) -> bool:
@@ -22,6 +23,7 @@ def read(path: Path) -> Sheet:
     """Read a file whole.
 
     Raises:
+        NoStepsError: its columns are separated by something else than commas.
         InputError: it cannot be read, or is no CSV.
     """
     opener = gzip.open if path.suffix == ".gz" else open
@@ -35,6 +37,12 @@ def read(path: Path) -> Sheet:
         raise InputError(f"{path}: cannot be read: {why}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: is no CSV: {error}") from error
+    other = next((mark for mark in OTHERS if len(columns) == 1 and mark in columns[0]), None)
+    if other is not None:
+        raise NoStepsError(
+            f"{path}:1: one column, {columns[0][:80]!r}",
+            hint=f"separated by {OTHERS[other]}? Write it with commas",
+        )
     for number, row in enumerate(rows, 2):
         if len(row) > len(columns):
             raise InputError(f"{path}:{number}: {len(row)} cells under {len(columns)} columns")

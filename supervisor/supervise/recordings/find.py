@@ -58,14 +58,18 @@ def sources(paths: Sequence[Path], more: dict[str, Reader] | None = None) -> lis
         more: readers of other layers, asked first.
 
     Raises:
-        InputError: a path is not there, or holds nothing that anybody can read.
+        InputError: a path is not there or closed, or holds nothing that anybody can read.
     """
     known = {**(more or {}), **readers()}
     found: dict[Path, tuple[str, bool]] = {}
     for path in paths:
-        if not path.exists():
-            raise InputError(f"{path}: no such file or directory")
-        claimed = [*_walk(path, known)]
+        try:  # `exists`, `is_file` and the like raise in a folder that may not be entered
+            if not path.exists():
+                raise InputError(f"{path}: no such file or directory")
+            claimed = [*_walk(path, known)]
+        except OSError as error:
+            where = error.filename or path
+            raise InputError(f"{where}: cannot be read: {error.strerror}") from error
         if not claimed:
             kinds = "a run directory, CSV, Parquet, a TensorBoard or an offline W&B directory"
             raise InputError(f"{path}: holds no recording", hint=f"give {kinds}")
@@ -81,11 +85,7 @@ def _walk(path: Path, known: dict[str, Reader]) -> Iterator[tuple[Path, str]]:
         yield path, name
     if not path.is_dir() or (name is not None and not getattr(known[name], "NESTED", False)):
         return
-    try:
-        children = sorted(path.iterdir())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    for child in children:
+    for child in sorted(path.iterdir()):
         # A link is a second name: W&B's `latest-run` is one of its neighbours.
         if child.name == LABELS or child.is_symlink() or child.name.startswith("."):
             continue
@@ -95,16 +95,20 @@ def _walk(path: Path, known: dict[str, Reader]) -> Iterator[tuple[Path, str]]:
 
 def _names(paths: Iterable[Path]) -> dict[Path, str]:
     whole = {path: path.absolute() for path in paths}
-    roots = {
-        path: next((up for up in full.parents if (up / LABELS).is_file()), None)
-        for path, full in whole.items()
-    }
+    roots = {path: next(filter(_is_root, full.parents), None) for path, full in whole.items()}
     alone = [str(whole[path].parent) for path, root in roots.items() if root is None]
     common = Path(os.path.commonpath(alone)) if alone else Path()
     return {
         path: _stem(full.relative_to(roots[path] or common).as_posix(), full.is_dir())
         for path, full in whole.items()
     }
+
+
+def _is_root(folder: Path) -> bool:
+    try:
+        return (folder / LABELS).is_file()
+    except OSError:  # nobody may look there, so nothing of it is for us
+        return False
 
 
 def _stem(name: str, is_folder: bool) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from types import NoneType
 from typing import Any
 
@@ -22,7 +24,7 @@ Row = tuple[int, int, int, tuple[float | None, ...]]  # step, rank, attempt, val
 # Project defaults: the public logs that we know lose 1700 steps at a restart.
 FAR_STEPS = 1000
 FAR_SPACINGS = 20
-SPACINGS = 64  # the first of a piece that say what is usual
+SHORT = 16  # rows; a piece of fewer ends before most detectors have a baseline. Project default
 
 
 @dataclass(slots=True)
@@ -74,7 +76,8 @@ def recordings(sheet: Sheet, extra: Mapping[str, str] | None = None) -> list[Rec
 
     Raises:
         NoStepsError: it has no column of steps.
-        InputError: a cell that must hold a number does not, or there are no rows.
+        InputError: a cell that must hold a number does not, two columns that count have the same
+            name, or there are no rows.
     """
     extra = extra or {}
     step = next((c for c in aliases.STEPS if c in sheet.columns), None)
@@ -85,6 +88,7 @@ def recordings(sheet: Sheet, extra: Mapping[str, str] | None = None) -> list[Rec
         )
     missing = [c for c in extra if c not in sheet.columns]
     bound, left = aliases.bind(sheet.columns, extra)
+    _check_twice(sheet, {sheet.columns[i] for i, _ in bound.values()})
     by_run, skipped = _grouped(sheet, step)
     notes = [f"columns left out: {', '.join(sorted(left))}"] if left else []
     if skipped:
@@ -95,8 +99,18 @@ def recordings(sheet: Sheet, extra: Mapping[str, str] | None = None) -> list[Rec
     for run, raw in by_run.items():
         found += _pieces(sheet, run, raw, bound, notes)
     if not found:
-        raise InputError(f"{sheet.where}: no rows with a step and a metric")
+        hint = None
+        if left:
+            hint = f"say what a column is: --alias {shlex.quote(f'{left[0]}=train_loss_raw')}"
+        raise InputError(f"{sheet.where}: no rows with a step and a metric", hint=hint)
     return found
+
+
+def _check_twice(sheet: Sheet, bound: Collection[str]) -> None:
+    for name, times in Counter(sheet.columns).items():
+        if times > 1 and (name in bound or name in aliases.ASIDE):
+            place = _place(sheet, sheet.first_line and 1)
+            raise InputError(f"{place}: {times} columns are called {name!r}", hint="rename them")
 
 
 @dataclass(slots=True)
@@ -169,7 +183,14 @@ def _pieces(
     if not kept:
         return
     rows = list(zip(raw, _filled(list(kept.values()), told), strict=True))
-    for piece in _split(rows):
+    pieces = list(_split(rows))
+    short = sum(len(piece) < SHORT for piece in pieces)
+    if short and len(pieces) > 1:
+        told.append(
+            f"{short} of {len(pieces)} pieces have fewer than {SHORT} rows, too short to judge:"
+            " a piece ends where the step goes back, comes again or jumps far"
+        )
+    for piece in pieces:
         held = [set(map(type, c)) != {NoneType} for c in zip(*(v for _, v in piece), strict=True)]
         names = tuple(itertools.compress(kept, held))
         if names:
@@ -214,27 +235,40 @@ def _split(rows: list[Read]) -> Iterator[list[Read]]:
     """Cut where a rank's step goes back within an attempt, comes again, or jumps far."""
     piece: list[Read] = []
     last: dict[int, Read] = {}  # rank -> its newest row
-    spacings: list[int] = []
+    far = max(FAR_STEPS, FAR_SPACINGS * _usual(rows))
     for row, values in rows:
         before = last.get(row.rank)
         if before is not None and before[0].attempt == row.attempt:
             ahead = row.step - before[0].step
-            usual = median(spacings) if spacings else 1
             if ahead == 0 and piece and piece[-1] is before and _disjoint(before[1], values):
                 merged = tuple(
                     a if b is None else b for a, b in zip(before[1], values, strict=True)
                 )
                 piece[-1] = last[row.rank] = (row, merged)
                 continue
-            if ahead <= 0 or (ahead > FAR_STEPS and ahead > FAR_SPACINGS * usual):
+            if ahead <= 0 or ahead > far:
                 yield piece
-                piece, last, spacings = [], {}, []
-            elif len(spacings) < SPACINGS:
-                spacings.append(ahead)
+                piece, last = [], {}
         piece.append((row, values))
         last[row.rank] = piece[-1]
     if piece:
         yield piece
+
+
+def _usual(rows: list[Read]) -> int:
+    """Return how many steps lie between two rows of a rank: a median, since runs are restarted.
+
+    Of all rows: the first spacing of a log may be the one that is odd, and with nothing to compare
+    it to, a log of every 5000th step would fall into pieces of one row.
+    """
+    last: dict[int, _Raw] = {}
+    spacings = []
+    for row, _ in rows:
+        before = last.get(row.rank)
+        if before is not None and before.attempt == row.attempt and row.step > before.step:
+            spacings.append(row.step - before.step)
+        last[row.rank] = row
+    return median_low(spacings) if spacings else 1
 
 
 def _disjoint(left: tuple[float | None, ...], right: tuple[float | None, ...]) -> bool:

@@ -19,6 +19,9 @@ NAME = "checkpoints.json"
 PINNED = "checkpoints"  # directory of the pinned ones, by id
 FOUND, VERIFIED, BAD = "found", "verified", "bad"
 UNVERIFIED, VANISHED = "unverified", "vanished"
+COPIED = "copied"  # it is being copied, or the copy verified: what is written next is another one
+GLOB = "glob"  # nobody told of it
+NEAR = 100  # steps that a file may be found after it was saved
 KEPT = 256  # newest ones that the register lists, besides those that are still there
 
 Stamp = tuple[tuple[str, int, int, int], ...]  # per file: name, size, mtime in ns, inode
@@ -42,6 +45,8 @@ class Entry:
         there: its files are still at `path`, as they were when they were last looked at.
         stamp: what they looked like then.
         python: the interpreter that wrote it, None where nobody told.
+        probe_batch: what the job told of the fixed batch: `{"path", "value"}`, or `{"why"}` there
+            is no value; None where it told nothing.
         values: metrics of the newest frame when it was told.
     """
 
@@ -49,7 +54,7 @@ class Entry:
     path: str
     step: int = -1
     attempt: int = 0
-    how: str = "glob"
+    how: str = GLOB
     saved: str = ""
     verified: str = ""
     seconds: float | None = None
@@ -64,6 +69,7 @@ class Entry:
     there: bool = True
     stamp: Stamp = ()
     python: str | None = None
+    probe_batch: dict[str, Any] | None = None
     values: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -72,9 +78,26 @@ class Entry:
         return Path(self.path).name
 
     @property
+    def earliest(self) -> int:
+        """The least step that it may turn out to be of: a file that was found is known late."""
+        return self.step - NEAR if self.how == GLOB else self.step
+
+    @property
     def hashes(self) -> dict[str, str]:
         """SHA-256 by file."""
         return {name: str(about["sha256"]) for name, about in self.files.items()}
+
+    def describe(self, found: Mapping[str, Any]) -> None:
+        """Take over what the verifier found in it, see `inputs.checkpoints.verifier.Answer`."""
+        self.files = dict(found.get("files", {}))
+        self.bytes = sum(file["size"] for file in self.files.values()) or self.bytes
+        self.tensors = int(found.get("bytes", 0))
+        self.inside, self.rng = found.get("step"), bool(found.get("rng"))
+        # Seen by its file alone it is known late; a count of steps in it that is near tells which.
+        if self.how == GLOB and self.inside is not None:
+            late = self.step - (self.inside - 1)
+            if 0 <= late <= NEAR:
+                self.step = self.inside - 1
 
 
 class Register:

@@ -32,6 +32,14 @@ from . import files
 RUNS = Path("runs")
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a path is the directory of a run. Raises StoreError where nobody may look."""
+    try:
+        return (path / "run.json").is_file()
+    except OSError as error:
+        raise StoreError(f"cannot read {path / 'run.json'}: {error.strerror}") from error
+
+
 class RunDir:
     """The directory of one run; get one from `create` or `open`."""
 

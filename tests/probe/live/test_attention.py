@@ -1,5 +1,7 @@
 """Attention logits and entropies of a sampled step are those that the script computes itself."""
 
+import math
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -34,6 +36,8 @@ class Attention(nn.Module):
         else:
             k = k.repeat_interleave(self.heads // self.shared, 1)
             v = v.repeat_interleave(self.heads // self.shared, 1)
+            if self.kind == "folded":
+                q, k, v = (each.flatten(0, 1) for each in (q, k, v))
             logits = (q @ k.transpose(-2, -1)) / math.sqrt(size)
             logits = logits.masked_fill(~allowed(T), -math.inf)
             spelt = {
@@ -41,8 +45,9 @@ class Attention(nn.Module):
                 "torch": lambda x: torch.softmax(x, -1),
                 "method": lambda x: x.softmax(-1),
                 "module": nn.Softmax(dim=-1),
+                "folded": nn.Softmax(dim=-1),
             }
-            y = spelt[self.kind](logits) @ v
+            y = (spelt[self.kind](logits) @ v).view(B, self.heads, T, size)
         return y.transpose(1, 2).reshape(B, T, C)
 
 
@@ -110,7 +115,7 @@ for step in range(8):
 finish(model)
 """
 
-KINDS = ["sdpa", "boolean", "additive", "functional", "torch", "method", "module"]
+KINDS = ["sdpa", "boolean", "additive", "functional", "torch", "method", "module", "folded"]
 
 
 def script(kind, length):
@@ -146,3 +151,146 @@ def test_logits_and_entropies_are_right_however_attention_is_spelt(probed, bare,
 @pytest.mark.parametrize("kind", ["sdpa", "functional"])
 def test_values_on_a_device_come_a_step_late_in_the_right_frame(probed, kind):
     compare(probed.run(script(kind, 16), sampling=SAMPLING, late=True))
+
+
+ENTROPIES = {"attn_entropy", "attn_entropy_min"}
+
+WINDOWS = """
+class Windows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        T = x.shape[1]
+        apart = torch.arange(T)[:, None] - torch.arange(T)
+        for window in WIDTHS:
+            q, k = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k))
+            mask = (apart >= 0) & (apart < window)
+            logits = (q @ k.transpose(-2, -1)).detach().double() / 2
+            p = logits.masked_fill(~mask, -math.inf).softmax(-1)
+            share = torch.special.entr(p).sum(-1) / mask.sum(-1).log()
+            if window > 8:
+                shares.append(share[:, :, 8:].mean((0, 2)))
+            if BY_HAND:
+                scores = q @ k.transpose(-2, -1) / 2
+                y = scores.masked_fill(~mask, -math.inf).softmax(-1) @ k
+            else:
+                y = F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+            x = x + y.transpose(1, 2).flatten(2)
+        return x
+
+
+shares = []
+model = Windows()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(7):
+    optimizer.zero_grad()
+    model(torch.randn(4, 20, 8) * (math.nan if step == BROKEN else 1)).square().mean().backward()
+    seen = torch.cat(shares) if shares else torch.full((1,), math.nan)
+    tell(step=step, attn_entropy=seen.mean().item(), attn_entropy_min=seen.min().item())
+    shares.clear()
+    optimizer.step()
+"""
+
+
+def windows(widths, by_hand, broken=-1):
+    return f"WIDTHS, BY_HAND, BROKEN = {widths}, {by_hand}, {broken}\n" + WINDOWS
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["sdpa", "by-hand"])
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_a_layer_in_which_no_query_sees_nine_keys_has_no_entropy(probed, late, by_hand):
+    """Alone it leaves the entropies absent; beside a layer that has one it does not count."""
+    job = probed.run(windows((8, 8), by_hand), sampling=SAMPLING, late=late)
+    assert [f["step"] for f in job.frames if "max_attn_logit.1" in f] == [3, 6]
+    assert not any(ENTROPIES & frame.keys() for frame in job.frames)
+
+    compare(probed.run(windows((8, 20, 8), by_hand), sampling=SAMPLING, late=late))
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["sdpa", "by-hand"])
+def test_what_is_no_number_stays_no_number(probed, by_hand):
+    """A model that is broken is told from one whose queries see few keys."""
+    job = probed.run(windows((8, 20), by_hand, broken=3), sampling=SAMPLING)
+    for name in (*ENTROPIES, "attn_logit_absmean", "max_attn_logit"):
+        assert math.isnan(job.frames[3][name]), name
+
+
+PADDED = """
+import transformers
+
+config = transformers.LlamaConfig(
+    vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+    max_position_embeddings=32, attn_implementation=KIND)
+model = transformers.LlamaForCausalLM(config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ids, real = torch.randint(0, 50, (4, 16)), torch.arange(16).expand(4, 16) < 6
+labels = ids.masked_fill(~real, -100)
+for step in range(7):
+    optimizer.zero_grad()
+    model(input_ids=ids, attention_mask=real.long(), labels=labels).loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_rows_of_six_tokens_have_no_entropy(probed, kind):
+    pytest.importorskip("transformers")
+    job = probed.run(f"KIND = {kind!r}\n" + PADDED, sampling=SAMPLING)
+    assert [f["step"] for f in job.frames if "max_attn_logit.1" in f] == [3, 6]
+    assert not any(ENTROPIES & frame.keys() for frame in job.frames)
+
+
+SQUARE = """
+class Head(nn.Module):  # attention of one head, in three dimensions as a router's scores
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        q, k = self.q(x) * 3, self.k(x)
+        keep(q[:, None], k[:, None])
+        logits = q @ k.transpose(-2, -1) * 16 ** -0.5
+        return x + logits.masked_fill(~allowed(x.shape[1]), -math.inf).softmax(-1) @ k
+
+
+class Moe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(16, LENGTH, bias=KIND != "bare").requires_grad_(KIND != "frozen")
+        self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(LENGTH)])
+
+    def forward(self, x):
+        logits = self.scores(x)
+        if KIND == "einsum":
+            logits = torch.einsum("btc,ec->bte", x, self.scores.weight)
+        if KIND == "detached":
+            logits = logits.detach()
+        weight, chosen = torch.softmax(100 * logits, -1).topk(2, -1)
+        out = torch.stack([e(x) for e in self.experts], -2)
+        picked = out.gather(-2, chosen[..., None].expand(*chosen.shape, 16))
+        return x + (weight[..., None] * picked).sum(-2)
+
+
+LENGTH, seen = 12, []
+model = nn.Sequential(nn.Embedding(30, 16), LAYERS)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(7):
+    optimizer.zero_grad()
+    model(torch.randint(0, 30, (4, LENGTH))).square().mean().backward()
+    tell(step=step, **(expected() if seen else {}))
+    seen.clear()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("kind", ["linear", "bare", "einsum", "detached", "frozen"])
+def test_a_router_with_as_many_experts_as_tokens_is_no_attention(probed, kind):
+    """However its scores are computed; attention of one head, as square as they are, is seen."""
+    text = MODEL + f"KIND = {kind!r}\n" + SQUARE
+    job = probed.run(text.replace("LAYERS", "Moe(), Moe()"), sampling=SAMPLING)
+    assert len(job.frames) == 7
+    assert not any("attn" in name for frame in job.frames for name in frame)
+
+    compare(probed.run(text.replace("LAYERS", "Head(), Moe(), Head()"), sampling=SAMPLING))

@@ -178,11 +178,58 @@ def test_a_loader_gives_the_same_batches_again(probed, bare, workers):
 
 
 def test_a_batch_that_was_written_into_is_not_given_again(probed):
-    """It would be another one; the loader is named as not restored."""
+    """It would be another one: going back is refused, before anything is changed."""
     script = LOADER.format(workers=0).replace("next(batches)", "next(batches).mul_(2)")
     job = probed.start(script, savepoints=KEEP)
     job.reached()
     key = job.send("rollback", before_step=12)
     job.go()
-    assert job.answer(key).result["not_restored"] == ["the position of a DataLoader"]
+    ack = job.answer(key)
+    assert not ack.ok and "the job has written into them" in ack.error
     probed.wait(job)
+    assert [frame["step"] for frame in job.frames] == list(range(30))
+
+
+EPOCHS = LOADER.format(workers=0).replace("return 800", "return 112")
+EPOCHS = EPOCHS.replace(
+    "    loss = 0.0\n",
+    """    loss = 0.0
+    if step % 14 == 0:
+        batches = iter(loader)
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "rng", "refused"),
+    [(12, "restore", True), (18, "restore", False), (12, "keep", False)],
+)
+def test_a_pass_that_is_over_is_not_gone_back_into(probed, before, rng, refused):
+    """Its batches cannot come again: refused before anything is changed, unless others will do."""
+    job = probed.start(EPOCHS, savepoints=KEEP)
+    job.reached()
+    key = job.send("rollback", before_step=before, rng=rng)
+    job.go()
+    ack = job.answer(key)
+    assert ack.ok is not refused
+    assert not refused or "its pass over the data is over" in ack.error
+    probed.wait(job)
+    if refused:
+        assert [frame["step"] for frame in job.frames] == list(range(30))
+
+
+def test_a_loader_that_is_enumerated_gives_the_same_numbers_and_batches(probed, bare):
+    """The number of the step comes from the iterator."""
+    script = LOADER.format(workers=0).replace("iter(loader), 0, []", "enumerate(loader), 0, []")
+    script = script.replace("model(next(batches))", "model(batch)").replace(
+        "    loss = 0.0\n", "    loss = 0.0\n    step, batch = next(batches)\n"
+    )
+    job = probed.start(script, savepoints=KEEP)
+    job.reached()
+    key = job.send("rollback", before_step=12)
+    job.go()
+    assert job.answer(key).result["not_restored"] == []
+    probed.wait(job)
+    straight = bare.start(script)
+    straight.go()
+    assert job.told == bare.wait(straight).told

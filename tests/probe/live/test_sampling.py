@@ -297,11 +297,13 @@ assert snapshots.pair("0.q_proj.bias") is None
 """
 
 
-def test_copies_of_weights_and_what_follows_from_them(probed):
-    job = probed.run(TRAIN + COPIES, sampling={**ALL, "weights": 2})
-    assert sampled(job, "router_conditioning") == [2, 4, 6]
-    for frame, row in zip(job.frames, job.told, strict=True):
-        if frame["step"] not in (2, 4, 6):
-            continue
+@pytest.mark.parametrize(
+    ("late", "arrived"), [(False, {2: 2, 4: 4, 6: 6}), (True, {3: 2, 5: 4})], ids=["cpu", "device"]
+)
+def test_copies_of_weights_and_what_follows_from_them(probed, late, arrived):
+    """A copy from a device is used a step later, and is still that of the step it was taken in."""
+    job = probed.run(TRAIN + COPIES, sampling={**ALL, "weights": 2}, late=late)
+    assert sampled(job, "router_conditioning") == list(arrived)
+    for step, taken in arrived.items():
         for name in ("router_weight_similarity", "router_conditioning"):
-            assert frame[name] == pytest.approx(row[name], rel=1e-5)
+            assert job.frames[step][name] == pytest.approx(job.told[taken][name], rel=1e-5)

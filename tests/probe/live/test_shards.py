@@ -57,6 +57,36 @@ def finish_tape():
 PROBED = "_supervise_probe" in sys.modules
 """
 
+LATE = """
+torch.manual_seed(0)
+
+class Named(Dataset):
+    def __init__(self, count, named):
+        self.count, self.named = count, named
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        there = {"x": torch.ones(2) * index}
+        return {**there, "__url__": f"{index}.tar"} if self.named else there
+
+for data in (Named(START, False), Named(5, True)):
+    for batch in DataLoader(data, batch_size=1):
+        model(batch["x"]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("start", [49, 50])
+def test_shards_that_are_named_late_are_those_of_their_steps(probed, start):
+    """Also where the first one comes in a step with samples, which calls others besides."""
+    job = probed.run(SETUP + LATE.replace("START", str(start)))
+    found = {f["step"]: f.get("batch_shard") for f in job.frames}
+    assert [found[step] for step in range(start - 1, start + 5)] == [None, 0, 1, 2, 3, 4]
+
+
 CALLS = """
 for step in range(12):
     batches = []
@@ -297,7 +327,7 @@ def test_after_a_rollback_the_tape_holds_both_attempts(probed, tmp_path):
 
 def test_names_are_kept_within_bounds():
     """Of 5000 names the newest 1024 keep their number; none is given twice."""
-    shards = Shards(None)
+    shards = Shards(None, lambda: None)
     numbers = [shards.number(f"{n}.tar") for n in range(5000)]
     assert numbers == list(range(5000))
     assert shards.number("4500.tar") == 4500 and shards.number("3.tar") == 5000
@@ -354,7 +384,7 @@ def test_names_are_plain_short_and_free_of_secrets():
 
 def test_many_shards_in_one_step_are_counted_not_collected():
     """Sixteen origins of a step are kept, however many it has."""
-    shards = Shards(None)
+    shards = Shards(None, lambda: None)
     for n in range(1000):
         shards.tell(f"{n}.tar", None)
     assert list(shards.take(1)) == [Origin(f"{n}.tar") for n in range(16)]

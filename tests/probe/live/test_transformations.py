@@ -87,6 +87,17 @@ def loss(weights, x, y):
 weights = dict(model.named_parameters())
 torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x[:, None], y[:, None])
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+def updated(x):
+    weight = nn.Parameter(torch.ones(3))
+    mover = torch.optim.SGD([weight], lr=0.1)
+    (weight * x).sum().backward()
+    nn.utils.clip_grad_norm_([weight], 1.0)
+    mover.step()
+    return weight.detach() * x
+
+graph = str(torch.jit.trace(updated, torch.ones(3), check_trace=False).graph)
+tell(traced=graph.count("aten::"))
 with FakeTensorMode():
     ghost = nn.Linear(4, 4)
     shadow = torch.optim.SGD(ghost.parameters(), lr=0.1)
@@ -97,9 +108,10 @@ step()
 )
 
 
-def test_other_transformations_do_not_meet_the_probe(probed):
+def test_other_transformations_do_not_meet_the_probe(probed, bare):
     """TorchScript, tracing, functorch and fake tensors see torch's own functions."""
     job = probed.run(TRANSFORMED)
+    assert job.told == bare.run(TRANSFORMED).told, "a traced step holds operations of ours"
     assert job.err == "" and job.notices == []
     assert len(job.frames) == 2
     assert set(job.segment().status()["collectors"].values()) == {"on"}

@@ -267,6 +267,58 @@ def test_a_job_may_report_values_of_its_own(probed, late):
     assert job.segment().status()["tier"] == "T2"
 
 
+WRONG = """
+import supervise_probe
+
+class Own(torch.Tensor):
+    pass
+
+class Odd:
+    def item(self):
+        raise RuntimeError("no such luck")
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+supervise_probe.report(early="before there is anybody to tell")
+for step in range(8):
+    model(torch.ones(2, 4)).sum().backward()
+    supervise_probe.report(before=step)
+    if step >= 2:
+        supervise_probe.report(
+            vector=torch.ones(3), meta=torch.ones(1, device="meta"), odd=Odd(), huge=10**400,
+            array=torch.ones(3).numpy(), turning=torch.tensor(1j), bare=1j, text="two\\nlines",
+            nothing=None, inner=step, wave=torch.tensor(2.0).numpy(),
+            own=torch.ones(1).as_subclass(Own),
+            **{"": 1.0, "two words": 1.0, "val/loss": 2.0, "x" * 200: 1.0},
+        )
+    supervise_probe.report(after=torch.tensor(float(step)), sparse=torch.ones(1).to_sparse())
+    optimizer.step()
+tell(sha="")
+"""
+LEFT_OUT = [
+    *("'early' is no number: str", "'vector' is a tensor of 3 elements, not of one"),
+    *("'meta' is a tensor without a real number: meta", "'odd' no such luck"),
+    *("'huge' int too large to convert to float", "'array' can only convert an array of size 1"),
+    *("'turning' is a tensor without a real number: cpu, torch.complex64", "'' is no name of a"),
+    *("'bare' is no number: complex", "'text' is no number: str", "'two words' is no name of a"),
+    f"'{'x' * 120}' is no name of a metric: longer than 120 bytes",
+]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_no_number_is_left_out_alone_and_said_once(probed, late):
+    """Every other value of that call and of later ones is taken, and nothing is switched off."""
+    job = probed.run(WRONG, late=late)
+    assert "collector-off" not in job.kinds() and "off" not in job.marks and job.err == ""
+    assert job.column("before") == job.column("after") == [float(step) for step in range(8)]
+    assert job.column("inner")[2:] == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert job.column("wave")[7] == 2.0 == job.column("val/loss")[7]
+    told = [notice.message for notice in job.notices if notice.kind == "report"]
+    whole = " ".join(told)
+    assert all(whole.count(text) == 1 for text in LEFT_OUT)
+    assert "nothing" not in whole and "inner" not in whole and "val/loss" not in whole
+
+
 def test_without_a_supervisor_a_report_does_nothing():
     """The installed package is a no-op that needs no torch."""
     code = (

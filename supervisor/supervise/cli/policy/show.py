@@ -36,9 +36,10 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
     from ...catalog import freeze, origin
     from ...catalog.policy import compose
     from ...catalog.problems import did_you_mean
+    from ...inputs import columns
 
     draft = compose(policy)
-    facts = origin.facts(draft)
+    facts = origin.facts(draft, columns.METRICS)
     if rule_id is not None and rule_id not in facts["rules"]:
         hint = did_you_mean(rule_id, facts["rules"])
         raise InputError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
@@ -118,12 +119,13 @@ def _detector(about: Facts) -> list[str]:
 
 
 def _rule(about: Facts, metrics: Facts) -> list[str]:
-    measured = [name for name in about["metrics"] if name not in about["to_report"]]
+    from ...catalog.origin import BY
+
     lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
-    if measured:
-        lines.append(f"measured by the probe: {', '.join(measured)}")
-    if about["to_report"]:
-        lines.append(f"to be reported by the job: {', '.join(about['to_report'])}")
+    for who, head in BY.items():
+        ids = [name for name in about["metrics"] if metrics[name]["measured_by"] == who]
+        if ids:
+            lines.append(f"{head}: {', '.join(ids)}")
     if about["muted_by"]:
         lines.append(f"muted by {'; '.join(about['muted_by'])}")
     return lines

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .._number import Number
+
 if TYPE_CHECKING:
+    from ...catalog.problems import Problem
+    from ...catalog.subject import Subject
     from ...proof.coverage import Coverage
     from ...proof.hunt import Hunted, Outcome
 
@@ -22,10 +26,11 @@ FAILED = 1
 @click.option(
     "--min",
     "least",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     metavar="PERCENT",
     help="With --coverage: fail below this.",
 )
+@click.option("--strict", is_flag=True, help="Warnings count as failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Processes; 0: as many as help."
@@ -37,6 +42,7 @@ def command(
     mutate: bool,
     coverage: bool,
     least: float | None,
+    strict: bool,
     as_json: bool,
     jobs: int,
 ) -> None:
@@ -48,8 +54,8 @@ def command(
     --mutate doubles and halves each number that the file gives, turns each comparator, swaps and/or
     and drops each inhibition, one at a time; a change that no scenario notices is listed.
 
-    Exit status: 0 good; 1 a scenario failed, a change survived or too little is covered; 65 a file
-    is wrong.
+    Exit status: 0 good; 1 a scenario failed, a change survived, too little is covered, or there are
+    warnings under --strict; 65 a file is wrong, or there are no scenarios.
 
     \b
     Examples:
@@ -63,40 +69,44 @@ def command(
 
     if least is not None and not coverage:
         raise UsageError("--min says how much must be covered", hint="add --coverage")
-    paths = _paths(files)
     shown = Coverage()
+    warnings: list[Problem] = []
+    paths = _paths(files, shown)
     played: dict[str, list[Outcome]] = {}
     hunted: dict[str, Hunted] = {}
-    for subject in [hunt.load(path) for path in paths]:  # mistakes are found before work
+    for subject in _loaded(paths, warnings):
         played[subject.label] = hunt.run(subject)
         shown.add(subject, [outcome.played for outcome in played[subject.label]])
     failed = any(outcome.failures for found in played.values() for outcome in found)
     if mutate and not failed:  # what fails already notices nothing
         hunted = {name: hunt.hunt(path, jobs) for name, path in zip(played, paths, strict=True)}
+    odd = strict and bool(warnings)
     low = coverage and least is not None and shown.percent() < least
     survived = any(found.survivors for found in hunted.values())
     if as_json:
-        ok = not (failed or low or survived)
-        click.echo(_json(ok, played, shown if coverage else None, hunted))
+        ok = not (failed or low or survived or odd)
+        click.echo(_json(ok, played, shown if coverage else None, hunted, warnings))
     else:
-        _tell(played)
+        _tell(played, warnings)
         if coverage:
             _tell_coverage(shown, least)
         if mutate and failed:
             click.echo("mutants: not tried, since scenarios fail")
         for name, found in hunted.items():
             _tell_hunted(name, found)
-    if failed or low or survived:
+    if failed or low or survived or odd:
         ctx.exit(FAILED)
 
 
-def _paths(files: tuple[str, ...]) -> list[Path]:
+def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
     """Return the packs and test files that are meant, each once.
+
+    What a policy has is wanted of the coverage, also where nothing is about it.
 
     Raises:
         InputError, PolicyErrors: a file is wrong, or holds no scenarios and cannot.
     """
-    from ...catalog import subject
+    from ...catalog import load_policy, subject
     from ...catalog.problems import Problems
     from ...errors import InputError
 
@@ -115,6 +125,7 @@ def _paths(files: tuple[str, ...]) -> list[Path]:
         if sort != "policy":
             found[path.resolve()] = None
             continue
+        shown.want(load_policy(path))
         several = subject.files_of(path)
         if not several:
             hint = f"write {path.parent / subject.TESTS / path.name}"
@@ -123,7 +134,25 @@ def _paths(files: tuple[str, ...]) -> list[Path]:
     return list(found)
 
 
-def _tell(played: dict[str, list[Outcome]]) -> None:
+def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
+    """Read all files, so that mistakes are found before any work.
+
+    Raises:
+        InputError, PolicyErrors: a file is wrong, or all of them together have no scenario.
+    """
+    from ...errors import InputError
+    from ...proof import hunt
+
+    subjects = [hunt.load(path, warnings) for path in paths]
+    if not any(subject.scenarios for subject in subjects):
+        labels = ", ".join(subject.label for subject in subjects)
+        raise InputError(f"{labels}: no scenarios", hint="see policies/README.md")
+    return subjects
+
+
+def _tell(played: dict[str, list[Outcome]], warnings: list[Problem]) -> None:
+    for warning in warnings:
+        click.echo(warning.render().replace(": ", ": warning: ", 1))
     total = failures = 0
     for name, outcomes in played.items():
         bad = [outcome for outcome in outcomes if outcome.failures]
@@ -156,8 +185,12 @@ def _json(
     played: dict[str, list[Outcome]],
     shown: Coverage | None,
     hunted: dict[str, Hunted],
+    warnings: list[Problem],
 ) -> str:
+    from ...catalog import sarif
+
     told: dict[str, Any] = {"ok": ok, "files": _plain(played)}
+    told["warnings"] = [sarif.plain(problem) for problem in warnings]
     if shown is not None:
         told["coverage"] = _plain_coverage(shown)
     if hunted:

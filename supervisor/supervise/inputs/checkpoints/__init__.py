@@ -11,20 +11,24 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from ...core.values import Event, Noticed
-from ...store.checkpoints import BAD, FOUND, VANISHED, VERIFIED, Entry, Register
+from ...store.checkpoints import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
 from .. import clock
 from .keeper import Keeper
 from .news import News
 from .restorer import Restorer
+from .told import Moment, saved
 from .verifier import LIMIT_S
-from .watch import Moment, Saved, Watch
+from .watch import Watch
 
 EVERY_S = 1.0
 IDLE = 20.0  # times as long as a look took, until the next; project default
+LEAST_S = 0.25  # from one look to the next, also when the job tells of a save; project default
 NICE = 19
 SHARE = 0.5  # project default
 HURRY_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
@@ -53,6 +57,7 @@ class Guard:
         every_s: between two looks. limit_s: see `verifier.LIMIT_S`.
         share: of the time that may be spent verifying; of a job that saves more often than that,
             the newest ones are verified.
+        soon_s: see `hurry`.
 
     Raises:
         StoreError: the register of this run cannot be read.
@@ -70,29 +75,34 @@ class Guard:
         every_s: float = EVERY_S,
         limit_s: float = LIMIT_S,
         share: float = SHARE,
+        soon_s: float = SOON_S,
     ) -> None:
         self._now, self._every_s = now, every_s
         self._test_s: float | None = form["restore_test"]
         self._register, self._news = Register(run), News()
-        self._watch = Watch(self._register, tuple(form["glob"]), cwd, float(form["settle"]))
         self._keeper = Keeper(
             self._register, self._news, run, cwd, tuple(form["verify"]), limit_s,
             int(form["keep_good"]), form["pin"] == "link", dict(facts or {}), tuple(data),
+        )  # fmt: skip
+        self._watch = Watch(
+            self._register, tuple(form["glob"]), cwd, float(form["settle"]),
+            self._keeper.holds.intact,
         )  # fmt: skip
         self._restorer = Restorer(self._keeper, lambda: self.look(closely=True))
         self._ready: list[Entry] = []
         self._moment = Moment()
         self._judged: frozenset[str] = frozenset()
-        self._asked_s, self._tested_s = float("-inf"), time.monotonic()
-        self._rest_s, self._share = float("-inf"), share
+        self._asked_s = self._rest_s = self._hurry_s = -inf
+        self._tested_s, self._share, self._soon_s = time.monotonic(), share, soon_s
         self._rush: threading.Thread | None = None
-        self._hurry_s = float("-inf")
         self._working = threading.Lock()  # one at a time
-        self._over, self._wake = threading.Event(), threading.Event()
+        self._over, self._came = threading.Event(), threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(what,), name=name, daemon=True)
-            for name, what in (("checkpoints", self.look), ("verify", self.work))
-        ]
+            threading.Thread(target=self._run, args=(what, wake), name=name, daemon=True)
+            for name, what, wake in (
+                ("checkpoints", self.look, self._came), ("verify", self.work, self._over),
+            )
+        ]  # fmt: skip
 
     def start(self) -> None:
         """Begin."""
@@ -102,41 +112,22 @@ class Guard:
     def close(self) -> None:
         """End; a verification or a copy under way is given up. Safe to repeat."""
         self._over.set()
-        self._wake.set()
+        self._came.set()
         self._keeper.close()
         self._restorer.forget()
-        threads = self._threads if self._rush is None else [*self._threads, self._rush]
-        for thread in threads:
-            if thread.is_alive():
+        for thread in (*self._threads, self._rush):
+            if thread is not None and thread.is_alive():
                 thread.join(timeout=2.0)
+        self._keeper.end()
 
     # ── for the loop ──────────────────────────────────────────────────────────────────────────────
 
     def saved(self, event: Noticed) -> None:
-        """Take a notice `checkpoint-saved`. Of its data only `path` is needed.
-
-        The notice's step is that of the step under way: what was saved ends with the one before.
-        """
+        """Take a notice `checkpoint-saved`. Of its data only `path` is needed."""
         self._moment = moment = self._now()
-        about = event.data
-        path, inode = about.get("path"), about.get("inode")
-        if not isinstance(path, str):
-            return
-        self._watch.told(
-            Saved(
-                path=path,
-                step=moment.step if event.step is None else event.step - 1,
-                attempt=int(about.get("attempt", moment.attempt)),
-                how=str(about.get("how", "its library")),
-                rank=event.rank or 0,
-                ranks=int(about.get("ranks", moment.ranks)),
-                wall=clock.wall(),
-                seconds=about.get("seconds"),
-                inode=(int(inode[0]), int(inode[1])) if inode else None,
-                python=about.get("python"),
-                values=moment.values,
-            )
-        )
+        if (told := saved(event, moment)) is not None:
+            self._watch.told(told)
+            self._came.set()
 
     def resume(self, heard: Mapping[str, bool]) -> None:
         """Before `start`: go on for a guard whose supervisor died; tell what nobody has heard.
@@ -162,20 +153,32 @@ class Guard:
             self._judged = frozenset(self._news.delivered) - self._moment.on_trial
         return self._news.take()
 
-    def hurry(self, within_s: float = HURRY_S) -> None:
+    def hurry(self, within_s: float = HURRY_S, *, above: float = -inf, before: float = inf) -> None:
         """The job has ended, and may be started again: verify at once what it left, newest first.
 
         At normal priority and without a rest, for nobody is trained. Returns at once; see
-        `hurrying`. Once one is good, no other is begun after `SOON_S`: large ones take long.
+        `hurrying`. Once one is good, no other is begun after `soon_s`: large ones take long.
+
+        Args:
+            above, before: only what may be of a step between them, both left out.
         """
         self._hurry_s = time.monotonic() + within_s
-        self._rush = threading.Thread(target=self._hurried, name="hurry", daemon=True)
+        steps = (above, before)
+        self._rush = threading.Thread(target=self._hurried, args=steps, name="hurry", daemon=True)
         self._rush.start()
 
     @property
     def hurrying(self) -> bool:
         """Whether that is under way and in time; if not, `poll` has what came of it."""
         return self._rush is not None and self._rush.is_alive() and self._pressed
+
+    def calm(self) -> None:
+        """The job is about to run again: begin no more in a hurry, and what is under way yields."""
+        self._hurry_s = -inf
+        if self._rush is not None and (thread := self._rush.native_id) is not None:
+            with suppress(OSError):  # it is over
+                os.setpriority(os.PRIO_PROCESS, thread, NICE)
+            self._keeper.calm(NICE)
 
     @property
     def _pressed(self) -> bool:
@@ -206,7 +209,7 @@ class Guard:
         those that were verified. After `prepare` this takes moments.
 
         Returns:
-            `path`, and `moved`: where what was moved is now.
+            `path`; `moved`: where what was moved is now; `probe_batch`: if it told.
 
         Raises:
             StoreError: it is unknown, not verified, damaged, or cannot be written; nothing else
@@ -225,10 +228,11 @@ class Guard:
         with self._keeper.lock:
             now_s, wall = time.monotonic(), clock.wall()
             changes = self._watch.look(self._moment, now_s, wall, closely=closely, ended=ended)
-            self._ready = changes.ready
             for entry in changes.lost:
                 self._keeper.lost(entry)
-            if changes.any:
+            dropped = self._keeper.hold(changes.ready)
+            self._ready = self._keeper.holds.with_held(self._register.entries, changes.ready)
+            if changes.any or dropped:
                 self._keeper.write()
             for entry in changes.bad:
                 self._news.bad(entry)
@@ -242,6 +246,8 @@ class Guard:
             return False
         with self._working:
             began_s = time.monotonic()
+            if self._keeper.overtaken:  # what is written that often is no news for long
+                self.look()
             with self._keeper.lock:
                 ready = [entry for entry in self._ready if entry.state == FOUND]
                 self._ready = ready[:-1]
@@ -256,22 +262,23 @@ class Guard:
         self._rest_s = now_s + (now_s - began_s) * (1.0 / self._share - 1.0)
         return True
 
-    def _hurried(self) -> None:
-        """See `hurry`; a verification that was under way comes to its end first."""
+    def _hurried(self, above: float, before: float) -> None:
+        """See `hurry`; what was under way, perhaps from a copy, comes to its end first."""
         began_s = time.monotonic()
         with self._keeper.lock:
             self.look(ended=True)
             self.look(ended=True)  # the first one may only have found it
-            ready = self._ready[::-1]
+            ready = [e for e in self._register.entries if e in self._ready or e.state == COPIED]
+            ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
         for entry in ready:
-            late = time.monotonic() > began_s + SOON_S
+            late = time.monotonic() > began_s + self._soon_s
             if not self._pressed or (late and any(e.state == VERIFIED for e in ready)):
                 return
             with self._working:
                 if entry.state == FOUND:
                     self._keeper.take(entry, urgent=True)
 
-    def _run(self, what: Callable[[], bool]) -> None:
+    def _run(self, what: Callable[[], bool], wake: threading.Event) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # this thread's alone
         while not self._over.is_set():
             more, began_s = False, time.monotonic()
@@ -280,5 +287,9 @@ class Guard:
             except Exception as error:  # the guard may fail, the run may not
                 told = f"the checkpoint guard failed: {type(error).__name__}: {error}"
                 self._news.say(told, once=told)
+            took_s = time.monotonic() - began_s
             if not more:  # a pattern that leads through a large tree is followed less often
-                self._wake.wait(max(self._every_s, IDLE * (time.monotonic() - began_s)))
+                self._over.wait(max(min(self._every_s, LEAST_S), took_s))
+                wake.wait(max(self._every_s, IDLE * took_s))
+            if wake is not self._over:
+                wake.clear()

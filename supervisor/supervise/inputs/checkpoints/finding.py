@@ -14,12 +14,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...store.checkpoints import Stamp
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 METADATA = ".metadata"
+LATE_NS = 250_000_000  # that a file is written, or its clock is, beside the save; project default
 _SHARD = re.compile(r"^(?P<stem>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P<end>\..*)$")
 _RANK = re.compile(r"^(rng_state_|random_states_)(\d+)(\.\w+)$")
 
@@ -73,23 +75,51 @@ def whole(path: str, matched: Sequence[str]) -> str:
     return str(Path(path).parent) if _SHARD.match(name) or name.endswith(".distcp") else path
 
 
-def named(path: str, inode: Sequence[int] | None) -> str | None:
-    """Return what the file with this (device, inode) is called in its directory now.
+@dataclass(frozen=True)
+class Mark:
+    """What tells a file that was saved from another one that has its inode by now.
+
+    Attributes:
+        device, inode: of what was written.
+        began_ns, told_ns: since the epoch; it was written between them, as its times say.
+    """
+
+    device: int
+    inode: int
+    began_ns: float
+    told_ns: float
+
+
+def is_what(path: str, mark: Mark, seen: Stamp = ()) -> bool:
+    """Whether what lies at `path` is what was saved: by its inode, and by what a renaming keeps.
+
+    That is size and time of writing: those that were `seen` before, or those of the save. Of a
+    directory one file that is known is enough: others may be added after the save.
+    """
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return False
+    if (found.st_dev, found.st_ino) != (mark.device, mark.inode):
+        return False
+    known = {row[1:] for row in seen}
+    began_ns, told_ns = mark.began_ns - LATE_NS, mark.told_ns + LATE_NS
+    return any(row[1:] in known or began_ns <= row[2] <= told_ns for row in stamp(path) or ())
+
+
+def named(path: str, mark: Mark | None, seen: Stamp = ()) -> str | None:
+    """Return what the file with this mark is called in its directory now, see `is_what`.
 
     None where it has no name there, or nobody told the inode.
     """
-    if inode is None:
+    if mark is None:
         return None
-    try:
-        found = Path(path).stat()
-        if [found.st_dev, found.st_ino] == list(inode):
-            return path
-    except OSError:
-        pass
+    if is_what(path, mark, seen):
+        return path
     try:
         with os.scandir(Path(path).parent) as entries:
             for entry in entries:
-                if entry.inode() == inode[1] and entry.stat().st_dev == inode[0]:
+                if entry.inode() == mark.inode and is_what(entry.path, mark, seen):
                     return entry.path
     except OSError:
         pass

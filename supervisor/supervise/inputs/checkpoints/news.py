@@ -8,6 +8,8 @@ from ...core.values import Event, Noticed
 from ...store.checkpoints import Entry
 from .. import clock
 
+METRICS = ("checkpoint_ok", "checkpoint_size")
+
 
 class News:
     """Collects from any thread; the loop takes. Nothing here waits.
@@ -21,6 +23,16 @@ class News:
         self._frames: deque[dict[str, float]] = deque()
         self._said: set[str] = set()
         self.delivered: set[str] = set()
+
+    def judged(self, entry: Entry, ok: bool | None) -> None:
+        """Tell the verdict; None: there can be none, people should know why."""
+        if ok is None:
+            why = "; ".join(entry.problems)
+            self.say(f"checkpoint {entry.id} in {entry.path} is not verified: {why}")
+        elif ok:
+            self.verified(entry)
+        else:
+            self.bad(entry)
 
     def verified(self, entry: Entry, *, first: bool = True) -> None:
         """Tell that a checkpoint is good; with the `first` word a frame gets its numbers."""
@@ -58,10 +70,10 @@ class News:
 
     def _tell(self, entry: Entry, ok: bool, what: str, measured: bool) -> None:
         if measured:
-            values = {"checkpoint_ok": float(ok)}
+            values = [float(ok)]
             if ok:  # of tensors: what a library writes beside them grows by its own rules
-                values["checkpoint_size"] = float(entry.tensors or entry.bytes)
-            self._frames.append(values)
+                values.append(float(entry.tensors or entry.bytes))
+            self._frames.append(dict(zip(METRICS, values, strict=False)))
         data = {
             "id": entry.id,
             "step": entry.step,

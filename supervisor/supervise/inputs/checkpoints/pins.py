@@ -1,6 +1,7 @@
 """Keeps copies of checkpoints where the job's own rotation cannot reach, and puts them back.
 
     <run>/checkpoints/<id>/data/...        the files          .../<id>/manifest.json
+    <run>/checkpoints/.<id>/data/...       a copy that is not complete, or not verified yet
     <run>/checkpoints/aside/<id>-<name>    what a job must not take for the newest
 
 Every copy is synced and hashed before it counts. A name appears when all of it is there.
@@ -19,11 +20,10 @@ from ...errors import StoreError
 from ...store.checkpoints import PINNED, Entry
 from ...store.files import sync_directory
 from .finding import stamp
+from .holds import RESERVE, RESERVE_BYTES
 
 PIECE = 1 << 24  # bytes
 DATA, ASIDE = "data", "aside"
-RESERVE = 0.05  # of the disk, and
-RESERVE_BYTES = 1 << 30  # that much, stays free; project defaults
 
 
 class Pins:
@@ -39,6 +39,11 @@ class Pins:
         self._home = run / PINNED
         self._link = link
         self._over = over
+
+    def clear(self) -> None:
+        """Remove the copies that a supervisor which died never finished, or never verified."""
+        for left in self._home.glob(".ckpt-*"):
+            self.unstage(left)
 
     def folder(self, entry: Entry) -> Path:
         """Return the directory of a pinned checkpoint."""
@@ -62,44 +67,80 @@ class Pins:
             f"{keep / 1e9:.1f} GB stay free"
         )
 
-    def pin(self, entry: Entry) -> None:
+    def pin(self, entry: Entry, source: Path | None = None, *, link: bool = False) -> None:
         """Pin a verified checkpoint; a copy has the hashes that were verified, or is none.
+
+        Args:
+            source: where its files are, if not at its path. link: a copy is not needed.
 
         Raises:
             StoreError: its files have changed since.
             OSError: it cannot be copied or linked. InterruptedError: `over`.
         """
-        whole = self.folder(entry)
-        fresh = whole.with_name(f".{entry.id}")
+        self._hold(entry, entry.hashes, source, link=link)
+        self.keep(entry)
+
+    def hold(self, entry: Entry) -> Path:
+        """Copy one that is not verified yet, and return where the copy is; then `keep` or `drop`.
+
+        Raises:
+            StoreError: it was written again meanwhile.
+            OSError: it cannot be copied or linked. InterruptedError: `over`.
+        """
+        fresh = self._hold(entry, {name: None for name, *_ in entry.stamp})
+        if stamp(entry.path) != entry.stamp:
+            self.drop(entry)
+            raise StoreError(f"{entry.path} was written again while it was copied")
+        return fresh / DATA / entry.name
+
+    def keep(self, entry: Entry) -> None:
+        """Let what is held be the pinned copy. Raises OSError: it is gone."""
+        shutil.rmtree(self.folder(entry), ignore_errors=True)
+        try:
+            self._fresh(entry).rename(self.folder(entry))
+        except OSError:
+            self.drop(entry)
+            raise
+        sync_directory(self._home)
+
+    def _fresh(self, entry: Entry) -> Path:
+        return self._home / f".{entry.id}"
+
+    def _hold(
+        self,
+        entry: Entry,
+        hashes: Mapping[str, str | None],
+        source: Path | None = None,
+        *,
+        link: bool = False,
+    ) -> Path:
+        fresh = self._fresh(entry)
         shutil.rmtree(fresh, ignore_errors=True)
         try:
             target = fresh / DATA / entry.name
-            self._bring(Path(entry.path), target, entry.hashes, link=self._link)
-            shutil.rmtree(whole, ignore_errors=True)
-            fresh.rename(whole)
-            sync_directory(self._home)
+            self._bring(source or Path(entry.path), target, hashes, link=link or self._link)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
+        return fresh
 
     def drop(self, entry: Entry) -> None:
-        """Let go of a pinned one."""
-        shutil.rmtree(self.folder(entry), ignore_errors=True)
+        """Let go of a pinned one, or of what is held."""
+        for folder in (self.folder(entry), self._fresh(entry)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def differs(self, entry: Entry, path: Path) -> str:
         """Return in what the files at `path` are not those that were verified, "" if in nothing.
 
         Raises:
-            InterruptedError: `over`.
+            OSError: they are there, and cannot be read. InterruptedError: `over`.
         """
         for name, wanted in entry.hashes.items():
             file = _member(path, name, entry)
             try:
                 if self._digest(file) != wanted:
                     return f"{file} does not have the hash that was verified"
-            except InterruptedError:
-                raise
-            except OSError as error:
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
                 return f"{file}: {error.strerror}"
         return "" if entry.hashes else "it was never verified"
 
@@ -112,7 +153,7 @@ class Pins:
 
         Raises:
             StoreError: the pinned copy is not what was verified.
-            OSError: it cannot be copied. InterruptedError: `over`. Nothing is left behind.
+            OSError: it cannot be read or copied. InterruptedError: `over`. Nothing is left behind.
         """
         pinned, path = self.data(entry), Path(entry.path)
         wrong = self.differs(entry, pinned)
@@ -148,7 +189,7 @@ class Pins:
         return moved
 
     def unstage(self, fresh: Path) -> None:
-        """Remove what was staged, if it is still there."""
+        """Remove a copy that is of no use any more, if it is still there."""
         with suppress(OSError):
             _remove(fresh)
 
@@ -174,8 +215,10 @@ class Pins:
         sync_directory(path.parent)
         return there
 
-    def _bring(self, source: Path, target: Path, hashes: Mapping[str, str], *, link: bool) -> None:
-        """Copy or link all files of one checkpoint.
+    def _bring(
+        self, source: Path, target: Path, hashes: Mapping[str, str | None], *, link: bool
+    ) -> None:
+        """Copy or link all files of one checkpoint; `hashes`: by file, None where nobody knows.
 
         Raises:
             StoreError: a file does not have its hash.
@@ -192,7 +235,7 @@ class Pins:
                 os.link(old, new)
             else:
                 self._copy(old, new)
-            if self._digest(new) != wanted:
+            if wanted is not None and self._digest(new) != wanted:
                 raise StoreError(f"{old} has changed since it was verified")
         for folder in folders:
             sync_directory(folder)

@@ -36,19 +36,18 @@ class Restorer:
 
     def prepare(self, name: str) -> None:
         """See `Guard.prepare`."""
-        keeper, pins = self.keeper, self.keeper.pins
+        keeper = self.keeper
         with keeper.at_once():
             self.forget()
             with keeper.lock:
                 entry = self._verified(name)
-                path, there = Path(entry.path), entry.there
             keeper.reserved = name
             try:
                 look = finding.stamp(entry.path)
-                if there and not pins.differs(entry, path):
+                if self._lies(entry):
                     self._prepared = Prepared(name, stamp=look)
                 else:
-                    self._prepared = Prepared(name, copy=pins.stage(self._pinned(entry)))
+                    self._prepared = Prepared(name, copy=keeper.stage(self._pinned(entry)))
             except OSError as error:
                 raise StoreError(f"checkpoint {name} cannot be put back: {error}") from error
 
@@ -66,7 +65,8 @@ class Restorer:
             finally:
                 self.forget()
             keeper.write()
-            return {"path": entry.path, "moved": [str(path) for path in moved]}
+            told = {"probe_batch": entry.probe_batch} if entry.probe_batch else {}
+            return {"path": entry.path, "moved": [str(path) for path in moved], **told}
 
     def forget(self) -> None:
         """Remove what was prepared and not used."""
@@ -95,13 +95,22 @@ class Restorer:
         prepared = self._prepared
         if prepared is not None and prepared.id == entry.id:
             return prepared.stamp is not None and finding.stamp(entry.path) == prepared.stamp
-        return entry.there and not self.keeper.pins.differs(entry, Path(entry.path))
+        return self._lies(entry)
+
+    def _lies(self, entry: Entry) -> bool:
+        """Read it where the job looks for it; what cannot be read is not there."""
+        try:
+            return entry.there and not self.keeper.pins.differs(entry, Path(entry.path))
+        except InterruptedError:
+            raise
+        except OSError:
+            return False
 
     def _restore(self, entry: Entry) -> list[Path]:
-        pins, prepared = self.keeper.pins, self._prepared
+        keeper, prepared = self.keeper, self._prepared
         copy = prepared.copy if prepared is not None and prepared.id == entry.id else None
-        before = pins.place(entry, copy or pins.stage(self._pinned(entry)))
-        for other in self.keeper.register.entries:
+        before = keeper.pins.place(entry, copy or keeper.stage(self._pinned(entry)))
+        for other in keeper.register.entries:
             if other.path == entry.path and other.there and other is not entry:
                 self._left(other)
         entry.there, entry.stamp = True, finding.stamp(entry.path) or ()
@@ -117,6 +126,8 @@ class Restorer:
                 path = Path(other.path)
                 if path.exists():
                     moved.append(self.keeper.pins.aside(path, other.id))
+                self._left(other)
+            elif newer and other.state == FOUND and not other.there:  # it is held only
                 self._left(other)
         return moved
 

@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,14 @@ class Verifier:
         if process is not None and process.poll() is None:
             process.kill()
 
+    def calm(self, niceness: int) -> None:
+        """Let what is running be so nice from now on; for any thread."""
+        if (process := self._process) is not None:
+            with suppress(psutil.Error, OSError):  # it is over
+                for thread in psutil.Process(process.pid).threads():
+                    os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
+                _be_modest(process.pid)
+
     def _run(
         self, command: Sequence[str], paths: Sequence[str], limit_s: float, *, urgent: bool
     ) -> tuple[list[dict[str, Any]], str, int]:
@@ -105,8 +115,9 @@ class Verifier:
         try:
             if self._closed:  # while it was being started
                 process.kill()
-            if not urgent:
-                _be_modest(process.pid)
+            niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            if niceness > 0 or not urgent:  # `calm` may have come meanwhile
+                self.calm(niceness)
             request = json.dumps({"paths": list(paths), **self._wanted})
             out, error = process.communicate(request, timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -7,12 +7,13 @@ sizes and times only; whoever owns it calls `look` about once a second.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...store.checkpoints import (
     BAD,
+    COPIED,
     FOUND,
     UNVERIFIED,
     VANISHED,
@@ -22,6 +23,7 @@ from ...store.checkpoints import (
     Stamp,
 )
 from . import finding
+from .told import Moment, Saved
 
 SETTLED_EVERY = 10  # looks between two at what was verified already: a network disk is slow
 PATIENCE_S = 60.0  # for files that are missing, and for the last name of one that is renamed
@@ -29,57 +31,17 @@ METRICS = (
     *("train_loss_raw", "train_loss_ema", "val_loss", "grad_global_norm"),
     *("learning_rate", "tokens_seen"),
 )
+UNSEEN = "it went away before it was verified"
 PART = "each rank wrote a file of its own; name their directory in job.checkpoints.glob"
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Where the run is.
-
-    Attributes:
-        step: of the newest frame, -1 before the first.
-        values: of the newest frame of the leading rank.
-        suspects: ids of checkpoints that must not be gone back to.
-        ranks: world size.
-        on_trial: ids of those that may still turn out to be suspect.
-    """
-
-    step: int = -1
-    attempt: int = 0
-    values: Mapping[str, float] = field(default_factory=dict)
-    suspects: frozenset[str] = frozenset()
-    ranks: int = 1
-    on_trial: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What the job told of one save; see `saves.py` of the probe.
-
-    Attributes:
-        step: 0-based, the last whole optimizer step before it.
-        inode: device and inode of what was written, None where nobody could tell.
-    """
-
-    path: str
-    step: int
-    attempt: int
-    how: str
-    rank: int
-    ranks: int
-    wall: str
-    seconds: float | None = None
-    inode: tuple[int, int] | None = None
-    python: str | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class _Waiting:
     since_s: float
     told: bool = False
-    inode: tuple[int, int] | None = None
+    mark: finding.Mark | None = None
     ranks: int = 1
+    missed: bool = False
 
 
 @dataclass
@@ -98,15 +60,22 @@ class Watch:
     Args:
         patterns: where checkpoints are; relative ones from `cwd`.
         settle_s: how long what nobody told of must have been still.
+        held: whether the files of an entry, as they were last seen, are held elsewhere too.
     """
 
     def __init__(
-        self, register: Register, patterns: Sequence[str], cwd: Path, settle_s: float
+        self,
+        register: Register,
+        patterns: Sequence[str],
+        cwd: Path,
+        settle_s: float,
+        held: Callable[[Entry], bool] = lambda _: False,
     ) -> None:
         self._register = register
         self._patterns = patterns
         self._cwd = cwd
         self._settle_s = settle_s
+        self._held = held
         self._told: deque[Saved] = deque()
         self._waiting: dict[str, _Waiting] = {}
         self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
@@ -146,11 +115,11 @@ class Watch:
         for entry in [e for e in self._register.entries if e.there]:
             if entry.state == FOUND:
                 self._follow(entry, now_s, 0.0 if ended else self._settle_s, changes)
-            elif closely and finding.stamp(entry.path) != entry.stamp:
+            elif (closely or entry.state == COPIED) and finding.stamp(entry.path) != entry.stamp:
                 self._lose(entry, changes)
         for path in matched:
             self._find(path, matched, moment, now_s, wall, changes)
-        found = {entry.id for entry in self._register.entries if entry.state == FOUND}
+        found = {e.id for e in self._register.entries if e.state in (FOUND, COPIED)}
         self._waiting = {name: w for name, w in self._waiting.items() if name in found}
         return changes
 
@@ -177,36 +146,39 @@ class Watch:
         changes.any = True
 
     def _take(self, saved: Saved, matched: Sequence[str], now_s: float, changes: Changes) -> None:
-        named = finding.named(saved.path, saved.inode) or saved.path
+        named = finding.named(saved.path, saved.mark) or saved.path
         path = finding.whole(named, matched)
         entry = self._register.at(path) or self._by_inode(saved)
         if entry is not None and entry.state != FOUND:
             if finding.stamp(entry.path) == entry.stamp:  # told of late, or by another rank too
+                if entry.state == COPIED:
+                    _name(entry, saved)
                 self._part(saved, entry, changes)
                 return
             self._lose(entry, changes)  # written anew, or its inode is another file's by now
             entry = None
+        if entry is not None and self._replaced(entry, finding.stamp(entry.path)):
+            entry = None
         if entry is not None and finding.is_partial(entry.name):
             waiting = self._waiting.get(entry.id)
-            if waiting is not None and waiting.inode != saved.inode:
+            if waiting is not None and waiting.mark != saved.mark:
                 entry = None  # the name is used again before the last one got its own
         if entry is None:
             entry = self._register.add(path)
             _see(entry, finding.stamp(path) or ())
-        entry.step, entry.attempt, entry.how = saved.step, saved.attempt, saved.how
-        entry.saved, entry.seconds, entry.python = saved.wall, saved.seconds, saved.python
-        entry.values = _told_of(saved.values)
-        self._waiting[entry.id] = _Waiting(now_s, True, saved.inode, saved.ranks)
+        _name(entry, saved)
+        self._waiting[entry.id] = _Waiting(now_s, True, saved.mark, saved.ranks)
         self._part(saved, entry, changes)
         changes.any = True
 
     def _by_inode(self, saved: Saved) -> Entry | None:
         """Return what was found under another name before the job told of it."""
-        if saved.inode is None:
+        if saved.mark is None:
             return None
         for entry in reversed(self._register.entries):
-            if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.inode[1]:
-                return entry if Path(entry.path).parent == Path(saved.path).parent else None
+            if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.mark.inode:
+                near = Path(entry.path).parent == Path(saved.path).parent
+                return entry if near and finding.is_what(entry.path, saved.mark) else None
         return None
 
     def _part(self, saved: Saved, entry: Entry, changes: Changes) -> None:
@@ -228,14 +200,21 @@ class Watch:
         waiting = self._waiting.setdefault(entry.id, _Waiting(now_s))
         look = finding.stamp(entry.path)
         if look is None or finding.is_partial(entry.name):
-            named = finding.named(entry.path, waiting.inode)
+            named = finding.named(entry.path, waiting.mark, entry.stamp)
             if named is not None and named != entry.path:
                 entry.path, look = named, finding.stamp(named)
                 changes.any = True
         still_s = now_s - waiting.since_s
-        if look is None or finding.is_partial(entry.name):
-            if still_s >= PATIENCE_S or not waiting.told:
-                entry.state, entry.problems = VANISHED, ["it went away before it was verified"]
+        if self._replaced(entry, look):
+            changes.any = True
+        elif look and set(look) < set(entry.stamp) and self._held(entry):
+            pass  # a directory that is being removed
+        elif look is None or finding.is_partial(entry.name):
+            # It was there once: gone is gone, unless it was just being renamed while we looked.
+            gone = look is None and waiting.missed and (entry.stamp or waiting.mark)
+            waiting.missed = look is None
+            if gone or still_s >= PATIENCE_S or not waiting.told:
+                entry.state, entry.problems = VANISHED, [UNSEEN]
                 entry.there = False
                 changes.any = True
         elif look != entry.stamp:
@@ -250,6 +229,13 @@ class Watch:
                 changes.bad.append(entry)
                 changes.any = True
 
+    def _replaced(self, entry: Entry, look: Stamp | None) -> bool:
+        """Whether what lies at its path is another one by now, or nothing, while it is held."""
+        if not self._held(entry) or {row[1:] for row in look or ()} & {r[1:] for r in entry.stamp}:
+            return False
+        entry.there = False
+        return True
+
     def _lose(self, entry: Entry, changes: Changes) -> None:
         entry.there = False
         changes.lost.append(entry)
@@ -258,6 +244,12 @@ class Watch:
 
 def _see(entry: Entry, look: Stamp) -> None:
     entry.stamp, entry.bytes = look, sum(size for _, size, _, _ in look)
+
+
+def _name(entry: Entry, saved: Saved) -> None:
+    entry.step, entry.attempt, entry.how = saved.step, saved.attempt, saved.how
+    entry.saved, entry.seconds, entry.python = saved.wall, saved.seconds, saved.python
+    entry.values, entry.probe_batch = _told_of(saved.values), saved.probe_batch
 
 
 def _told_of(values: Mapping[str, float]) -> dict[str, float]:

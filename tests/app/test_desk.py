@@ -1,0 +1,63 @@
+"""What the desk knows of a relaunch that is under way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.actions.relaunch import Relaunch
+from supervise.app.desk import Desk
+from supervise.core.incident import Incident, Run
+from supervise.core.rule import Policy, Runbook
+from supervise.core.values import Told
+from supervise.errors import ActionError
+
+BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
+
+
+@pytest.fixture
+def desk():
+    """A desk whose engine waits for a relaunch to step 19, because of a breach at step 60."""
+    settings = SimpleNamespace(policy=Policy("p", "sha256:0", "enforce", {}, ()), run=None,
+                               reloader=None)  # fmt: skip
+    quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
+    desk = Desk(settings, SimpleNamespace(trouble=None, **quiet))
+    run = Run(1, BOOK, "SEV1", waiting_for="inc-1/1/0-relaunch", action=BOOK.steps[0],
+              verb="relaunch", args={"checkpoint": "a", "step": 19})  # fmt: skip
+    desk.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)
+    return desk
+
+
+def test_what_may_be_better_lies_between_the_order_and_the_trouble(desk):
+    """As far from the first breach as the policy wants it, or from where an operator goes back."""
+    assert desk.range() == (19, 50)
+    desk.state.incident.run.before = 40
+    assert desk.range() == (19, 30)
+
+
+def test_what_people_approved_is_settled(desk):
+    """Looking for another one would only keep the job dead for longer."""
+    desk.state.incident.run.approved = [{"verb": "relaunch", "args": {}}]
+
+    assert desk.range() is None
+
+
+def test_a_relaunch_that_nobody_waits_for_is_told_so(desk):
+    """Its deadline is over, or the end of the run was asked for."""
+    desk.state.incident.run.waiting_for = None
+
+    for question in (desk.range, desk.choose):
+        with pytest.raises(ActionError, match="nobody waits"):
+            question()
+
+
+def test_an_operator_who_said_stop_is_not_answered_by_a_start(desk):
+    """The word waits for the end of the relaunch, in which the job is dead."""
+    desk.may_start()
+    desk.state.incident.wanted = [Told(1, "anna", "resume", {}), Told(2, "bob", "stop", {})]
+
+    with pytest.raises(ActionError, match="bob said stop"):
+        desk.may_start()
+    desk.state.incident = None
+    desk.may_start()

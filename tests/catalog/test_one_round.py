@@ -1,0 +1,182 @@
+"""One round of checking is enough: no mistake hides another, and what only follows is not told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervise.catalog import PolicyErrors, shipped
+from supervise.catalog.check import check_file
+from supervise.catalog.problems import Problem
+
+HEAD = "version: supervise/v1\nmode: enforce\n"
+ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
+Mistakes = Callable[..., list[str]]
+
+ALL_WRONG = """\
+version: supervise/v1
+mode: enforce
+use: [loss_spik, hang]
+detectors:
+  broken: {kind: threshold, metric: train_loss_raw, gt: x}
+  twice: {kind: threshold, metric: train_loss_raw, gt: 3}
+  twice: {kind: threshold, metric: train_loss_raw, gt: 4}
+rules:
+  - {id: r, whn: twice, sev: SEV1, run: rolback}
+  - {id: s, when: broken or (twice, sevv: SEV1, see: nann}
+  - {id: t, when: loss_spike.loss_z and loss_spik.loss_z and loss_spike.los_z and quux, sev: SEV2}
+inhibit:
+  - {by_rule: r, mute: [s, u, loss_spike.jump, loss_spik.jump]}
+override:
+  loss_spike.loss_z: {gtt: 3}
+  loss_spik.loss_z: {gt: 3}
+  hang.nix: {gt: 3}
+budgets: {all: {max: 1}, rollback: {max: 1}}
+savepoints: {evry: 25}
+"""
+
+
+def test_every_sort_of_mistake_is_told_in_one_round(mistakes: Mistakes) -> None:
+    """No mistake hides another, and none is told that is gone when the others are mended."""
+    found = [line.partition(" (known")[0] for line in mistakes(ALL_WRONG)]
+
+    assert found == [
+        "3:7: no pack 'loss_spik' (did you mean 'loss_spike'?)",
+        "5:57: broken.gt should be a number, not the text 'x'",
+        "7:3: the key 'twice' stands here twice; first in line 6",
+        "9:13: rule r has no key 'whn' (did you mean 'when'?)",
+        "9:41: rule r: no runbook 'rolback' (did you mean 'rollback-and-rewarm'?)",
+        "10:29: rule s: this parenthesis is never closed",
+        "10:37: rule s has no key 'sevv' (did you mean 'sev'?)",
+        "10:54: rule s: no runbook 'nann' (did you mean 'nan'?)",
+        "11:62: unknown detector 'loss_spike.los_z' (did you mean 'loss_spike.loss_z'?)",
+        "11:83: unknown detector 'quux'",
+        "13:28: inhibit: unknown rule 'u'",
+        "15:23: loss_spike.loss_z has no key 'gtt'",
+        "17:13: override of 'hang.nix': no pack in use has it",
+        "19:14: savepoints has no key 'evry' (did you mean 'every'?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("use: [loss_spik]", "no pack 'loss_spik'"),
+        ("use: [zzz]", "no pack 'zzz'"),
+        ("use: loss_spike", "use should be a list"),
+        ("use: [../loss_spike]", "use[0] should be a name"),
+        ("use: [loss_spike]\ndetectors: 3", "detectors should be a mapping"),
+        ("use: [loss_spike]\nsavepoints: {evry: 1}", "savepoints has no key 'evry'"),
+        ("use: [loss_spike]\nsavepoints: {every: 9}\nsavepoints: {every: 9}", "the key 'savepo"),
+        ("use: [loss_spike]\nbudgets: {rollback: {max: 1}}", "the key 'budgets' stands here twic"),
+    ],
+)
+def test_what_only_follows_from_a_mistake_is_not_told(
+    mistakes: Mistakes, mistake: str, said: str
+) -> None:
+    """Names that may stand in what could not be read are no mistakes of their own."""
+    own = "" if "detectors" in mistake else "detectors: {a: {kind: nonfinite}}\n"
+    kept = "" if "savepoints" in mistake else "savepoints: {every: 25}\n"
+    text = HEAD + "budgets: {all: {max: 1}, lr_scale: {max: 1}}\n" + own + kept + (
+        "rules: [{id: r, when: a and loss_spike.loss_z, sev: SEV1}]\n"
+        "inhibit: [{by_rule: r, mute: [loss_spike.jump]}]\n"
+        "override: {loss_spike.loss_z: {gt: 9}}\n"
+    )  # fmt: skip
+    text = text.replace(
+        "all: {max: 1}", "all: {max: 1}, rollback: {max: 1}", "budgets" not in mistake
+    )
+
+    found = mistakes(text + mistake + "\n")
+
+    assert len(found) == 1, found
+    assert said in found[0]
+
+
+NANO = shipped.folder("policies") / "nano.yaml"
+SECTIONS = re.findall(r"^( *)([a-z_]+):", NANO.read_text("utf-8"), re.MULTILINE)
+KEYS = [f"\n{indent}{key}:" for indent, key in SECTIONS if key != "version" and len(indent) < 3]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_misspelt_key_is_one_mistake(mistakes: Mistakes, key: str) -> None:
+    """A section goes on being read as what was meant, so that nothing seems to be missing."""
+    text = NANO.read_text("utf-8")
+    assert text.count(key) >= 1
+
+    found = mistakes(text.replace(key, f"{key[:-1]}x:", 1))
+
+    assert len(found) == 1, found
+    assert f"{key.strip()[:-1]}x'" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "key"),
+    [("policies/packs", "hang", "pack"), ("runbooks", "soften", "runbook")],
+)
+def test_a_file_is_known_though_its_name_is_misspelt(
+    tmp_path: Path, folder: str, file: str, key: str
+) -> None:
+    """Else every key of it would be a mistake of a policy."""
+    text = (shipped.folder(folder) / f"{file}.yaml").read_text("utf-8")
+    path = tmp_path / f"{file}.yaml"
+    path.write_text(text.replace(f"\n{key}:", f"\n{key}x:"), "utf-8")
+
+    found = check_file(str(path))
+
+    assert [problem.message for problem in found.errors] == [f"the file has no key '{key}x'"]
+    assert found.sort == key
+
+
+def test_a_misspelt_version_hides_nothing(mistakes: Mistakes) -> None:
+    """Nor does one that is left out."""
+    rules = "rules: [{id: r, when: b, sev: SEV2}]\n"
+    for head in ("verison: supervise/v1\n", "", "version: 1\n"):
+        found = mistakes(head + ONE + rules)
+
+        assert len(found) == 2, found
+        assert any("unknown detector 'b'" in line for line in found)
+
+
+def test_warnings_are_told_beside_mistakes(load: Callable[..., object]) -> None:
+    """A misspelt metric is seen in the round in which something else is wrong."""
+    warnings: list[Problem] = []
+    text = HEAD + (
+        "detectors:\n  a: {kind: threshold, metric: train_los_raw, gt: 3}\n"
+        "  b: {kind: threshold, metric: train_loss_raw, gt: 3}\n"
+        "  c: {kind: threshold, metric: train_loss_raw, gt: 3}\n"
+        "  d: {kind: threshold, metric: train_loss_raw, gt: 3}\n"
+        "  e: {kind: join, any: [d], within: 3}\n"
+        "rules:\n  - {id: r, when: a, sev: SEV9}\n  - {id: s, when: b or (e, sev: SEV2}\n"
+    )
+
+    with pytest.raises(PolicyErrors) as raised:
+        load(text, warnings=warnings)
+
+    assert len(raised.value.problems) == 2
+    assert [f"{w.line}: {w.message} ({w.hint})" for w in warnings] == [
+        "4: a: no collector measures 'train_los_raw' (did you mean 'train_loss_raw'?)",
+        "6: no rule reads the detector 'c' (None)",
+    ]
+
+
+def test_what_needs_a_budget_says_what_leads_there(mistakes: Mistakes) -> None:
+    """The rule, and each step of the chain, at the line that wants the runbook."""
+    found = mistakes(HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: soften}]\n")
+
+    assert found[0].startswith("4:42: no budget 'all', which lr_scale in soften needs; rule r runs")
+    assert found[2] == (
+        "4:42: no budget 'rollback', which rollback in rollback-and-rewarm needs; rule r runs "
+        "soften, if_it_fails: rollback-and-rewarm (add rollback: {max: 2, per: 5000} to budgets)"
+    )
+    assert "soften, if_it_fails: rollback-and-rewarm" in found[3]
+    assert len(found) == 4
+
+
+def test_a_list_of_all_there_is_is_whole(mistakes: Mistakes) -> None:
+    """Of forty runbooks none is left out."""
+    (found,) = mistakes(HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: zzzzzz}]\n")
+
+    assert all(repr(name) in found for name in shipped.names("runbooks"))

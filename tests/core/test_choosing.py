@@ -1,0 +1,169 @@
+"""A relaunch goes back to the newest checkpoint that is good when the job has been stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.actions.relaunch import Relaunch
+from supervise.core import engine
+from supervise.core.replay import record
+from supervise.core.rule import Budget, Ladder, Runbook
+from supervise.core.values import Exited, Finished, Launched, Noticed
+
+from .conftest import Verify
+
+ACTION = "inc-1/1/0-relaunch"
+
+
+def told(story, name, step, ok=True, attempt=0):
+    data = {"id": name, "step": step, "attempt": attempt, "path": f"/{name}.pt", "ok": ok}
+    story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+
+
+def choose(story):
+    """The job was stopped, and what it left is verified."""
+    story.send(Noticed(story.at_ns, "choice", "what it left was looked at"))
+    return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "aimed-again")]
+
+
+@pytest.fixture
+def stopping(tell):
+    """Return a function: the trouble of step 60 is answered by a relaunch to step 19."""
+
+    def begin(**changes):
+        book = Runbook("soften", (Relaunch(rewarm=0, skip=30), Verify(clear_for=5)),
+                       ("relaunch", "verify"))  # fmt: skip
+        changes = {"ladder": Ladder(("soften", "hold")), **changes}
+        changes["runbooks"] = {"calm": book, "soften": book, **changes.get("runbooks", {})}
+        story = tell(
+            answer=lambda key: None,
+            budgets={name: Budget(3) for name in ("restart", "all")},
+            job={"relaunch": {"resume": "args"}}, **changes,
+        )  # fmt: skip
+        story.frames(2.0, times=60)
+        told(story, "a", 19)
+        story.frames(8.0)
+        return story
+
+    return begin
+
+
+@pytest.fixture
+def stopped(stopping):
+    """The job is dead by now."""
+    story = stopping()
+    assert story.actions() == [ACTION]
+    story.send(Exited(story.at_ns, -2))
+    return story
+
+
+def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
+    """On record, under the same action; its effect is looked for behind the newer one."""
+    story = stopped
+    told(story, "b", 39)
+
+    assert choose(story) == ["b"]
+    (note,) = story.kinds("note", "aimed-again")
+    action = note.data["action"]
+    assert action["id"] == ACTION and note.incident == "inc-1"
+    assert note.reason == "relaunch goes back to b of step 39, not to a of step 19"
+    assert action["args"] == story.state.incident.run.args
+    assert (action["args"]["attempt"], action["args"]["skip"]) == (1, [[40, 60]])
+    story.send(Launched(story.at_ns, 2, 1))
+    story.send(Finished(story.at_ns, ACTION, True, {"pid": 2, "attempt": 1, "step": 39}))
+    story.attempt, story.step = 1, 39
+    story.frames(2.0, times=21)
+    assert not story.kinds("verify", "passed")
+    story.frames(2.0)
+    assert story.kinds("verify", "passed")
+
+
+def test_neither_one_of_the_trouble_nor_one_too_near_is_chosen(stopped):
+    """What the policy allows is what it was when the relaunch was intended."""
+    story = stopped
+    told(story, "b", 60)
+    told(story, "c", 55)
+    told(story, "d", 39, ok=False)
+
+    assert choose(story) == []
+    assert story.state.incident.run.args["checkpoint"] == "a"
+
+
+def test_one_that_turns_out_to_be_gone_is_left_for_the_next(stopped):
+    """Back to the first one; without any the order stands, and fails where it is carried out."""
+    story = stopped
+    told(story, "b", 39)
+    assert choose(story) == ["b"]
+    told(story, "b", 39, ok=False)
+    assert choose(story) == ["b", "a"]
+    told(story, "a", 19, ok=False)
+    assert choose(story) == ["b", "a"]
+
+
+def test_what_people_approved_is_what_is_done(stopping):
+    """They saw the checkpoint's name."""
+    story = stopping(mode="approve")
+    story.say("approve", id="ask-1")
+    assert story.actions()[-1].endswith("relaunch")
+    story.send(Exited(story.at_ns, -2))
+    told(story, "b", 39)
+
+    assert choose(story) == []
+
+
+def test_a_choice_that_nobody_waits_for_changes_nothing(tell):
+    """Nothing is relaunched."""
+    story = tell()
+    story.frames(2.0, times=20)
+
+    assert choose(story) == []
+
+
+def test_another_engine_chooses_the_same(stopped):
+    """From the events alone."""
+    story = stopped
+    told(story, "b", 39)
+    choose(story)
+    state, again = engine.start(story.policy), []
+    for event in story.events:
+        state, made = engine.step(story.policy, state, event)
+        again += made
+
+    assert [record(d) for d in again] == [record(d) for d in story.log]
+    assert state.incident.run.args == story.state.incident.run.args
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
+    """Ctrl-C while what the job left is looked at: nothing starts it again, and people hear so."""
+    story = stopped
+    told = len(story.kinds("notify_intent"))
+    data = {"signal": "SIGINT", "final": final}
+    story.send(Noticed(story.at_ns, "signal", "SIGINT was passed on", data=data))
+
+    assert story.state.over == final
+    said = [d.reason for d in story.kinds("notify_intent")[told:]]
+    assert any("ended with signal 2 at step 60" in text for text in said) == final
+    reasons = [d.reason for d in story.kinds("abort")]
+    asked = f"{ACTION} failed: the end of the job was asked for meanwhile"
+    assert (asked in reasons) == final
+    assert (story.state.machine == "halted") == final
+
+
+def test_a_worse_rule_that_fires_meanwhile_takes_no_approval_back(stopping, make_policy):
+    """It moves the first breach; the checkpoint and all that is done stay what they were."""
+    rules = make_policy().rules
+    rules = tuple(replace(r, runbook=None) if r.id == "gone" else r for r in rules)
+    book = Runbook("soften", (Relaunch(rewarm=0), Verify(clear_for=5)), ("relaunch", "verify"))
+    story = stopping(mode="approve", rules=rules, inhibit=(), runbooks={"soften": book})
+    pending, breach_step = story.state.pending, story.state.incident.breach_step
+    story.frames(2.0)
+    story.frames(80.0)
+    assert story.state.incident.breach_step != breach_step
+    assert story.state.pending.sha == pending.sha
+    story.say("approve", id=pending.id)
+
+    assert story.actions()[-1].endswith("relaunch")
+    assert story.state.incident.run.args["checkpoint"] == "a"

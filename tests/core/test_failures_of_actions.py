@@ -1,0 +1,324 @@
+"""Actions fail, run out of budget or cause trouble: failure groups F and I to S.
+
+The groups are those of policy.md section 12, as in the other files of failures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.actions.lr_scale import LrScale
+from supervise.actions.pause import Pause
+from supervise.actions.resume import Resume
+from supervise.actions.rollback import Rollback
+from supervise.actions.skip_step import SkipStep
+from supervise.actions.snapshot import Snapshot
+from supervise.actions.stop import Stop
+from supervise.core.rule import Budget, Inhibit, Ladder, Runbook
+from supervise.core.values import (
+    Finished,
+    Told,
+)
+from supervise.detectors.ratio import Ratio
+from supervise.detectors.robust_z import RobustZ
+
+from .conftest import Above, Verify, messages, rule_on
+
+# ── F actions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+BOOKS = {
+    "mend": (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify()),
+    "ease": (Snapshot(), LrScale(set=0.5), SkipStep(), Verify()),
+    "end": (Snapshot(), Stop()),
+}
+BACK = {"step": 30, "attempt": 0}  # what a rollback answers; others have no use for it
+ALL_STEPS = [
+    (name, i)
+    for name, steps in BOOKS.items()
+    for i, step in enumerate(steps)
+    if not step.engine_step
+]
+
+
+def mending(name):
+    verbs = tuple(type(step).__module__.rpartition(".")[2] for step in BOOKS[name])
+    verbs = tuple("verify" if verb.endswith("conftest") else verb for verb in verbs)
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    return {
+        "detectors": detectors,
+        "rules": (rule_on(detectors, "high", "SEV1", name),),
+        "runbooks": {name: Runbook(name, BOOKS[name], verbs)},
+        "ladder": Ladder((name, "hold")),
+        "budgets": {"all": Budget(9), "rollback": Budget(9), "lr_scale": Budget(9)},
+        "inhibit": (),
+    }
+
+
+def told_when(seen, at):
+    """Return how the action with index `at` is answered: others succeed."""
+
+    def answer(key):
+        label = key.rpartition("/")[2]
+        seen.append(label)
+        return None if label.partition("-")[0] == str(at) else Finished(0, key, True, BACK)
+
+    return answer
+
+
+@pytest.mark.parametrize(("name", "at"), ALL_STEPS)
+@pytest.mark.parametrize("how", ["fails", "never", "late", "twice"])
+def test_each_step_of_each_runbook_may_fail(tell, name, at, how):
+    """Held with what can be taken back taken back, later steps never asked for, nothing twice."""
+    seen: list[str] = []
+    story = tell(answer=told_when(seen, at), **mending(name))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    action = story.actions()[-1]
+    assert action.endswith(f"/{at}-{seen[-1].partition('-')[2]}")
+    done = Finished(story.at_ns, action, True, BACK)
+    if how == "fails":
+        story.send(replace(done, ok=False, error="no space left on device"))
+    elif how == "twice":
+        story.send(done)
+        asked = len(story.actions())
+        story.send(done)
+        assert len(story.actions()) == asked
+        assert story.kinds("note", "late-outcome")
+    else:
+        story.tick(1000.0)
+        if how == "late":
+            story.send(done)
+            assert story.kinds("note", "late-outcome")
+    story.frames(2.0, times=3)
+
+    assert len(set(story.actions())) == len(story.actions())
+    if how == "twice":
+        return
+    assert story.state.machine == "holding"
+    assert len(story.kinds("in_doubt")) == (how != "fails")
+    after = [label for label in seen if label.partition("-")[0].isdecimal()]
+    assert [int(label.partition("-")[0]) for label in after] == list(range(at + 1))
+    undone = [label for label in seen if label.startswith("undo-")]
+    if name == "mend":  # the pause does not stay; a resume that failed leaves it to its lease
+        assert ("undo-resume" in undone) == (at != 3)
+
+
+def test_an_undo_that_fails_is_the_worst_there_is(tell):
+    """SEV0, held, and said."""
+
+    def answer(key):
+        bad = "2-rollback" in key or "undo" in key
+        return Finished(0, key, not bad, {}, "gone" if bad else None)
+
+    story = tell(answer=answer, **mending("mend"))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+
+    assert story.state.machine == "holding"
+    assert story.state.incident.severity == "SEV0"
+    assert any("taking an action back failed" in m["title"] for m in messages(story)) or any(
+        m["severity"] == "SEV0" for m in messages(story)
+    )
+
+
+def test_an_undo_without_an_outcome_is_asked_for_once(tell):
+    """Then held, SEV0 and said: nobody resumes a job seven times in the dark."""
+
+    def answer(key):
+        if "undo" in key:
+            return None
+        return Finished(0, key, "2-rollback" not in key, BACK, None)
+
+    story = tell(answer=answer, **mending("mend"))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    for _ in range(5):
+        story.tick(1000.0)
+
+    undone = [action for action in story.actions() if "undo-" in action]
+    assert len(undone) == len(set(undone)) == 1
+    assert story.state.machine == "holding"
+    assert story.state.incident.severity == "SEV0"
+
+
+# ── I budget ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_budget_in_seconds_slides_with_time(tell):
+    """Two in 100 s: the third is held back; 100 s after the first one there is room again."""
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    made = {
+        "detectors": detectors,
+        "rules": (rule_on(detectors, "high", "SEV1", "back"),),
+        "ladder": Ladder(("back", "hold"), reset_after_steps=1),
+        "probation_steps": 1,
+        "budgets": {"touch": Budget(2, per_s=100.0)},
+    }
+    story = tell(**made)
+    story.frames(2.0, times=30)
+    for _ in range(2):
+        story.frames(8.0)
+        story.frames(2.0, times=12)
+    assert len(story.actions()) == 2
+    story.frames(8.0)
+    assert story.state.machine == "holding"
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:touch"
+    story.at_ns += 100 * 10**9
+    story.frames(2.0, times=30)
+    story.send(Told(story.at_ns, "ann", "release"))
+    story.frames(2.0, times=30)
+    story.frames(8.0)
+
+    assert len(story.actions()) == 3
+
+
+def test_a_release_does_not_refund_a_budget(tell):
+    """What a person says lets the engine go on; it gives no intent back."""
+    story = tell(budgets={"touch": Budget(1), "all": Budget(9)})
+    story.frames(2.0, times=50)
+    story.frames(99.0, times=60)
+    spent = [a for a in story.actions() if a.endswith("touch")]
+    story.send(Told(story.at_ns, "ann", "release"))
+    story.frames(2.0, times=30)
+    story.frames(99.0, times=5)
+
+    assert len(spent) == 1
+    assert [a for a in story.actions() if a.endswith("touch")] == spent
+
+
+# ── J escalation ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_relapse_climbs_one_rung_and_the_last_one_holds(tell):
+    """soften, back, hold; whatever calms down in between."""
+    story = tell()
+    story.frames(2.0, times=50)
+    for _ in range(3):
+        story.frames(8.0)
+        story.frames(2.0, times=8)
+
+    assert [a.rpartition("/")[2] for a in story.actions()] == [
+        "0-reach", "undo-conftest", "0-touch",
+    ]  # fmt: skip
+    assert story.state.machine == "holding"
+    assert story.kinds("incident", "held")[0].data["spike"]["class"] == "structural instability"
+
+
+@pytest.mark.parametrize(("calm", "second"), [(100, "touch"), (560, "reach")])
+def test_the_ladder_resets_only_after_clean_steps(tell, calm, second):
+    """A new incident 100 steps after a recovery enters no lower; after 500 it starts below."""
+    story = tell(ladder=Ladder(("soften", "back", "hold"), reset_after_steps=500))
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=8)
+    story.frames(8.0)  # a relapse on probation: back
+    story.frames(2.0, times=calm)
+    assert story.state.machine == "nominal"
+    story.frames(8.0)
+
+    begun = [action for action in story.actions() if "undo" not in action]
+    assert begun[2].endswith(second)
+
+
+def test_sev0_preempts_a_runbook_that_is_only_verified_and_never_an_action(tell):
+    """In the middle of an action it waits its turn; what was begun is not done twice."""
+    story = tell(inhibit=(), answer=lambda key: None)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(99.0)
+    assert story.actions() == ["inc-1/1/0-reach"]
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "acting"
+
+    other = tell(inhibit=())
+    other.frames(2.0, times=50)
+    other.frames(8.0)
+    other.frames(99.0)
+    assert other.kinds("verify", "preempted")
+    assert other.actions() == ["inc-1/1/0-reach", "inc-1/2/0-touch"]
+
+
+# ── K inhibition ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_source_and_target_in_one_step_do_not_depend_on_their_order(tell, flip):
+    """The muted rule does not act although it is listed first, and is on record."""
+    base = tell()
+    rules = base.policy.rules[::-1] if flip else base.policy.rules
+    story = tell(rules=rules)
+    story.frames(2.0, times=50)
+    story.frames(99.0)
+
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["inhibit:gone"]
+
+
+def test_a_mute_by_state_ends_with_the_state(tell):
+    """What is muted while something acts speaks afterwards, if it is still there."""
+    inhibit = (Inhibit(mute=("grad",), by_state=("acting", "probation")),)
+    story = tell(inhibit=inhibit)
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=3, grad=20.0)
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "inhibit:acting"
+    assert "grad" not in story.state.incident.rules
+    story.frames(2.0, times=60, grad=20.0)
+
+    assert story.state.machine == "suspect"
+    assert story.state.incident.rules == ["grad"]
+
+
+# ── S cascades ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_an_action_does_to_the_numbers_is_no_new_trouble(tell):
+    """Rollback, re-warmed rate, a slow first step: one runbook, verified, closed as recovered."""
+    names = ("train_loss_raw", "learning_rate", "step_time")
+    detectors = {
+        "up": RobustZ("train_loss_raw", gt=6.0),
+        "rate": Ratio("learning_rate", fast=1, ref=32, gt=2.5, freeze=32),
+        "slow": Ratio("step_time", fast=1, ref=32, gt=1.5, freeze=32),
+    }
+    rules = (
+        rule_on(detectors, "up", "SEV1", "mend", cooldown_steps=50),
+        rule_on(detectors, "rate", "SEV2"),
+        rule_on(detectors, "slow", "SEV2"),
+    )
+    book = Runbook(
+        "mend",
+        (Rollback(at_least=10, start=0.1, rewarm=50), Verify(within=200, clear_for=30)),
+        ("rollback", "verify"),
+    )
+
+    def answer(key):
+        return Finished(0, key, True, {"step": 174, "attempt": 1, "ack_step": 200})
+
+    story = tell(
+        names=names, answer=answer, detectors=detectors, rules=rules, runbooks={"mend": book},
+        budgets={"rollback": Budget(2)}, ladder=Ladder(("mend", "hold")), probation_steps=50,
+        inhibit=(Inhibit(mute=("rate", "slow"), by_state=("acting", "probation")),),
+    )  # fmt: skip
+
+    def rows(count, loss, rate=lambda i: 1e-3, time=0.1):
+        story.rows(
+            *[
+                {"train_loss_raw": loss + 0.01 * (i % 3), "learning_rate": rate(i)}
+                | {"step_time": time}
+                for i in range(count)
+            ]
+        )
+
+    rows(200, 2.0)
+    rows(1, 9.0)
+    story.attempt, story.step = 1, 174
+    rows(1, 2.05, lambda i: 1e-4, time=3.0)
+    rows(50, 2.05, lambda i: 1e-3 * (0.1 + 0.9 * (i + 1) / 50))
+    rows(120, 2.0)
+
+    assert [a.rpartition("-")[2] for a in story.actions()] == ["rollback"]
+    assert story.kinds("verify", "passed")
+    assert story.state.machine == "nominal"
+    assert "recovered" in story.kinds("incident", "closed")[0].reason

@@ -1,0 +1,314 @@
+"""What comes in is too much, missing, contaminated or late: failure groups A to E and T.
+
+The groups are those of policy.md section 12, one letter each, as in the other files of failures.
+What other files show already is not repeated: engine corners, parts, replay, questions.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.rule import Rule
+from supervise.core.values import (
+    SEVERITIES,
+    Announced,
+    Beat,
+    Gap,
+    Noticed,
+    Tick,
+)
+from supervise.detectors.absence import Absence
+from supervise.detectors.ratio import Ratio
+from supervise.detectors.robust_z import RobustZ
+from supervise.detectors.sequence import Sequence
+from supervise.detectors.threshold import Threshold
+
+from .conftest import NAN, Above, messages, rule_on
+
+# ── A storm ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(tell, order):
+    """Whatever their order; the most severe one speaks."""
+    detectors = {f"d{i}": Above("train_loss_raw", 5.0 + i / 100) for i in range(100)}
+    rules = [
+        rule_on(detectors, f"d{i}", SEVERITIES[min(i, 2)], "back" if i == 0 else "soften")
+        for i in range(100)
+    ][::order]
+    story = tell(detectors=detectors, rules=tuple(rules), inhibit=())
+    story.frames(2.0, times=50)
+    told = len(messages(story))
+    story.answer = lambda key: None
+    story.frames(9.0)
+
+    assert len(story.kinds("incident", "opened")) == 1
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert len(messages(story)) == told + 1
+    assert len(story.kinds("rule", "fired")) == 100
+    assert messages(story)[-1]["severity"] == "SEV0"
+
+
+# ── B flapping ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_hysteresis_and_keep_leave_two_transitions(tell):
+    """A metric that swings around its limit: with `clear` and `keep` it fires and clears once."""
+    swing = [4.9, 5.1] * 20
+    for detector, keep, changes in (
+        (Threshold("train_loss_raw", gt=5.0), 0, 7),
+        (Threshold("train_loss_raw", gt=5.0, clear=4.0), 0, 2),
+        (Threshold("train_loss_raw", gt=5.0), 60, 2),
+    ):
+        detectors = {"cap": detector}
+        rules = (rule_on(detectors, "cap", "SEV2", keep_steps=keep),)
+        story = tell(detectors=detectors, rules=rules)
+        story.frames(2.0, times=20)
+        story.frames(*swing)
+        story.frames(2.0, times=60)
+
+        assert len(story.kinds("rule")) == changes
+        flapping = [d for d in story.kinds("note", "flapping") if "flapping" in d.reason]
+        assert len(flapping) == (changes > 6)
+
+
+def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
+    """It is one incident, and a few records in a hundred steps, however often it would change."""
+    rules = (rule_on({"cap": None}, "cap", "SEV2"),)
+    story = tell(detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=rules)
+    story.frames(2.0, times=20)
+    story.frames(*[4.9, 5.1] * 500)
+    records = [*story.kinds("rule"), *story.kinds("incident")]
+    story.frames(2.0, times=600)
+
+    assert len(records) < 50
+    assert len(story.kinds("note", "flapping")) == 1
+    assert len(story.kinds("incident", "opened")) == 1
+    assert story.kinds("rule")[-1].data["what"] == "cleared"
+    story.frames(6.0, times=2)
+    assert story.kinds("incident", "opened")[1:], "what comes back later is news"
+
+
+def test_notes_of_a_detector_do_not_fill_the_record(tell):
+    """One that takes a new baseline every few steps says so now and then."""
+    early = Ratio("train_loss_raw", fast=1, ref=3, gt=1.5, min_=1, freeze=3)
+    story = tell(detectors={"early": early}, rules=(rule_on({"early": None}, "early", "SEV2"),))
+    story.frames(*[1.0] * 6, *[2.0] * 6, times=40)
+
+    assert 3 <= len(story.kinds("rebaseline")) <= 5
+
+
+def test_a_rule_that_acts_is_not_held_by_its_flapping(tell):
+    """When it clears decides what is done next."""
+    story = tell()
+    story.frames(2.0, times=50)
+    before = len(story.kinds("rule"))
+    story.frames(*[8.0, 2.0] * 20)
+
+    assert len([d for d in story.kinds("rule")[before:] if d.rule == "spike"]) == 40
+
+
+# ── C missing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("hole", [None, NAN])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
+    """`for: 4` with samples missing in the middle fires on the fourth bad one that was seen."""
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    rules = (rule_on(detectors, "high", "SEV2", for_steps=4),)
+    story = tell(detectors=detectors, rules=rules)
+    story.frames(2.0, times=20)
+    story.frames(8.0, 8.0)
+    story.frames(hole, times=frames)
+    story.frames(8.0)
+    assert not story.kinds("rule", "fired")
+    story.frames(8.0)
+
+    assert len(story.kinds("rule", "fired")) == 1
+
+
+@pytest.mark.parametrize("lost", [1, 3, 200])
+def test_frames_that_were_lost_are_on_record_and_harmless(tell, lost):
+    """The ring was overrun: the steps jump, nothing fires, and the loss of frames is said."""
+    story = tell()
+    story.frames(2.0, times=30)
+    story.send(Gap(story.at_ns, 0, 30, lost))
+    story.step += lost
+    story.frames(2.0, times=30)
+
+    assert [d.data["count"] for d in story.kinds("gap")] == [lost]
+    assert story.state.machine == "nominal"
+    assert story.state.incident is None
+
+
+def test_a_hole_inside_probation_is_no_relapse_and_no_recovery(tell):
+    """Samples are missing for ten steps of probation: it goes on, and passes."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(2.0, times=8)
+    assert story.state.machine == "probation"
+    story.frames(None, times=10)
+    assert story.state.machine == "probation"
+    story.frames(2.0, times=20)
+
+    assert story.state.machine == "nominal"
+    assert story.actions() == ["inc-1/1/0-reach"]
+
+
+def test_a_hole_is_no_recovery_while_it_is_verified(tell):
+    """A rule that cannot be judged does not count as quiet."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.frames(8.0)
+    story.frames(None, times=20)
+
+    assert not story.kinds("verify", "passed")
+
+
+def test_a_hole_inside_a_sequence_is_unknown_and_not_calm(tell):
+    """Gradient, then a gap over the loss: the coupling is UNKNOWN, so `not chain` is not true."""
+    detectors = {
+        "wild": Threshold("grad_global_norm", gt=9.0),
+        "high": Threshold("train_loss_raw", gt=5.0),
+        "chain": Sequence(steps=("wild", "high"), within=4),
+    }
+    when = [lambda codes: codes[2], lambda codes: 2 - codes[2]]
+    rules = tuple(
+        Rule(name, one, name, ("chain",), "SEV2")
+        for name, one in zip(("chain", "calm"), when, strict=True)
+    )
+    story = tell(detectors=detectors, rules=rules)
+    story.frames(2.0, times=20)
+    bank = story.state.banks[0]
+    assert bank.rules[1].firing
+    story.frames(2.0, grad=99.0)
+    story.frames(None, None)
+
+    assert bank.rules[1].code == 1
+    story.frames(8.0)
+    assert "chain" in [d.rule for d in story.kinds("rule", "fired")]
+
+
+def test_a_silent_rank_is_a_stall_of_its_own(tell):
+    """Rank 3 of 4 stops sending: its clock fires, and names the rank."""
+    detectors = {"stalled": Absence(signal="step", after={"min": 30.0})}
+    rules = (rule_on(detectors, "stalled", "SEV1"),)
+    story = tell(detectors=detectors, rules=rules)
+    for rank in range(1, 4):
+        story.send(Announced(0, rank, 4, rank + 1, story.names))
+    for step in range(80):
+        story.frames(2.0)
+        for rank in (1, 2, *([3] if step < 20 else [])):
+            story.rank(rank, 2.0)
+        beats = tuple(Beat(rank, story.at_ns, "step") for rank in range(4))
+        story.send(Tick(story.at_ns, beats))
+
+    assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [3]
+
+
+def test_a_probe_that_starts_again_starts_from_nothing(tell):
+    """Another process of the rank, steps from 0: no breach, no leftover baseline, not blind."""
+    detectors = {"z": RobustZ("train_loss_raw", gt=6.0, window=32, min_=16)}
+    story = tell(detectors=detectors, rules=(rule_on(detectors, "z", "SEV1"),))
+    story.frames(2.0, 2.1, 1.9, times=30)
+    story.send(Announced(story.at_ns, 0, 1, 2, story.names))
+    story.step = -1
+    story.frames(9.0, 9.1, 8.9, times=30)
+
+    assert not story.kinds("rule", "fired")
+    assert not story.kinds("blind")
+
+
+# ── D contamination ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_two_spikes_ten_steps_apart_are_one_incident(tell):
+    """And the first does not raise the limit for the second."""
+    detectors = {"z": RobustZ("train_loss_raw", gt=6.0)}
+    story = tell(detectors=detectors, rules=(rule_on(detectors, "z", "SEV2"),))
+    story.frames(2.0, 2.1, 1.9, times=40)
+    story.frames(4.0, *[2.0] * 9, 4.0)
+    story.frames(2.0, 2.1, 1.9, times=20)
+
+    assert len(story.kinds("rule", "fired")) == 2
+    assert len(story.kinds("incident", "opened")) == 1
+
+
+def test_a_constant_series_is_no_alarm(tell):
+    """MAD 0, and rounding on top of it."""
+    detectors = {"z": RobustZ("train_loss_raw", gt=6.0)}
+    story = tell(detectors=detectors, rules=(rule_on(detectors, "z", "SEV1"),))
+    story.frames(2.0, times=200)
+    story.frames(2.0000001, 1.9999999, 2.0, times=20)
+
+    assert not story.kinds("rule", "fired")
+
+
+# ── E clocks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_clock_that_goes_back_gives_no_decision(tell):
+    """Time in events may only be late: the state keeps the newest."""
+    story = tell()
+    story.frames(2.0, times=30)
+    newest = story.state.at_ns
+    story.send(Tick(newest - 3600 * 10**9))
+    story.at_ns -= 3600 * 10**9
+    story.frames(2.0, times=30)
+
+    assert story.state.at_ns == newest
+    assert [d.kind for d in story.log] == ["state", "state"]
+
+
+def test_a_suspended_machine_is_no_stall(tell):
+    """Ten hours between two ticks, and a notice that it slept: the deadline begins anew."""
+    detectors = {"stalled": Absence(signal="step", after={"min": 120.0})}
+    story = tell(detectors=detectors, rules=(rule_on(detectors, "stalled", "SEV0"),))
+    story.frames(2.0, times=30)
+    story.at_ns += 36_000 * 10**9
+    story.send(Noticed(story.at_ns, "suspended", "the machine slept for 10 hours"))
+    story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
+    assert not story.kinds("rule", "fired")
+    for _ in range(13):
+        story.at_ns += 10 * 10**9
+        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
+
+    assert len(story.kinds("rule", "fired")) == 1
+
+
+@pytest.mark.parametrize("jump", [-20, 0, 5000])
+def test_step_ids_that_jump_are_survived(tell, jump):
+    """Back without a new attempt, the same again, far ahead: no decision about a healthy loss."""
+    detectors = {
+        "z": RobustZ("train_loss_raw", gt=6.0, window=32, min_=16),
+        "x": Ratio("train_loss_raw", fast=1, ref=16, gt=1.4),
+    }
+    rules = tuple(rule_on(detectors, name, "SEV1", "soften") for name in detectors)
+    story = tell(detectors=detectors, rules=rules)
+    story.frames(2.0, 2.1, 1.9, times=40)
+    story.step += jump - (jump == 0)
+    story.frames(2.0, 2.1, 1.9, times=40)
+
+    assert story.actions() == []
+    assert not story.kinds("incident")
+
+
+# ── T blindness ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_when_everything_is_unknown_the_run_is_blind_and_never_nominal(tell):
+    """All metrics were there and went missing: an incident, at SEV0 where a SEV0 rule is blind."""
+    story = tell(blind_after_steps=50)
+    story.frames(2.0, times=50)
+    story.frames(None, times=60, grad=None)
+    story.tick()
+
+    assert {d.rule for d in story.kinds("blind")} == {"spike", "grad", "gone"}
+    assert story.state.machine != "nominal"
+    assert story.state.incident.severity == "SEV0"
+    told = len(story.kinds("blind"))
+    story.frames(None, times=60, grad=None)
+    story.tick()
+    assert len(story.kinds("blind")) == told

@@ -1,0 +1,175 @@
+"""A relaunch that is refused because no checkpoint was verified yet is tried again when one is."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.relaunch import Relaunch
+from supervise.actions.snapshot import Snapshot
+from supervise.core import engine
+from supervise.core.replay import record
+from supervise.core.rule import Budget, Ladder, Runbook
+from supervise.core.values import Announced, Exited, Finished, Launched, Noticed
+
+from .conftest import Verify, messages
+from .test_choosing import told
+
+FIRST, AGAIN = "inc-1/1/0-snapshot", "inc-1/2/1-relaunch"
+BOOK = Runbook("soften", (Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5)),
+               ("snapshot", "relaunch", "verify"))  # fmt: skip
+
+
+@pytest.fixture
+def refused(tell, make_policy):
+    """Return a function: the trouble of step 60 finds no checkpoint, and lasts."""
+
+    def begin(breach=60, unable=(), calm=False, **changes):
+        changes = {"ladder": Ladder(("soften", "hold")), "job": {"relaunch": {"resume": "args"}},
+                   **changes}  # fmt: skip
+        story = tell(
+            answer=lambda key: None, rules=make_policy().rules[:1], runbooks={"soften": BOOK},
+            budgets={name: Budget(1) for name in ("restart", "all")}, inhibit=(), **changes,
+        )  # fmt: skip
+        for verb in unable:
+            story.send(Noticed(0, f"{verb}-unavailable", "a for statement drives the step"))
+        story.frames(2.0, times=breach)
+        if not calm:
+            story.frames(8.0)
+        return story
+
+    return begin
+
+
+def evidence(story):
+    story.send(Finished(story.at_ns, FIRST, True, {}))
+
+
+@pytest.mark.parametrize("ladder", [Ladder(("soften", "hold")), Ladder(())])
+def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
+    """Once, and the budget of one is enough; people had been told what is waited for."""
+    story = refused(ladder=ladder)
+    assert story.actions() == [FIRST]
+    assert messages(story)[0]["title"] == "inc-1: soften waits for a good checkpoint"
+    assert "tried again when a checkpoint" in messages(story)[0]["next"]
+    evidence(story)
+    story.frames(8.0, times=30)
+    assert story.state.machine != "holding"
+    told(story, "near", 55)
+    told(story, "after", 70)
+    told(story, "bad", 39, ok=False)
+    assert story.actions() == [FIRST]
+    told(story, "a", 39)
+    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+    told(story, "b", 45)
+
+    assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
+    assert story.state.incident.run.args["checkpoint"] == "a"
+    assert "there is a good checkpoint by now" in story.kinds("state")[-1].reason
+    story.send(Exited(story.at_ns, -2))
+    story.send(Launched(story.at_ns, 2, 1))
+    story.send(Finished(story.at_ns, AGAIN, True, {"pid": 2, "attempt": 1, "step": 39}))
+    story.send(Announced(story.at_ns, 0, 1, 2, story.names))
+    story.attempt, story.step = 1, 39
+    story.frames(2.0, times=60)
+    assert story.kinds("verify", "passed")
+    assert story.actions()[-1] == AGAIN
+
+
+def test_a_checkpoint_that_comes_while_evidence_is_taken_is_used_behind_it(refused):
+    """Nothing is cut."""
+    story = refused()
+    told(story, "a", 39)
+    assert story.actions() == [FIRST]
+    evidence(story)
+
+    assert story.actions() == [FIRST, "inc-1/2/0-snapshot"]
+
+
+def test_a_trouble_that_is_over_is_not_answered_late(refused):
+    """The rule cleared; the incident is still open."""
+    story = refused()
+    evidence(story)
+    story.frames(2.0, times=3)
+    assert story.state.incident is not None
+    told(story, "a", 39)
+
+    assert story.actions() == [FIRST]
+
+
+def test_what_no_checkpoint_helps_is_not_waited_for(refused):
+    """It cannot be started again, or saves none, or is too young for one that is old enough."""
+    resume = {"relaunch": {"resume": "savepoint"}}
+    for story in (
+        refused(unable=["relaunch"]),
+        refused(unable=["rollback"], job=resume),
+        refused(breach=8),
+    ):
+        assert story.kinds("abort", "refused")
+        assert "tried again" not in messages(story)[0]["next"]
+        evidence(story)
+        if "portable" not in story.state.unable:
+            told(story, "a", 0)
+        assert story.actions() == [FIRST]
+
+
+def test_what_was_done_meanwhile_is_not_done_over(refused):
+    """A person took it in hand."""
+    story = refused()
+    evidence(story)
+    story.say("savepoint")
+    story.send(Finished(story.at_ns, story.actions()[-1], True, {}))
+    done = story.actions()
+    told(story, "a", 39)
+
+    assert story.actions() == done
+
+
+def test_a_silenced_rule_asks_for_nothing(refused):
+    """People are busy with it."""
+    story = refused()
+    evidence(story)
+    story.say("silence", rule="spike", steps=100)
+    told(story, "a", 39)
+
+    assert story.actions() == [FIRST]
+
+
+def test_people_are_asked_where_they_are_to_be(refused):
+    """In mode `approve` nothing runs by itself."""
+    story = refused(mode="approve")
+    evidence(story)
+    told(story, "a", 39)
+
+    assert story.state.pending is not None
+    assert not [action for action in story.actions() if action.endswith("relaunch")]
+
+
+def test_another_engine_tries_the_same_again(refused):
+    """From the events alone."""
+    story = refused()
+    evidence(story)
+    story.frames(8.0, times=3)
+    told(story, "a", 39)
+    state, again = engine.start(story.policy), []
+    for event in story.events:
+        state, made = engine.step(story.policy, state.copy(), event)
+        again += made
+
+    assert [record(d) for d in again] == [record(d) for d in story.log]
+    assert state.incident.run.number == 2
+
+
+def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
+    """After that the run is over."""
+    for late in (False, True):
+        story = refused(calm=True, job={"on_crash": "soften", "relaunch": {"resume": "args"}})
+        story.send(Exited(story.at_ns, -9))
+        assert story.actions() == [FIRST]
+        if not late:
+            told(story, "a", 39)
+        evidence(story)
+        if late:
+            told(story, "a", 39)
+
+        assert (story.actions() == [FIRST]) == late
+        assert story.state.over == late

@@ -1,0 +1,52 @@
+"""One command, two programs one after the other: both are watched."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# The second program, at its step 30, has a gradient that is no number.
+PROGRAM = """
+import os, sys, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(40):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    if "again" in sys.argv and i == 30:
+        model.weight.grad.fill_(float("nan"))
+    optimizer.step()
+    time.sleep(0.02)
+if "exec" in sys.argv:
+    os.execv(sys.executable, [sys.executable, sys.argv[0], "again"])
+"""
+
+
+@pytest.mark.parametrize("how", ["exec", "shell"])
+def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path, how):
+    """It is judged, its rows are there, and the record says that step numbers come again."""
+    script = tmp_path / "ex.py"
+    script.write_text(PROGRAM)
+    job = [sys.executable, str(script), "exec"]
+    if how == "shell":
+        python = shlex.join([sys.executable, str(script)])
+        job = ["bash", "-c", f"{python} && {python} again"]
+    run = supervise.run("--policy", "nano", "--mode", "shadow", job=job)
+
+    assert run.returncode == 0
+    assert "internal error" not in run.stderr
+    (note,) = run.kinds("note", "program")
+    assert note["data"]["last_step"] == 39 and note["data"]["rank"] == 0
+    fired = [r for r in run.kinds("rule", "fired") if r["rule"].startswith("nonfinite.")]
+    assert min(r["step"] for r in fired) in (30, 31)
+    assert fired[0]["seq"] > note["seq"]
+    text = supervise("export", str(run.directory), "--csv").stdout
+    assert [int(row["step"]) for row in csv.DictReader(text.splitlines())] == [*range(40)] * 2
+    supervise.prove(run.directory)

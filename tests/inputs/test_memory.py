@@ -1,0 +1,208 @@
+"""Growth of memory: what is one, what only looks like it, and from when on it is known."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from supervise.inputs.memory import (
+    FIRST,
+    MINUTES,
+    SETTLE,
+    SOON_S,
+    STEADY,
+    WINDOW,
+    Growth,
+    least,
+    quick,
+    scatter,
+)
+
+EVERY_S = 2.0
+MB, GB, HOUR = 1e6, 1e9, 3600.0
+LIMIT = 1e9  # bytes an hour, of the rule of the pack
+SLOW = SETTLE + int(MINUTES * 60 / EVERY_S)  # looks until the slow window is full
+TIGHT, AMPLE = 24 * GB, 1000 * GB
+
+
+def bounds(size, looks, available=AMPLE, seed=0, noise=0.0):
+    """Return what is told after each look at a job of `size(seconds)` bytes, in bytes an hour."""
+    drawn, growth, found = random.Random(seed), Growth(), []
+    for look in range(looks):
+        at = look * EVERY_S
+        growth.add(at, size(at) + drawn.gauss(0.0, noise), available)
+        told = growth.bound()
+        found.append(None if told is None else told * HOUR)
+    return found
+
+
+def known(found):
+    return [told for told in found if told is not None]
+
+
+def leak(gb_an_hour, began=0.0):
+    return lambda at: 2 * GB + gb_an_hour * GB / HOUR * max(0.0, at - began)
+
+
+def peaks(every_s, lasting_s, high):
+    return lambda at: high if at % every_s > every_s - lasting_s else 0.0
+
+
+def flattens(tau, to=2 * GB):
+    return lambda at: to * (1.0 - math.exp(-at / tau))
+
+
+def test_nothing_is_told_before_the_job_settled_and_some_windows_were_full():
+    found = bounds(lambda at: at * MB, FIRST + 5)
+
+    assert found[: FIRST - 1] == [None] * (FIRST - 1)
+    assert None not in found[FIRST - 1 :]
+
+
+# ── the short window ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("rate", "available"), [(20, TIGHT), (60, TIGHT), (1000, AMPLE)])
+def test_a_leak_that_fills_the_machine_within_two_hours_is_told_within_a_minute(rate, available):
+    found = bounds(leak(rate), 100, available)
+
+    assert 2.0 * found.index(next(iter(known(found)))) < 60.0
+    assert min(known(found)) == pytest.approx(rate * GB, rel=1e-3)
+    assert max(known(found)) == pytest.approx(rate * GB, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fast_leak_in_noise_is_told_within_a_minute_of_its_begin(seed):
+    began = 100.0
+    found = bounds(leak(72, began), 100, TIGHT, seed, noise=5 * MB)
+
+    first = next(look for look, told in enumerate(found) if told is not None and told > LIMIT)
+    assert began < first * EVERY_S < began + 60.0
+    after = found[first + 5 :]
+    assert sum(told > LIMIT for told in after) > len(after) * 6 / 10
+    assert max(after) < 72 * GB * 1.2
+
+
+def test_as_fast_a_leak_is_left_to_the_slow_window_where_the_machine_has_room():
+    hours = SOON_S / HOUR
+    just, less = (bounds(leak(100), 200, 100 * GB * hours * part) for part in (0.99, 1.01))
+
+    assert min(known(just)) > LIMIT
+    assert max(known(less)) == 0.0
+
+
+@pytest.mark.parametrize(("looks", "lucky"), [(10, 1), (11, 2), (12, 3), (13, 4)])
+def test_up_to_three_lucky_windows_say_nothing(looks, lucky):
+    def ramp(at):
+        return 100 * MB * min(max(0.0, at / EVERY_S - 40.0), looks)
+
+    sizes = [(look * EVERY_S, ramp(look * EVERY_S)) for look in range(80)]
+    windows = [quick(sizes[end - WINDOW : end], above=0.0) for end in range(WINDOW, 81)]
+
+    assert sum(rate * SOON_S > TIGHT for rate in windows) == lucky
+    told = known(bounds(ramp, 80, TIGHT))
+    assert sum(value > 0.0 for value in told) == max(0, lucky - STEADY + 1)
+
+
+@pytest.mark.parametrize(("what", "size"), [
+    ("a buffer of 500 MB filled in 3 minutes", lambda at: 500 * MB * min(1.0, at / 180.0)),
+    ("8 workers that start within 40 s", lambda at: 500 * MB * min(8, at // 5)),
+    ("a save that needs 1 GB for 20 s", lambda at: 2 * GB + peaks(300, 20, 1 * GB)(at)),
+])  # fmt: skip
+def test_what_fills_at_the_start_and_stops_is_none_even_where_room_is_tight(what, size):
+    assert max(known(bounds(size, SLOW + 600, TIGHT))) == 0.0, what
+
+
+def test_a_leak_past_a_peak_of_one_look_is_told_soon():
+    found = bounds(lambda at: 6 * GB if at == 40.0 else leak(18, 60.0)(at), 80, TIGHT)
+
+    assert found[-1] == pytest.approx(18 * GB, rel=1e-3)
+
+
+# ── the slow window ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("rate", "over"), [
+    (1.5, lambda at: 0.0),
+    (5, peaks(900, 10, 20 * GB)),
+    (5, peaks(600, 60, 3 * GB)),
+    (5, lambda at: peaks(900, 10, 20 * GB)(at) + peaks(600, 60, 3 * GB)(at)),
+    (5, lambda at: 1 * GB * (at % 60.0) / 60.0),
+    (5, lambda at: 20 * GB if at < 60.0 else 0.0),
+    (5, lambda at: 100 * MB * (37 * (at // 60.0) % 101) if at % 60.0 < 10.0 else 0.0),
+])  # fmt: skip
+def test_peaks_over_and_before_a_leak_do_not_hide_it(rate, over):
+    found = bounds(lambda at: leak(rate)(at) + over(at), SLOW + 1800)
+
+    assert max(known(found[: SLOW - 60])) == 0.0
+    assert min(found[SLOW:]) == pytest.approx(rate * GB, rel=0.1)
+    assert max(found[SLOW:]) == pytest.approx(rate * GB, rel=0.1)
+
+
+def test_a_leak_under_evaluations_of_minutes_is_told_now_and_then():
+    """Where one begins with a part, the part's lowest size is later, and its rise greater."""
+    late = bounds(lambda at: leak(5)(at) + peaks(700, 150, 3 * GB)(at), SLOW + 3600)[SLOW:]
+
+    assert sum(told > LIMIT for told in late) > len(late) / 5
+    assert max(late) < 5.5 * GB
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_leak_in_noise_is_told_most_of_the_time(seed):
+    late = bounds(leak(5), SLOW + 1800, seed=seed, noise=50 * MB)[SLOW:]
+
+    assert sum(told > LIMIT for told in late) > len(late) * 6 / 10
+    assert max(late) < 5.5 * GB
+
+
+def test_a_leak_in_steps_is_told_unless_they_are_far_apart():
+    near = bounds(lambda at: 500 * MB * (at // 300.0), SLOW + 1800)
+    far = bounds(lambda at: 500 * MB * (at // 1500.0), SLOW + 1800)
+
+    assert min(near[SLOW:]) > LIMIT
+    assert max(known(far)) == 0.0
+
+
+@pytest.mark.parametrize(("what", "size"), [
+    ("flat", lambda at: 2 * GB),
+    ("falling", lambda at: 20 * GB - 1 * MB * at),
+    ("one jump", lambda at: 5 * GB if at > 300.0 else 1 * GB),
+    ("saves of a minute", lambda at: 2 * GB + peaks(600, 60, 5 * GB)(at)),
+    ("filled and freed within 100 s", lambda at: 500 * MB * (at % 100.0) / 100.0),
+    ("filled and freed within 8 minutes", lambda at: 1 * GB * (at % 480.0) / 480.0),
+    ("filled and freed within 25 minutes", lambda at: 1 * GB * (at % 1500.0) / 1500.0),
+    ("workers anew in each epoch of 10 minutes",
+     lambda at: 500 * MB * min(8, at % 600.0 // 5) if at % 600.0 < 570.0 else 0.0),
+    ("workers anew in each epoch of 25 minutes",
+     lambda at: 500 * MB * min(8, at % 1500.0 // 5) if at % 1500.0 < 1480.0 else 0.0),
+    *((f"flattens within {tau} s", flattens(tau)) for tau in (10, 60, 180, 300, 600, 1800)),
+])  # fmt: skip
+def test_what_does_not_go_on_growing_is_none(what, size):
+    assert max(known(bounds(size, SLOW + 1800, available=64 * GB))) == 0.0, what
+
+
+@pytest.mark.parametrize("noise", [1 * MB, 20 * MB, 100 * MB])
+def test_noise_is_none(noise):
+    assert max(known(bounds(lambda at: 8 * GB, SLOW + 3600, TIGHT, noise=noise))) < LIMIT / 2
+
+
+# ── parts of it ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_clock_that_stands_tells_nothing():
+    assert quick([(1.0, float(size)) for size in range(16)], above=0.0) == 0.0
+
+
+def test_the_least_rise_counts_less_what_it_slows():
+    assert least([0.0, 4.0, 7.0, 12.0], 0.0, 2.0) == 1.5
+    assert least([0.0, 40.0, 80.0, 119.0], 0.0, 1.0) == 29.0
+    assert least([0.0, 40.0, 80.0, 119.0], 1.0, 1.0) == 35.0
+    assert least([0.0, 5.0, 4.0, 9.0], 0.0, 1.0) == 0.0
+
+
+def test_the_scatter_is_the_mean_distance_from_the_line():
+    assert scatter([(0, 1), (1, 3), (2, 5)]) == 0.0
+    assert scatter([(0, 1), (1, -1), (2, -1), (3, 1)]) == 1.0
+    assert scatter([(1, 1), (1, 5)]) == 2.0

@@ -1,0 +1,274 @@
+"""The fixed batch tells whether the weights that a run went back to are those that were kept, and
+the job is bit for bit what it is without it."""
+
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import types
+
+import numpy as np
+
+np.random.seed(0)
+
+kind, path = os.environ["KIND"], os.environ.get("RESUME")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.norm = nn.BatchNorm1d(16) if kind == "norm" else nn.Identity()
+        self.drop = nn.Dropout(0.3 if kind == "dropout" else 0.0)
+        self.register_buffer("scale", torch.ones(1))
+        self.calls, self.log, self.sums, self.last = 0, [], [torch.zeros(1)], None
+        self.deep, self.object = {"n": [0]}, types.SimpleNamespace(n=0, all={1})
+        self.array, self.mean = np.zeros(2), (torch.zeros(1), 0)
+        self.chance = torch.Generator().manual_seed(1)
+        self.key = nn.Linear(4, 16).requires_grad_(False)
+        self.outside = [nn.Linear(1, 1)] if kind == "outside" else []
+        self.ids = iter(range(9)) if kind == "iterator" else None
+
+    def forward(self, x, y=None, more=None):
+        if kind in CHANGES:
+            CHANGES[kind](self)
+        if kind == "tensors":
+            self.sums[0] += 1
+            self.last = x + self.sums[0]
+            self.mean = (self.mean[0] + x.mean().detach(), 0)
+            x = x + 0.1 * torch.randn(4, generator=self.chance) + 0.1 * np.random.rand()
+        if kind == "drift":
+            self.scale *= 1.01
+        weight = self.key(x) if kind in ("replace", "write") else 1
+        x = self.b(self.drop(torch.tanh(self.norm(self.a(x)) * weight))) * self.scale
+        return (x, F.cross_entropy(x, y)) if kind == "loss" else x
+
+
+def replace(model):  # as a momentum encoder does
+    for key, query in zip(model.key.parameters(), model.a.parameters()):
+        key.data = key.data * 0.9 + query.data * 0.1
+
+
+def write(model):
+    for key, query in zip(model.key.parameters(), model.a.parameters()):
+        key.data.mul_(0.9).add_(query.data, alpha=0.1)
+
+
+def differentiate(model):
+    with torch.enable_grad():
+        model.b.weight.square().sum().backward()
+
+
+CHANGES = {
+    "replace": replace,
+    "write": write,
+    "constrain": lambda model: model.a.weight.data.mul_(0.999),
+    "differentiate": differentiate,
+    "count": lambda model: setattr(model, "calls", model.calls + 1),
+    "append": lambda model: model.log.append(1),
+    "deep": lambda model: model.deep["n"].append(1),
+    "object": lambda model: setattr(model.object, "n", model.object.n + 1),
+    "set": lambda model: model.object.all.add(len(model.object.all) + 1),
+    "array": lambda model: model.array.__iadd__(1),
+}
+
+
+def own():  # what the probe should come to
+    with torch.no_grad():
+        if kind == "loss":
+            return model(kept[0], kept[1])[1].item()
+        return model(kept[0]).double().square().mean().item()
+
+
+model, kept, mine, step = Model(), None, [], 0
+run = torch.compile(model, backend="aot_eager") if kind == "compiled" else model
+if kind == "hooked":
+    model.a.register_forward_hook(lambda *args: None)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+if path:
+    saved = torch.load(path, weights_only=True)
+    if "FORGET" in os.environ:
+        saved["model"]["b.bias"] = model.b.bias.detach()
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["rng"])
+    step = 20
+while step < 30:
+    if step == 18 and not os.path.exists("go"):
+        barrier("go")
+    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    out = run(x, more=object) if kind == "strange" else run(x, y if kind == "loss" else None)
+    loss = out[1] if kind == "loss" else F.cross_entropy(out, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 2:  # the first one at which the probe knows where a step ends
+        kept = x[:2], y[:2]
+    mine.append(own() if kept and kind in ("plain", "loss") else 0)
+    step += 1
+    if step == 20:
+        whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**whole, "rng": torch.get_rng_state()}, "ckpt.pt")
+tell(mine=mine, calls=model.calls, log=model.log, sums=model.sums[0].item(), deep=model.deep,
+     object=model.object.n, all=len(model.object.all), array=model.array.tolist(),
+     mean=model.mean[0].item(),
+     chance=torch.rand(1, generator=model.chance).item(), numpy=np.random.rand(),
+     torch=torch.rand(1).item())
+finish(model)
+"""
+KEEP = {"every": 5, "keep": 4, "max_bytes": 1 << 24}
+
+
+def rolled_back(server, kind, before=12, late=False, **args):
+    """Go back behind step 10 from step 17; returns the job and what its probe batch came to."""
+    config = {"savepoints": KEEP, "probe_batch": {}, "tape": True, "late": late}
+    job = server.start(SCRIPT, environ={"KIND": kind}, **config)
+    job.reached()
+    key = job.send("rollback", before_step=before, **args)
+    job.go()
+    assert job.answer(key).ok, job.acks[key].error
+    server.wait(job)
+    (told,) = continuity(job)
+    return job, told.data["probe_batch"], told
+
+
+def continuity(job):
+    return [notice for notice in job.notices if notice.kind == "continuity"]
+
+
+def of_save(job):
+    (told,) = (notice for notice in job.notices if notice.kind == "checkpoint-saved")
+    return told.data["probe_batch"]
+
+
+def alone(server, kind):
+    job = server.start(SCRIPT, environ={"KIND": kind})
+    job.go()
+    return server.wait(job)
+
+
+def second_life(server, first, told, **environ):
+    """The same script in a new process, from the checkpoint of the first."""
+    config = {"attempt": 1, "first_step": 20, "marks": str(first.folder / "probe"), "tape": True}
+    resume = {"RESUME": str(first.folder / "ckpt.pt"), **environ}
+    job = server.start(SCRIPT, environ=resume, probe_batch=told, **config)
+    job.go()
+    server.wait(job)
+    (told,) = continuity(job)
+    return job, told
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "late", "loss", "dropout", "norm", "tensors", "drift", "compiled"]
+)
+def test_a_rollback_comes_to_the_same_loss_and_the_job_is_undisturbed(probed, bare, kind):
+    """Weights, buffers, tensors and every source of chance end as without a probe."""
+    job, proof, notice = rolled_back(probed, kind, late=kind == "late")
+    assert job.told == alone(bare, kind).told
+    assert proof["verdict"] == "equal" and proof["was"] == proof["is"] > 0, notice
+    assert notice.data["ok"] and notice.data["fingerprint"] == "same"
+    assert "off" not in job.marks and "collector-off" not in job.kinds()
+    if kind in ("plain", "loss"):
+        assert proof["is"] == pytest.approx(job.told[0]["mine"][10], rel=1e-6)
+        assert of_save(job)["value"] == pytest.approx(job.told[0]["mine"][19], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "loss"])
+def test_weights_that_a_new_process_did_not_take_are_told(probed, kind):
+    """A script that resumes as it should; and one that leaves out one tensor of the checkpoint."""
+    first, _, _ = rolled_back(probed, kind)
+    told = of_save(first)
+    _, notice = second_life(probed, first, told, KIND=kind)
+    assert notice.data["ok"] and notice.data["step"] == 20, notice
+    assert notice.data["probe_batch"] == {**dict.fromkeys(("was", "is"), told["value"]),
+                                          "verdict": "equal"}  # fmt: skip
+    assert of_save(first)["path"] == str(first.folder / "probe_batch" / "0.0.pt")
+
+    _, notice = second_life(probed, first, told, KIND=kind, FORGET="1")
+    proof = notice.data["probe_batch"]
+    assert proof["verdict"] == "differs" and not notice.data["ok"]
+    assert proof["was"] == told["value"] != proof["is"]
+    assert f"probe batch {proof['is']!r} instead of {proof['was']!r}" in notice.message
+
+
+def test_other_data_is_not_compared_but_the_weights_are(probed):
+    """With rng=keep no step is made again, and it is told at once."""
+    _, proof, notice = rolled_back(probed, "plain", rng="keep")
+    assert proof["verdict"] == "equal" and notice.data["loss"] == {}
+    assert notice.message == "from step 11 on it goes on as it was"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("hooked", "the job has forward hooks of its own"),
+        ("strange", "the model takes a type"),
+        ("iterator", "Model.ids is an iterator"),
+        ("outside", "Model.outside is a module that is not registered"),
+        ("replace", "a forward of the model changes its weights"),
+        ("write", "a forward of the model changes its weights"),
+        ("constrain", "a forward of the model changes its weights"),
+        ("differentiate", "a forward of the model changes its weights"),
+        ("count", "a forward of the model changes Model.calls"),
+        ("append", "a forward of the model changes Model.log"),
+        ("deep", "a forward of the model changes Model.deep.n"),
+        ("object", "a forward of the model changes Model.object.n"),
+        ("set", "a forward of the model changes Model.object.all"),
+        ("array", "a forward of the model changes Model.array"),
+    ],
+)
+def test_what_cannot_be_run_again_is_told_and_not_judged(probed, bare, kind, why):
+    """Once when that is found, and where it would have been judged; the trial leaves no trace."""
+    job, proof, notice = rolled_back(probed, kind)
+    assert proof == {"verdict": "not judged", "why": why} and notice.data["ok"]
+    assert notice.message.endswith(f"its probe batch was not judged: {why}")
+    assert of_save(job) == {"why": why}
+    notes = [n.message for n in job.notices if n.kind == "note"]
+    assert notes.count(f"no probe batch is kept: {why}") == 1
+    assert job.told == alone(bare, kind).told
+
+
+def test_what_a_checkpoint_has_no_value_for_is_not_judged(probed, tmp_path):
+    """Where a forward changes the next one; before a batch was seen; a file that is damaged."""
+    first, _, _ = rolled_back(probed, "drift")
+    told = of_save(first)
+    assert told == {"why": "a forward of the model changes what the next one gives"}
+    _, notice = second_life(probed, first, told, KIND="drift")
+    assert notice.data["probe_batch"] == {"verdict": "not judged", **told}
+
+    _, proof, _ = rolled_back(probed, "plain", before=2)
+    assert proof["why"] == "no batch had been seen when it was saved"
+
+    (tmp_path / "broken.pt").write_bytes(b"no such thing")
+    broken = {"path": str(tmp_path / "broken.pt"), "value": 1.0}
+    job, notice = second_life(probed, first, broken, KIND="plain")
+    assert "broken.pt cannot be read" in notice.data["probe_batch"]["why"]
+    assert len(job.frames) == 10
+
+
+def test_without_the_switch_nothing_is_run(probed):
+    """No batch is kept, and nothing of it is told."""
+    job = probed.start(SCRIPT, environ={"KIND": "count"}, savepoints=KEEP)
+    job.go()
+    probed.wait(job)
+    assert all("probe_batch" not in notice.data for notice in job.notices)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_a_savepoint_on_disk_is_told_with_its_value(probed, tmp_path, late):
+    """The value was a tensor of the host while the savepoint was written."""
+    keep = {**KEEP, "portable": {"directory": str(tmp_path), "every": 5, "keep": 4}}
+    job = probed.start(SCRIPT, environ={"KIND": "loss"}, savepoints=keep, probe_batch={}, late=late)
+    job.reached()
+    while not list(tmp_path.glob("savepoint-*.pt")):  # the next waits for it, and the exit for that
+        time.sleep(0.01)
+    job.go()
+    probed.wait(job)
+    written = [n for n in job.notices if n.data.get("how") == "savepoint"]
+    values = [n.data["probe_batch"].get("value") for n in written if n.data["step"] > 2]
+    wanted = [job.told[0]["mine"][n.data["step"]] for n in written if n.data["step"] > 2]
+    assert values, [(n.kind, n.message) for n in job.notices]
+    assert values == pytest.approx(wanted, rel=1e-6)
