@@ -16,7 +16,7 @@ from . import savepoint_files as files
 from .guard import describe
 from .learning_rate import Ramp
 from .probe_batch import KEY
-from .saves import about, inode_of
+from .saves import about, stamp_of
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -106,10 +106,10 @@ class Handover:
         probe = self._probe
         while self._written:
             step, path, seconds, value = self._written.pop(0)
-            inode = inode_of(path, path)
-            if inode is None:  # the job went back before it, or there are newer ones
+            file = stamp_of(path, path)
+            if file is None:  # the job went back before it, or there are newer ones
                 continue
-            data = {"path": path, "step": step, "inode": inode}
+            data = {"path": path, "step": step, "file": file}
             data.update(about(probe, seconds, "savepoint"))
             data.update(self._rollbacks.probe_batch.told(value))
             probe.notice(

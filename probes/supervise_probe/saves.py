@@ -3,8 +3,8 @@
 While anything is saved the phase is "checkpoint"; the supervisor is told of what holds the model's
 weights. Most calls of `torch.save` do not: they write a scheduler, a cache, one tensor of a shard.
 
-A name that the job gives to the file afterwards is not seen here: the inode that is told leads the
-supervisor to it.
+A name that the job gives to the file afterwards is not seen here: what is told of the file leads
+the supervisor to it.
 
 Source: torch.save, torch.distributed.checkpoint.save, safetensors.torch.save_file and save_model.
 """
@@ -136,7 +136,7 @@ def tell(
     data = {
         "path": path,
         "step": boundary.number,
-        "inode": inode_of(place, path),
+        "file": stamp_of(place, path),
         **about(probe, seconds, how),
         **probe.rollbacks.probe_batch.of_save(),
     }
@@ -165,14 +165,20 @@ def name_of(place: Any) -> str:
     return os.path.abspath(place)
 
 
-def inode_of(place: Any, path: str) -> Optional[List[int]]:
-    """Return device and inode of what was written, None where nobody can tell."""
+def stamp_of(place: Any, path: str) -> Optional[Dict[str, int]]:
+    """Return what a renaming keeps of what was written, None where nobody can tell.
+
+    Device and inode, size in bytes, and time of writing by the clock of its file system.
+    """
     try:
         number = place.fileno() if hasattr(place, "fileno") else path
         found = os.stat(number)
     except (OSError, ValueError):
         return None
-    return [found.st_dev, found.st_ino]
+    device, inode = found.st_dev, found.st_ino
+    return {
+        "device": device, "inode": inode, "size": found.st_size, "mtime_ns": found.st_mtime_ns
+    }  # fmt: skip
 
 
 def holds_the_model(probe: Probe, saved: Any) -> bool:

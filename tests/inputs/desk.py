@@ -66,6 +66,8 @@ class Desk:
         self.out, self.run = folder / "out", folder / "run"
         self.out.mkdir()
         self.run.mkdir()
+        self.tokenizer = folder / "tokenizer.json"
+        self.tokenizer.write_text("{}")
         self.python = folder / "python"
         self.python.write_text(VERIFIER)
         self.python.chmod(0o755)
@@ -76,7 +78,7 @@ class Desk:
     def open(self, limit_s=60.0, share=1.0, soon_s=60.0, **form):
         self.guard = Guard(
             {**FORM, **form}, self.run, self.out, lambda: self.moment,
-            facts={"argv": ["python", "train.py"]}, data=["tokenizer.json"], every_s=0.0,
+            facts={"argv": ["python", "train.py"]}, data=["../tokenizer.json"], every_s=0.0,
             limit_s=limit_s, share=share, soon_s=soon_s,
         )  # fmt: skip
 
@@ -93,7 +95,12 @@ class Desk:
         found = path.stat()
         data = {
             "path": str(path),
-            "inode": [found.st_dev, found.st_ino],
+            "file": {
+                "device": found.st_dev,
+                "inode": found.st_ino,
+                "size": found.st_size,
+                "mtime_ns": found.st_mtime_ns,
+            },
             "python": str(self.python),
         }
         data |= {"seconds": 0.5, **about}

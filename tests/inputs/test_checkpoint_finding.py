@@ -83,11 +83,12 @@ def test_a_shard_stands_for_its_directory(tmp_path):
 
 
 def test_a_renamed_file_is_followed(tmp_path):
-    """By device, inode and time of writing, within its directory."""
+    """By device, inode, size and time of writing, whatever clock that is by, in its directory."""
     old, new = tmp_path / "a.partial", tmp_path / "a.pt"
     old.write_bytes(b"x")
     found = old.stat()
-    mark = finding.Mark(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_mtime_ns)
+    look = (found.st_size, found.st_mtime_ns, found.st_ino)
+    mark = finding.Mark(found.st_dev, look, 0.0, 0.0)  # written by the clock of a file server
     assert finding.named(str(old), mark) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
@@ -98,7 +99,7 @@ def test_a_renamed_file_is_followed(tmp_path):
 
 
 def test_an_inode_is_not_enough(tmp_path):
-    """Another file may have it by now; what was seen before is known by its size and time."""
+    """Another file may have it by now; what was told or seen is known by its size and time."""
     path, folder = tmp_path / "best.pt", tmp_path / "dir"
     folder.mkdir()
     (folder / "weights").write_bytes(b"x")
@@ -106,7 +107,7 @@ def test_an_inode_is_not_enough(tmp_path):
     for place in (path, folder):
         found = place.stat()
         early_ns = found.st_mtime_ns - 600_000_000
-        mark = finding.Mark(found.st_dev, found.st_ino, early_ns, early_ns)
+        mark = finding.Mark(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
 
         assert finding.named(str(tmp_path / "a.pt"), mark) is None
         seen = finding.stamp(str(place))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # it waits for files to be still
 
 def test_one_that_the_probe_tells_of(desk):
     """Verified, pinned, registered, in one frame, with a manifest."""
-    (desk.out / "tokenizer.json").write_text("{}")
+    (desk.out / "train.py").write_text("import torch")
     path = desk.write("a.pt", "good 1", step=99)
 
     assert desk.turn() == [("ckpt-1", 99, True)]
@@ -33,8 +33,24 @@ def test_one_that_the_probe_tells_of(desk):
     assert (desk.run / "checkpoints/ckpt-1/data/a.pt").read_text() == "good 1"
     made = json.loads((desk.run / "checkpoints/ckpt-1/manifest.json").read_text())
     assert made["argv"] == ["python", "train.py"] and made["metrics"] == {"train_loss_raw": 2.5}
-    assert made["environment"]["lock"] and made["inputs"]["tokenizer.json"].startswith("sha256:")
+    assert made["environment"]["lock"] and made["inputs"]["../tokenizer.json"].startswith("sha256:")
+    assert made["code"]["files"]["train.py"].startswith("sha256:")  # no repository is about
     assert made["rng"] == "its random states are in the checkpoint"
+
+
+def test_what_a_manifest_lacks_is_told_once(desk):
+    """The policy names a file that is not there: its hash is missing beside each checkpoint."""
+    desk.tokenizer.unlink()
+    desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    (said,) = [e.message for e in desk.told if e.kind == "note"]
+    assert "job.manifest: ../tokenizer.json cannot be read" in said and str(desk.out) in said
+    made = json.loads((desk.run / "checkpoints/ckpt-1/manifest.json").read_text())
+    assert made["inputs"] == {"../tokenizer.json": None} and made["code"]["files"]["train.py"] is None
+
+    desk.write("b.pt", "good 2", step=19)
+    desk.turn()
+    assert len([e for e in desk.told if e.kind == "note"]) == 1
 
 
 @pytest.mark.parametrize("word", ["good", "bad"])

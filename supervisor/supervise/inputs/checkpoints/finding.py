@@ -80,12 +80,13 @@ class Mark:
     """What tells a file that was saved from another one that has its inode by now.
 
     Attributes:
-        device, inode: of what was written.
+        device: of what was written.
+        look: its size, time of writing and inode when the save returned: what a stamp has of it.
         began_ns, told_ns: since the epoch; it was written between them, as its times say.
     """
 
     device: int
-    inode: int
+    look: tuple[int, int, int]
     began_ns: float
     told_ns: float
 
@@ -93,16 +94,17 @@ class Mark:
 def is_what(path: str, mark: Mark, seen: Stamp = ()) -> bool:
     """Whether what lies at `path` is what was saved: by its inode, and by what a renaming keeps.
 
-    That is size and time of writing: those that were `seen` before, or those of the save. Of a
-    directory one file that is known is enough: others may be added after the save.
+    That is size and time of writing: those that were `seen` before, or told, or a time within the
+    save, for what was not yet on the disk when it returned. Of a directory one file that is known
+    is enough: others may be added after the save.
     """
     try:
         found = Path(path).stat()
     except OSError:
         return False
-    if (found.st_dev, found.st_ino) != (mark.device, mark.inode):
+    if (found.st_dev, found.st_ino) != (mark.device, mark.look[-1]):
         return False
-    known = {row[1:] for row in seen}
+    known = {mark.look, *(row[1:] for row in seen)}
     began_ns, told_ns = mark.began_ns - LATE_NS, mark.told_ns + LATE_NS
     return any(row[1:] in known or began_ns <= row[2] <= told_ns for row in stamp(path) or ())
 
@@ -119,7 +121,7 @@ def named(path: str, mark: Mark | None, seen: Stamp = ()) -> str | None:
     try:
         with os.scandir(Path(path).parent) as entries:
             for entry in entries:
-                if entry.inode() == mark.inode and is_what(entry.path, mark, seen):
+                if entry.inode() == mark.look[-1] and is_what(entry.path, mark, seen):
                     return entry.path
     except OSError:
         pass

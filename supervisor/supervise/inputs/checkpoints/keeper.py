@@ -33,7 +33,7 @@ class Keeper(Pinned):
     def look_at_code(self) -> None:
         """See what code runs, the first time that it is called."""
         if self._code is None:
-            self._code = manifest.code(self.cwd)
+            self._code = manifest.code(self.cwd, self.facts["argv"])
 
     def take(self, entry: Entry, *, urgent: bool = False) -> None:
         """Verify a checkpoint that is complete, one at a time; pin it if it is good.
@@ -145,6 +145,11 @@ class Keeper(Pinned):
                 with self.lock:
                     entry.pinned = True
                 inputs = manifest.inputs(self.data, self.cwd)
+                for name in (name for name, sha in inputs.items() if sha is None):
+                    self.news.say(
+                        f"job.manifest: {name} cannot be read, so no checkpoint's manifest has its "
+                        f"hash; looked for in {self.cwd}", once=f"manifest {name}"
+                    )  # fmt: skip
                 about = manifest.describe(entry, self.facts, self._code or {}, environment, inputs)
                 text = json.dumps(about, indent=1, default=str) + "\n"
                 place = self.pins.folder(entry) / "manifest.json"

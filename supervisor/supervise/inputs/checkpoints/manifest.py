@@ -18,15 +18,16 @@ GIT_S = 20.0
 PIECE = 1 << 24  # bytes
 
 
-def code(cwd: Path) -> dict[str, Any]:
+def code(cwd: Path, argv: Sequence[str]) -> dict[str, Any]:
     """Return the commit of the job's directory and the SHA-256 of what differs from it.
 
-    Empty without git, or outside a repository. Files that git does not know are not in it.
+    Files that git does not know are not in it. Without git, or outside a repository: the SHA-256 of
+    each Python file that the command names.
     """
     commit = _git(cwd, "rev-parse", "HEAD")
     diff = _git(cwd, "diff", "HEAD", "--no-ext-diff", "--binary")
     if commit is None or diff is None:
-        return {}
+        return {"files": inputs([name for name in argv if name.endswith(".py")], cwd)}
     changed = "sha256:" + hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit.decode("ascii", "replace").strip(), "diff": changed}
 
@@ -43,7 +44,7 @@ def _git(cwd: Path, *args: str) -> bytes | None:
 
 
 def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
-    """Return the SHA-256 of each file that the policy names, None of one that cannot be read."""
+    """Return the SHA-256 of each of these files, None of one that cannot be read."""
     found: dict[str, str | None] = {}
     for name in paths:
         sha = hashlib.sha256()

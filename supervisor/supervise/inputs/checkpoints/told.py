@@ -62,14 +62,15 @@ def saved(event: Noticed, moment: Moment) -> Saved | None:
     The notice's step is that of the step under way: what was saved ends with the one before.
     """
     about = event.data
-    path, inode, seconds = about.get("path"), about.get("inode"), about.get("seconds")
+    path, file, seconds = about.get("path"), about.get("file"), about.get("seconds")
     if not isinstance(path, str):
         return None
     mark = None
-    if inode:
+    if file:
         told_ns = time.time_ns() - (clock.monotonic_ns() - event.at_ns)
         began_ns = -inf if seconds is None else told_ns - seconds * 1e9
-        mark = Mark(int(inode[0]), int(inode[1]), began_ns, told_ns)
+        look = (int(file["size"]), int(file["mtime_ns"]), int(file["inode"]))
+        mark = Mark(int(file["device"]), look, began_ns, told_ns)
     return Saved(
         path=path,
         step=moment.step if event.step is None else event.step - 1,

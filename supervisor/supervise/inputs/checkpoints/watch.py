@@ -1,6 +1,6 @@
 """Follows checkpoints from the first sight of a file to the moment in which all of it is there.
 
-What the job tells is trusted for its step and its inode, never for being complete. Looks at names,
+What the job tells is trusted for its step and its file, never for being complete. Looks at names,
 sizes and times only; whoever owns it calls `look` about once a second.
 """
 
@@ -176,7 +176,7 @@ class Watch:
         if saved.mark is None:
             return None
         for entry in reversed(self._register.entries):
-            if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.mark.inode:
+            if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.mark.look[-1]:
                 near = Path(entry.path).parent == Path(saved.path).parent
                 return entry if near and finding.is_what(entry.path, saved.mark) else None
         return None
