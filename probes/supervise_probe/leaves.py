@@ -90,11 +90,11 @@ def steps(now: Now) -> int:
     return now.steps
 
 
-def unknown(path: str) -> Build:
-    """Nothing explains it."""
+def unknown(path: str, why: str = "") -> Build:
+    """Nothing explains it; `why` ends the sentence that says so."""
 
     def build(now: Now) -> Any:
-        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known")
+        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{why}")
 
     return build
 

@@ -137,7 +137,10 @@ class Learner:
             return steps
         if literal and type(value) is str and not self._scene.has(key):
             return lambda now: value
-        return unknown(path)
+        why = f": no variable named {key!r} held the same when it was saved"
+        if type(value) is int:
+            why += f", nor was that the number of steps, {self._steps}"
+        return unknown(path, why)
 
 
 def same(torch: Any, a: Any, b: Any) -> bool:

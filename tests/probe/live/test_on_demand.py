@@ -220,7 +220,8 @@ EPOCHS = SCRIPTS["all"].replace(
 )
 REFUSED = {
     "the job has not saved a checkpoint yet": (NANO.replace("MORE", "").replace("> 0", "> 8")),
-    "the 'extra' entry of the job's checkpoints is not known": NANO.replace(
+    "the 'extra' entry of the job's checkpoints is not known: no variable named 'extra' held the "
+    "same when it was saved, nor was that the number of steps": NANO.replace(
         "MORE", '"extra": iter_num * 3'
     ),
     "the 'more.when' entry of": NANO.replace("MORE", '"more": {"when": time.time()}'),
