@@ -23,6 +23,7 @@ from supervise.core.values import (
     Finished,
     Frame,
     Launched,
+    Noticed,
     Tick,
     Told,
 )
@@ -242,3 +243,14 @@ def tell() -> Callable[..., Story]:
         return Story(policy(**changes), names, answer=answer)
 
     return begin
+
+
+def save(story: Story, name: str, step: int, ok: bool = True) -> None:
+    """The guard tells of a checkpoint."""
+    data = {"id": name, "step": step, "attempt": story.attempt, "path": f"/c/{name}", "ok": ok}
+    story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+
+
+def good(story: Story) -> list[str]:
+    """Return the checkpoints that may be gone back to, oldest first."""
+    return [found.id for found in story.state.checkpoints.good()]
