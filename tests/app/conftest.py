@@ -45,7 +45,7 @@ def start() -> Iterator[Callable[..., Process]]:
     yield begin
     for process in started:
         process.tree.end(signal.SIGKILL, 5.0)
-        process.wait(5.0)
+        process.wait(60.0)
 
 
 @pytest.fixture

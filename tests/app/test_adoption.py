@@ -90,7 +90,7 @@ def take_over():
         segments = SimpleNamespace(poll=lambda: list(events))
         adoption = Adoption(past, run, desk, recorder, job, segments)
         rest = adoption.begin(Company(lambda pid, leads: {}), outbox)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while desk.performing and time.monotonic() < until:
             desk.returns()
         outbox.close()

@@ -44,7 +44,7 @@ def told(tmp_path, run, launcher):
     """Start a launch; return its further arguments, its environment, and what the probe reads."""
 
     def start(policy, launch):
-        assert launcher.start(policy, launch).wait(20.0) == 0
+        assert launcher.start(policy, launch).wait(60.0) == 0
         (_, *words), environ = json.loads((tmp_path / "told").read_text())
         return words, environ, run.read_json("probe.json")
 

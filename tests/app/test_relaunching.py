@@ -299,7 +299,7 @@ def test_what_people_approved_is_not_looked_beyond(control, edges):
 def test_a_job_that_is_dead_already_is_not_stopped(control, edges):
     """It crashed: the checkpoint is put back and it starts again."""
     control.process.signal(9)
-    control.process.wait(10)
+    control.process.wait(60.0)
 
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
@@ -380,7 +380,7 @@ def test_a_job_that_we_stopped_and_cannot_start_needs_a_person(control, edges, c
     """The exit code says so; one that had ended by itself keeps its own."""
     if crashed:
         control.process.signal(9)
-        control.process.wait(10)
+        control.process.wait(60.0)
     edges.error = StoreError("the disk is full")
 
     with pytest.raises(ActionError, match="the disk is full"):

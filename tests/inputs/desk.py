@@ -165,7 +165,7 @@ class Overwriter:
 
     def run_until(self, told):
         """Wait until the guard told of that many; return them."""
-        found, until = [], time.monotonic() + 30
+        found, until = [], time.monotonic() + 60
         while len(found) < told and time.monotonic() < until:
             found += [e for e in self._desk.guard.poll() if e.data]
             time.sleep(0.05)

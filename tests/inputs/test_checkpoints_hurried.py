@@ -80,7 +80,7 @@ def test_a_copy_that_is_being_verified_is_waited_for(desk):
     desk.guard.start()
     with Overwriter(desk) as job:
         assert len(job.run_until(told=1)) == 1
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not any(e.state == "copied" for e in desk.guard._register.entries):
             assert time.monotonic() < until
             time.sleep(0.005)
@@ -102,7 +102,7 @@ def test_what_is_still_verified_when_the_job_starts_again_yields(desk):
     desk.write("a.pt", "hang", step=9)
     others = psutil.Process().children()  # other tests' servers
     desk.guard.hurry()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not (begun := desk.python.with_name("hanging")).exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert begun.exists()
@@ -116,5 +116,5 @@ def test_what_is_still_verified_when_the_job_starts_again_yields(desk):
     assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == 19
     assert not desk.guard.hurrying
     verifier.kill()
-    thread.join(10)
+    thread.join(60)
     assert desk.states("found") == ["ckpt-1", "ckpt-2"]  # no other was begun

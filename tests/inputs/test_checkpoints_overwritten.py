@@ -48,7 +48,7 @@ def test_a_copy_that_nobody_verifies_any_more_is_let_go(desk):
     desk.open()
     desk.guard.start()
     with Overwriter(desk) as job:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while time.monotonic() < until and not desk.states("copied"):
             time.sleep(0.01)
             desk.guard.look()
@@ -76,7 +76,7 @@ def test_a_copy_never_mixes_two_saves(desk, first):
         desk.tell(folder, step)
 
     def save_again():
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while time.monotonic() < until and not list(desk.run.glob("checkpoints/.ckpt-*/*/*/000")):
             time.sleep(0.001)
         save(19)

@@ -82,7 +82,7 @@ def test_killing_the_supervisor_leaves_the_job_alive_with_working_stdio(wrapped,
     out, _ = popen.communicate("after\n")
 
     assert out == "got after\nend\n"
-    assert psutil.wait_procs([job], timeout=10)[0] == [job]
+    assert psutil.wait_procs([job], timeout=60)[0] == [job]
 
 
 def test_a_signal_that_was_ignored_stays_ignored_for_the_job(wrapper):

@@ -38,7 +38,7 @@ class Hurried(Calls):
 
 
 def finished(performer):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (found := performer.poll()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
