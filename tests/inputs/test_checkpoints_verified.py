@@ -46,7 +46,8 @@ def test_what_a_manifest_lacks_is_told_once(desk):
     (said,) = [e.message for e in desk.told if e.kind == "note"]
     assert "job.manifest: ../tokenizer.json cannot be read" in said and str(desk.out) in said
     made = json.loads((desk.run / "checkpoints/ckpt-1/manifest.json").read_text())
-    assert made["inputs"] == {"../tokenizer.json": None} and made["code"]["files"]["train.py"] is None
+    assert made["inputs"] == {"../tokenizer.json": None}
+    assert made["code"]["files"]["train.py"] is None
 
     desk.write("b.pt", "good 2", step=19)
     desk.turn()
