@@ -102,10 +102,10 @@ def test_what_the_supervisor_measures_is_not_asked_of_the_job(supervise):
     assert "# measured by the supervisor: disk_free\n" in out
 
 
-def test_a_wrong_name_is_exit_65_with_a_hint(supervise, mine):
+def test_a_wrong_name_is_refused_with_a_hint(supervise, mine):
     """Of a rule, and of a policy; and a policy that is wrong is told as ever."""
     code, out, err = supervise("policy", "show", mine, "--rule", "throughput.drft")
-    assert (code, out) == (65, "")
+    assert (code, out) == (64, "")
     assert "did you mean 'throughput.drift'?" in err
 
     code, out, err = supervise("policy", "show", "nanoo")

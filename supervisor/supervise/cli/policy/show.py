@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...errors import InputError
+from ...errors import UsageError
 
 if TYPE_CHECKING:
     from ...catalog.freeze import Draft
@@ -25,7 +25,8 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
 
     P is a path, or the name of a shipped policy. The text is itself a policy: it loads to the same
     digest. Comments say where a part was defined, which override touched it, what it reads, and
-    which metrics the job must report itself. Exit status: 0, or 65 when the policy is wrong.
+    which metrics the job must report itself. Exit status: 0, 64 when there is no such rule, 65 when
+    the policy is wrong.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
     facts = origin.facts(draft, columns.METRICS)
     if rule_id is not None and rule_id not in facts["rules"]:
         hint = did_you_mean(rule_id, facts["rules"])
-        raise InputError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
+        raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
     document = freeze.document(draft)
     if rule_id is not None:
         document, facts = _only(rule_id, document, facts, draft)
