@@ -15,7 +15,6 @@ from . import evidence
 from .errors import Refused
 from .guard import describe
 from .handmade import WHY
-from .learning_rate import Ramp
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -150,13 +149,18 @@ class Commands:
         value, steps = float(args["value"]), int(args.get("rewarm_steps", 0))
         if not 0.0 <= value <= 100.0 or steps < 0:
             raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
-        rate = self._probe.rate
-        optimizers = self._probe.boundary.optimizers()
+        rate, boundary = self._probe.rate, self._probe.boundary
+        optimizers = boundary.optimizers()
         before = _rate_of(optimizers[0]) if optimizers else None
         if before is not None:
             before *= rate.factor()
-        rate.held = Ramp(value, steps)
-        return {"lr_scale": rate.factor(), "learning_rate_before": before}
+        try:
+            rate.hold(value, steps, boundary.number)
+        except OSError as error:
+            self._probe.notice("note", f"a relaunch will not know this learning rate: {error}")
+        # A re-warm is another matter: it goes on, and the rate used is the product of both.
+        ramp = {"lr_rewarm": rate.warming.now} if rate.warming.moves else {}
+        return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": before}
 
     def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
         probe = self._probe

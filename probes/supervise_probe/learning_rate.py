@@ -2,11 +2,22 @@
 
 So it composes with every scheduler, and with loops that write `group["lr"]` each step: the job's
 own schedule never sees the scale. Knows no policy and no drill.
+
+What was asked for stays until somebody takes it back: over a rollback, which leaves it alone, and
+over a relaunch, for which it is written down.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+if TYPE_CHECKING:
+    from .config import Config
+
+HELD = "learning-rate.json"  # among the marks: what the next launch begins with
 
 
 class Ramp:
@@ -18,11 +29,10 @@ class Ramp:
 
     __slots__ = ("_done", "_steps", "_value", "moves", "now")
 
-    def __init__(self, value: float = 1.0, steps: int = 0) -> None:
-        self._value = self.now = value
-        self._steps = steps
-        self._done = 0
-        self.moves = steps > 0
+    def __init__(self, value: float = 1.0, steps: int = 0, done: int = 0) -> None:
+        """Begin; with `done` where it is after so many steps."""
+        self._value, self._steps, self._done = value, steps, done
+        self._look()
 
     @property
     def progress(self) -> float:
@@ -33,9 +43,12 @@ class Ramp:
         """A step ended."""
         if self.moves:
             self._done += 1
-            self.moves = self._done < self._steps
-            done = self._done / self._steps
-            self.now = self._value + (1.0 - self._value) * done if self.moves else 1.0
+            self._look()
+
+    def _look(self) -> None:
+        self.moves = self._done < self._steps
+        done = self._done / self._steps if self._steps else 0.0
+        self.now = self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
 
 
 class LearningRate:
@@ -46,12 +59,28 @@ class LearningRate:
         warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
     """
 
-    def __init__(self, torch: Any, rewarm: Optional[Mapping[str, Any]] = None) -> None:
-        """Begin; with `rewarm` (`{"start", "steps"}`) as after a rollback."""
+    def __init__(self, torch: Any, config: Config) -> None:
+        """Begin; a later launch with what the one before held, and its re-warm."""
         self._torch = torch
-        self.held = Ramp()
+        self._path = os.path.join(config.marks, HELD)
+        self.held = _kept(self._path, config.first_step) if config.attempt else Ramp()
+        rewarm = config.rewarm
         self.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"])) if rewarm else Ramp()
         self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
+
+    def hold(self, value: float, steps: int, first: int) -> None:
+        """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.
+
+        Raises:
+            OSError: it is so, but a later launch will not know.
+        """
+        self.held = Ramp(value, steps)
+        if value == 1.0:
+            self._forget()
+            return
+        with open(self._path + ".new", "w", encoding="utf-8") as file:
+            json.dump({"value": value, "steps": steps, "first": first}, file)
+        os.replace(self._path + ".new", self._path)
 
     def factor(self) -> float:
         """Return the multiplier of the step under way, drills excluded."""
@@ -90,6 +119,25 @@ class LearningRate:
 
     def advance(self) -> None:
         """A step ended."""
-        for ramp in (self.held, self.warming):
-            if ramp.moves:
-                ramp.advance()
+        if self.warming.moves:
+            self.warming.advance()
+        if self.held.moves:
+            self.held.advance()
+            if not self.held.moves:
+                with suppress(OSError):  # then a later launch goes through the ramp once more
+                    self._forget()
+
+    def _forget(self) -> None:
+        with suppress(FileNotFoundError):
+            os.remove(self._path)
+
+
+def _kept(path: str, step: int) -> Ramp:
+    """Return what an earlier launch held, as it was at `step`; before that, as it began."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+        steps = int(kept["steps"])
+        return Ramp(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
+    except (OSError, ValueError, TypeError, KeyError):
+        return Ramp()

@@ -72,7 +72,7 @@ class Probe:
         """Become a process that has not trained yet."""
         self.scalars = Scalars(self.torch, late=self.config.late)
         self.scaling = Scaling(self.scalars)
-        self.rate = LearningRate(self.torch, self.config.rewarm)
+        self.rate = LearningRate(self.torch, self.config)
         self.times = Times()
         self.boundary = Boundary(self)
         self.drills = Drills(self, [])

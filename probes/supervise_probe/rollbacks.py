@@ -41,6 +41,7 @@ class Rollbacks:
         self._probe = probe
         self._savepoints: Any = None
         self._next, self._every = 0, 1
+        self._waits = ""  # why no savepoint is taken for now, as it was told
         self._unfinished: Dict[int, Dict[str, float]] = {}
         self.result: Any = None
         self.why_not = ""
@@ -106,8 +107,13 @@ class Rollbacks:
         try:
             self.take()
         except Refused as problem:
-            probe.notice("rollback-unavailable", f"no rollback is possible: {problem}")
+            if self._savepoints is None:
+                probe.notice("rollback-unavailable", f"no rollback is possible: {problem}")
+            elif str(problem) != self._waits:
+                self._waits = str(problem)
+                probe.notice("note", f"no savepoint is taken for now: {problem}")
         else:
+            self._waits = ""
             for trouble in self._savepoints.troubles():
                 probe.notice("note", f"{trouble}; it is given up when its memory is needed")
         self._next = self._multiple_behind(step)
@@ -118,7 +124,7 @@ class Rollbacks:
 
         Raises:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
-                is busy with an older savepoint.
+                is busy with an older savepoint, or one that is to stay leaves no room.
         """
         if self._savepoints is None:
             raise Refused(self.why_not)
@@ -131,6 +137,7 @@ class Rollbacks:
         if isinstance(result, probe.torch.Tensor):
             result = result.detach().clone()
         self.probe_batch.join(state)
+        self._savepoints.spare(probe.writer.spare_before(monotonic_ns()))
         try:
             taken: Dict[str, Any] = self._savepoints.take(
                 step, probe.boundary.attempt, (state, result)

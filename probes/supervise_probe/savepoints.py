@@ -25,16 +25,12 @@ from .graft import graft
 from .kinds import Kinds
 from .program_state import OwnModules, ProgramState
 from .registry import Registry
-from .shelf import Savepoint, Shelf
+from .shelf import Busy, Savepoint, Shelf
 from .training_state import TrainingState
 from .values import Back
 from .walk import Walk
 
 __all__ = ["Busy", "CannotRestore", "Savepoints"]
-
-
-class Busy(Exception):  # noqa: N818 (it can be asked again)
-    """A savepoint cannot be taken just now; the text is one sentence for people."""
 
 
 class Savepoints:
@@ -86,6 +82,10 @@ class Savepoints:
         """Whether one is being written to disk, so that no other can be taken now."""
         return self._shelf.busy
 
+    def spare(self, before_step: int) -> None:
+        """Keep the newest one of a step before that, whatever else gives way; 0: none."""
+        self._shelf.spare_before = before_step
+
     def troubles(self) -> List[str]:
         """Sentences about a disk that failed, each told once."""
         told, self._shelf.troubles = self._shelf.troubles, []
@@ -136,7 +136,7 @@ class Savepoints:
         Raises:
             CannotRestore: it could never be gone back to, or not even one fits the budget; asked
                 again, `impossible` says the same. Older savepoints are given up with it.
-            Busy: an older one is being written to disk; nothing was changed.
+            Busy: an older one is being written to disk, or the one to be kept leaves no room.
         """
         if self.busy:
             raise Busy("an older savepoint is still being written to disk; ask again later")

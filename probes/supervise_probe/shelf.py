@@ -4,6 +4,8 @@ Rule 1: the copies in memory never take more than the budget, those being writte
 only a rollback in the middle of writing one for another process may have that one on top.
 Rule 2: the job does not wait for a disk. While one savepoint is being written no other is taken;
 one that cannot be written is given up when its memory is needed.
+Rule 3: all others give way before the one that is spared; where there is no room beside it, no new
+one is taken.
 """
 
 from types import ModuleType
@@ -15,6 +17,10 @@ from .frames import CannotRestore
 from .spill import Spill
 
 STOP_S = 5.0  # how long a rollback waits for the disk to take the chunk it is at
+
+
+class Busy(Exception):  # noqa: N818 (it can be asked again)
+    """A savepoint cannot be taken just now; the text is one sentence for people."""
 
 
 class Savepoint:
@@ -52,6 +58,7 @@ class Shelf:
     Attributes:
         saved: the savepoints. troubles: sentences about a disk that failed, for whoever tells.
         max_bytes: of memory. reserved: how many of these are somebody else's.
+        spare_before: the newest savepoint of a step before that is spared; 0: none is.
     """
 
     def __init__(
@@ -70,7 +77,7 @@ class Shelf:
         self._torch = torch
         self._keep = max(1, keep)
         self.max_bytes = max_bytes
-        self.reserved = 0
+        self.reserved = self.spare_before = 0
         self._directory = directory
         self._max_disk_bytes = max_disk_bytes
         self._background = Background()
@@ -87,37 +94,58 @@ class Shelf:
         """Bytes of host memory that all of them take."""
         return sum(saved.held for saved in self.saved)
 
+    @property
+    def spared(self) -> Optional[Savepoint]:
+        """The one that all others give way before."""
+        return next((each for each in reversed(self.saved) if each.step < self.spare_before), None)
+
     def make_room(self, nbytes: int) -> Pool:
         """Make memory free for a new savepoint of `nbytes`; its buffers are used again.
 
         Raises:
             CannotRestore: not even one fits.
+            Busy: none fits beside the one that is spared; nothing was given up.
         """
         if nbytes > self.max_bytes:
             raise CannotRestore(
                 f"one savepoint takes {nbytes:,} bytes, more than the {self.max_bytes:,} that are "
                 f"allowed for all of them"
             )
-        pool = Pool()
-        while len(self.saved) >= self._keep:
-            self._drop(self.saved[0], pool)
+        spared, pool = self.spared, Pool()
+        if spared is not None:
+            stays = 0 if _written(spared) else spared.held
+            if self._keep == 1 or stays + self.reserved + nbytes > self.max_bytes:
+                raise Busy(
+                    f"the savepoint of step {spared.step} is kept for a rollback that may come, "
+                    "and there is no room for another beside it"
+                )
+        for saved in self._excess():
+            self._drop(saved, pool)
         held = self.held + self.reserved
         for saved in [saved for saved in self.saved if saved.copies.in_memory]:
             if held + nbytes <= self.max_bytes:
                 break
-            held -= saved.held
-            if saved.spill is not None and saved.spill.state == "written":
+            if _written(saved):
+                held -= saved.held
                 saved.copies.release(pool)
-            else:
+            elif saved is not spared:
+                held -= saved.held
                 self._drop(saved, pool)
         return pool
+
+    def _excess(self) -> List[Savepoint]:
+        """Those that are too many as soon as there is another one, the oldest first."""
+        spared = self.spared
+        others = [saved for saved in self.saved if saved is not spared]
+        return others[: max(0, len(self.saved) + 1 - self._keep)]
 
     def add(self, new: Savepoint) -> None:
         """Take a new savepoint in, and write out what the next one will need the memory of."""
         self.saved.append(new)
         if self._directory is None:
             return
-        staying = self.saved[max(0, len(self.saved) + 1 - self._keep) :]
+        going = self._excess()
+        staying = [saved for saved in self.saved if saved not in going]
         needed = sum(saved.held for saved in staying) + new.copies.nbytes + self.reserved
         needed -= self.max_bytes
         for saved in staying:
@@ -135,7 +163,8 @@ class Shelf:
             return True
         there = [saved for saved in self.saved if saved.spill and saved.spill.state != "failed"]
         over = sum(saved.copies.nbytes for saved in (*there, new)) - self._max_disk_bytes
-        old = [saved for saved in there if saved.spill and saved.spill.state == "written"]
+        spared = self.spared
+        old = [saved for saved in there if _written(saved) and saved is not spared]
         if over > sum(saved.copies.nbytes for saved in old):
             return False
         for saved in old:
@@ -215,3 +244,8 @@ class Shelf:
                 saved.spill.close()
         if pool is not None and saved.copies.in_memory and not saved.pinned:
             saved.copies.release(pool)
+
+
+def _written(saved: Savepoint) -> bool:
+    """Whether it is on disk as a whole, so that its memory can be given away."""
+    return saved.spill is not None and saved.spill.state == "written"

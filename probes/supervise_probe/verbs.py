@@ -1,7 +1,7 @@
 """Who carries out the verbs that `commands.py` does not; one line each.
 
 They begin when the process becomes a rank. An order that was to be used by then, and was not, is
-told here too.
+told here too, and one that is still in force from the launch before.
 """
 
 from __future__ import annotations
@@ -23,3 +23,6 @@ def start(probe: Probe) -> None:
     probe.commands.also(probe.sampling)
     probe.tools.obey(probe.commands)
     probe.collectors["library"].resume.opened()
+    if probe.rate.held.now != 1.0:
+        scale = probe.rate.held.now
+        probe.notice("note", f"the learning rate is still multiplied by {scale:g}, as asked before")

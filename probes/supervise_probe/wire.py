@@ -4,7 +4,7 @@ One file per rank, little-endian. Every number in it has one writer only:
 
     0       header     what this file is; written once, checksummed          probe
     256     words      frames published, names and status generation, ...    probe
-    384     words      supervisor's heartbeat, lease, commands sent, ...     supervisor
+    384     words      supervisor's heartbeat, lease, commands sent, wishes  supervisor
     512     end        one letter: {"returncode", "text"}, seq 1             probe
     4096    names      2 letters of 16 KiB: a list; seq = generation, the newest in half seq & 1
             status     2 letters of  4 KiB: an object, likewise              probe
@@ -52,6 +52,7 @@ SUPERVISOR_AT = 384  # checked word: monotonic ns
 LEASE_AT = 400  # checked word: monotonic ns
 COMMANDS_HEAD_AT = 416  # commands sent by the supervisor
 TIGHT_AT = 424  # checked word: monotonic ns
+SPARE_AT = 440  # two checked words: a step, 0 for none; monotonic ns until when it counts
 END_AT = 512
 NAMES_AT = 4096
 END_SIZE = NAMES_AT - END_AT

@@ -51,6 +51,7 @@ class Writer:
         self._lock = RLock()
         self._seq = self._letters = self._generation = self._status_seq = 0
         self._at_supervisor = self._at_lease = self._at_tight = 0
+        self._at_spare = self._at_spare_until = 0
         self._names: List[str] = []
         self._expect(0)
         # Takes nothing before there are names.
@@ -251,6 +252,13 @@ class Writer:
         """Return until when samples are to be denser (CLOCK_MONOTONIC), 0 if never asked for."""
         self._at_tight = self._checked(wire.TIGHT_AT, self._at_tight)
         return self._at_tight
+
+    def spare_before(self, now_ns: int) -> int:
+        """Return the step before which the newest savepoint is to stay, 0 for none."""
+        self._at_spare = self._checked(wire.SPARE_AT, self._at_spare)
+        until_at = wire.SPARE_AT + wire.CHECKED.size
+        self._at_spare_until = self._checked(until_at, self._at_spare_until)
+        return self._at_spare if self._at_spare_until > now_ns else 0
 
     def close(self) -> None:
         """Unmap the segment; the file stays for the supervisor, who removes it. Safe to repeat."""

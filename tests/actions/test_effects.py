@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.lr_scale import LrScale
+from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Rollback
 
 ARGS = {"value": 0.5, "rewarm_steps": 0}
@@ -47,3 +48,55 @@ def test_a_rollback_shows_in_attempt_step_and_rate():
     assert action.effect(args, result, frame, 126, 1) is None
     assert "attempt 0" in action.effect(args, result, frame, 153, 0)
     assert "not 0.1" in action.effect(args, result, {**frame, "learning_rate": 1.0}, 126, 1)
+
+
+BACK = {"before_step": 140, "step": 125, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
+
+
+def during(used: float, held: float, rewarm: float | None = None) -> dict[str, float | None]:
+    """A frame whose rate is `used` of the job's own; what the probe says of it."""
+    told = {} if rewarm is None else {"lr_rewarm": rewarm}
+    scale = held * (1.0 if rewarm is None else rewarm)
+    return {"learning_rate": used, "learning_rate_scheduled": 1.0, "lr_scale": scale, **told}
+
+
+def goes_back(frame: dict[str, float | None]) -> set[str | None]:
+    """What the two actions that go back say of their first frame."""
+    done = {"step": 125, "attempt": 1}
+    return {
+        Rollback().effect(BACK, done, frame, 126, 1),
+        Relaunch().effect(BACK, done, frame, 126, 1),
+    }
+
+
+def test_a_scale_during_a_rewarm_is_judged_without_it():
+    """Half of what the ramp leaves is half; all of what it leaves is not."""
+    action = LrScale(set=0.5)
+
+    assert action.effect(ARGS, {}, during(0.122, 0.5, 0.244), 10, 0) is None
+    said = "the learning rate is 0.244 of the job's own, not 0.5 times 0.244"
+    assert action.effect(ARGS, {}, during(0.244, 1.0, 0.244), 10, 0) == said
+    assert action.effect(ARGS, {}, during(0.06, 0.5, 0.244), 10, 0) is not None
+
+
+def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that():
+    """A tenth of a quarter is a tenth; the quarter alone is no re-warm."""
+    assert goes_back(during(0.025, 0.25, 0.1)) == {None}
+    said = {"the learning rate is 0.25 of the job's own, not 0.1 times 0.25"}
+    assert goes_back(during(0.25, 0.25)) == said
+    assert goes_back(during(0.25, 0.25, 0.1)) == said
+
+
+def test_a_scale_that_is_itself_a_tenth_does_not_stand_for_a_rewarm():
+    """The number alone would do; what the probe says of it does not."""
+    assert goes_back(during(0.1, 0.1)) == {
+        "the learning rate is 0.1 of the job's own, not 0.1 times 0.1"
+    }
+
+
+def test_a_runbook_may_go_back_and_set_the_rate():
+    """Both are judged by one frame, in which both are in force."""
+    frame = during(0.05, 0.5, 0.1)
+
+    assert goes_back(frame) == {None}
+    assert LrScale(set=0.5).effect(ARGS, {}, frame, 126, 1) is None

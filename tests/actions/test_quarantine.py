@@ -50,7 +50,8 @@ def test_suspects_become_names(aim, job):
         ({}, "does not tell which shards"),
         (
             {"suspects": ("a.tar",), "shards": 40},
-            "1 shards are more than 0.02 of the 40 seen so far",
+            "max_fraction 0.02 of the 40 shards seen so far is less than one shard, so it allows "
+            "none; 0.025 is the smallest that allows one",
         ),
     ],
 )
@@ -67,8 +68,21 @@ def test_named_shards_are_taken_as_they_are(aim):
     with pytest.raises(Refused, match=r"does not tell which shards.* quarantine\.json written"):
         named.aim(aim())
     assert named.aim(aim(shards=100))["add"] == [{"kind": "shard", "name": "x.tar"}]
-    with pytest.raises(Refused, match=r"1 shards are more than 0\.02 of the 10 seen"):
+    with pytest.raises(Refused, match=r"allows none; 0\.1 is the smallest that allows one"):
         named.aim(aim(shards=10))
+    with pytest.raises(Refused, match="of so few none is ever allowed"):
+        named.aim(aim(shards=1))
+
+
+@pytest.mark.parametrize("seen", range(2, 50))
+def test_the_fraction_that_is_named_allows_one(aim, seen):
+    """Also where 1 / 49 of 49 comes out below 1."""
+    with pytest.raises(Refused) as refused:
+        Quarantine(shards=("x.tar",)).aim(aim(shards=seen))
+    told = float(str(refused.value).split("none; ")[1].split()[0])
+    asked = Quarantine(shards=("x.tar",), max_fraction=told)
+
+    assert asked.check() == [] and asked.aim(aim(shards=seen))["most"] == 1
 
 
 def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(aim):
@@ -79,8 +93,15 @@ def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(aim):
     assert (len(asked["add"]), asked["most"], asked["by"]) == (41, None, "anna")
     assert Unquarantine(shards=("a.tar",)).aim(aim(operator="anna"))["by"] == "anna"
     assert Quarantine().aim(aim(suspects=("a.tar",), shards=149))["by"] == "policy"
-    with pytest.raises(Refused, match=r"41 shards are more than 0\.5 of the 16 seen"):
+    with pytest.raises(Refused, match=r"41 shards are more than .* 0\.5 of the 16 .* allows 8"):
         many.aim(aim(shards=16))
+
+
+def test_a_person_may_name_what_the_job_only_asks_about(aim):
+    """No frame has a shard then; whether it asks at all is known where the word is answered."""
+    args = Quarantine(shards=("x.tar",), max_fraction=0.5).aim(aim(operator="anna"))
+
+    assert (args["add"], args["most"]) == ([{"kind": "shard", "name": "x.tar"}], None)
 
 
 def test_positions_are_the_batches_up_to_the_breach(aim):

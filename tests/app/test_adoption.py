@@ -13,6 +13,7 @@ import pytest
 from supervise.app.adoption import Adoption
 from supervise.app.desk import Desk
 from supervise.app.past import Past
+from supervise.app.relaunching import ends_with
 from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
@@ -201,6 +202,28 @@ def test_where_nothing_was_under_way_nothing_is_done(keep_run, make_frames, take
     assert job.asked == []
 
 
+@pytest.fixture
+def relaunching(keep_run, make_frames, small):
+    """Return a function: the supervisor died while it started the job again."""
+
+    def keep(then):
+        text = small.read_text().replace(
+            "{lr_scale: {set: 0.5, rewarm: 10}}", "snapshot, {relaunch: {}}"
+        )
+        text = text.replace("  lr_scale: {max: 2, per: 1000}\n", "  restart: {max: 2, per: 1000}\n")
+        small.write_text(text + "job: {relaunch: {args: [--resume]}}\n")
+        good = {"id": "a", "step": 4, "attempt": 0, "path": "/a.pt", "ok": True, "bytes": 1}
+        events = make_frames(0, *[2.0] * 20)
+        events += [Noticed(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
+        events += make_frames(20, 8.0)
+        return keep_run(
+            events + then(events[-1].at_ns), ended=False,
+            answer=lambda action: None if action["verb"] == "relaunch" else {},
+        )  # fmt: skip
+
+    return keep
+
+
 MARKS = {"how": "term", "returncode": -15, "path": "/ckpt.pt", "moved": []}
 PID = {"pid": 9, "attempt": 1}
 
@@ -214,23 +237,10 @@ PID = {"pid": 9, "attempt": 1}
     (None, False, False, None),
 ])  # fmt: skip
 def test_whether_a_relaunch_left_the_job_dead_is_known(
-    keep_run, make_frames, small, take_over, marks, launched, dead, code
+    relaunching, take_over, marks, launched, dead, code
 ):
     """One that was started again ends with a code of its own."""
-    text = small.read_text().replace(
-        "{lr_scale: {set: 0.5, rewarm: 10}}", "snapshot, {relaunch: {}}"
-    )
-    text = text.replace("  lr_scale: {max: 2, per: 1000}\n", "  restart: {max: 2, per: 1000}\n")
-    small.write_text(text + "job: {relaunch: {args: [--resume]}}\n")
-    good = {"id": "a", "step": 4, "attempt": 0, "path": "/a.pt", "ok": True, "bytes": 1}
-    events = make_frames(0, *[2.0] * 20)
-    events += [Noticed(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
-    events += make_frames(20, 8.0)
-    at_ns = events[-1].at_ns
-    events += [Exited(at_ns, -15), Launched(at_ns, 9, 1)] if launched else []
-    run = keep_run(
-        events, ended=False, answer=lambda action: None if action["verb"] == "relaunch" else {}
-    )
+    run = relaunching(lambda at_ns: [Exited(at_ns, -15), Launched(at_ns, 9, 1)] if launched else [])
     key = f"{run.id}:inc-1/1/1-relaunch"
     path = run.path / f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     path.parent.mkdir()
@@ -242,3 +252,21 @@ def test_whether_a_relaunch_left_the_job_dead_is_known(
 
     assert job.exit_code == code
     assert kinds(run, "intent")[-1]["data"]["action"]["id"] == "inc-1/1/1-relaunch"
+
+
+@pytest.mark.parametrize(("code", "passed_on"), [(2, 78), (0, None), (75, None)])
+def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, code, passed_on):
+    """Its end was the last that the dead supervisor heard of."""
+    run = relaunching(
+        lambda at_ns: [Exited(at_ns, -15), Launched(at_ns, 9, 1), Exited(at_ns, code)]
+    )
+    job = FakeJob(returncode=code)
+    job.relaunch = lambda args, *, key, deadline_s: {**PID, "step": 4}
+
+    taken = take_over(run, job)
+
+    assert taken.desk.state.over
+    assert ends_with(job, taken.desk.state) == passed_on
+    reason = kinds(run, "incident")[-1]["reason"]
+    assert ("job.relaunch.args --resume" in reason) is (code != 0)
+    assert_replayed(run)

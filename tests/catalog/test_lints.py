@@ -117,7 +117,11 @@ CHANGES = [
     ("{lr_scale: {set: 0.5}}", "¦lr_scale", "runbook calm.steps[1].lr_scale needs the key"),
     ("{lr_scale: {set: 0.5}}", "{lr_scale: ¦0.5}", "runbook calm.steps[1].lr_scale should"),
     ("{lr_scale: {set: 0.5}}", "¦{pause: , resume: }", "runbook calm.steps[1] should be an"),
-    ("  calm:", "  ¦Calm: [notify]\n  calm:", "a name in runbooks should be a runbook's name"),
+    (
+        "  calm:",
+        "  ¦Calm: [notify]\n  calm:",
+        "a name in runbooks should be a runbook's name, in lower case, such as",
+    ),
     ("lr_scale: {max", "¦lr_scal: {max", "no class of actions 'lr_scal' (did you mean 'lr_"),
     (", lr_scale: {max: 2, per: 5000}", "", "11:10: no budget 'lr_scale', which lr_scale in calm"),
     (

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from supervise.actions.lr_scale import LrScale
+from supervise.actions.skip_step import SkipStep
 from supervise.catalog import load_policy
 from supervise.cli import WORDS, _speak
 from supervise.core import engine
@@ -91,7 +93,6 @@ def supervised(keep_run, make_frames, small, monkeypatch):
     ("line", "code", "said"),
     [
         (("lr", "RUN", "0.5", "--rewarm", "9"), 0, "lr_scale is asked of the job"),
-        (("lr", "RUN", "2"), 1, "lr_scale: set must be above 0"),
         (("pause", "RUN"), 0, "inc-1/1/0-pause done"),
         (("resume", "RUN"), 1, "the job is not paused"),
         (("savepoint", "RUN"), 1, "failed: no room for it"),
@@ -144,11 +145,15 @@ MANY = ("quarantine", "approve", "deny", "silence", "lr", "pause", "release")
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (("lr", "RUN", "nan"), "'nan' is not a finite number"),
-        (("lr", "RUN", "inf"), "'inf' is not a finite number"),
-        (("lr", "RUN", "1e999"), "'1e999' is not a finite number"),
-        (("lr", "RUN", "half"), "'half' is not a valid float"),
-        (("policy", "test", "--min", "nan", "RUN"), "'nan' is not a finite number"),
+        *(
+            (("lr", "RUN", value), f"VALUE: {value!r} is not a number above 0 and at most 1.\n")
+            for value in ("nan", "inf", "1e999", "half", "2", "0", "-1", "-0.5", "-.5")
+        ),
+        (("lr", "RUN", "--", "-1"), "VALUE: '-1' is not a number above 0 and at most 1.\n"),
+        (("lr", "RUN", "--rewarm", "-1", "0.5"), "'--rewarm': -1 is not in the range"),
+        (("lr", "RUN", "--rewram", "1", "0.5"), "No such option '--rewram'"),
+        (("skip", "RUN", "--steps", "4"), "'--steps': 4 is not in the range 1<=x<=3"),
+        (("policy", "test", "--min", "nan", "RUN"), "'nan' is not a number at least 0 and at most"),
         (("reference", "--metric", "m", "--align", "0.1", "nan", "RUN"), "'nan' is not a finite"),
     ],
 )
@@ -159,6 +164,24 @@ def test_what_is_no_number_is_said_before_anybody_is_asked(supervise, supervised
 
     assert (code, said in err) == (64, True), err
     assert not (supervised.path / "control").exists()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_help_of_a_word_names_its_exit_codes(supervise, word):
+    """All of them."""
+    code, out, _ = supervise(word, "--help")
+
+    told = " ".join(out.split())
+    assert code == 0
+    for said in ("0 done", "1 refused", "64 wrong usage or no run", "75 no answer"):
+        assert said in told
+
+
+def test_the_help_names_the_bounds_of_rate_and_updates(supervise):
+    """As the actions have them."""
+    assert "VALUE is above 0 and at most 1." in supervise("lr", "--help")[1]
+    assert LrScale(set=1.0).check() == [] != LrScale(set=0.0).check()
+    assert f"at most {SkipStep().most} in any 128 steps" in supervise("skip", "--help")[1]
 
 
 def test_what_is_not_in_quarantine_is_not_released(supervise, supervised):

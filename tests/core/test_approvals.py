@@ -103,8 +103,24 @@ def test_a_second_yes_is_harmless(tell):
     said = story.say("approve", "bo", id="ask-1")
 
     assert said.data["ok"]
-    assert "was approved" in said.data["answer"]
+    assert said.data["answer"].startswith("so already: ask-1 was approved at step 50: by anna")
     assert len(story.actions()) == 1
+    said = story.say("deny", "bo", id="ask-1")
+    assert not said.data["ok"]
+    assert said.data["answer"].startswith("too late: ask-1 was approved")
+
+
+def test_a_second_no_is_harmless_and_a_yes_after_it_is_none(tell):
+    """The same answer again is well; the opposite one is not."""
+    story = asked(tell)
+    story.say("deny", id="ask-1")
+    said = story.say("deny", "bo", id="ask-1")
+    assert said.data["ok"]
+    assert said.data["answer"] == "so already: ask-1 was denied at step 50: by anna"
+
+    assert not story.say("approve", "bo", id="ask-1").data["ok"]
+    assert not story.say("deny", id="ask-7").data["ok"]
+    assert story.actions() == []
 
 
 def test_a_yes_to_other_arguments_is_none(tell):

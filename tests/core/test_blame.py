@@ -79,10 +79,21 @@ def test_the_same_incident_counts_once_an_attempt():
     assert blame.account("60.tar")["blamed"] == 0 and blame.account("140.tar")["troubles"] == 1
 
     blame = fed([step // 50 for step in range(7000, 7100)], attempt=1, first=7000, blame=blame)
-    blame.again("inc-1", 7090, 0)
-    assert blame.account("140.tar")["blamed"] == 1
-    blame.again("inc-1", 7030, 1)
+    blame.incident("inc-1", 7030, 1)
     assert blame.account("140.tar")["p"] == pytest.approx((110 / 15100) ** 2)
+
+
+def test_another_onset_of_an_incident_counts_and_only_the_last_one_moves():
+    """Told to be its own it stays; what is raised later is the newest."""
+    blame = fed([step // 50 for step in range(7100)], troubles={7020: "inc-1"})
+    blame.incident("inc-1", 7080, 0, another=True)
+    told = blame.account("140.tar")
+    assert (told["blamed"], told["troubles"]) == (1, 2)
+
+    blame.incident("inc-1", 7049, 0)
+    told = blame.account("140.tar")
+    assert (told["blamed"], told["troubles"]) == (2, 2)
+    assert blame.account("141.tar")["blamed"] == 0
 
 
 def test_names_join_what_another_process_and_another_rank_counted():

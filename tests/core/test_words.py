@@ -93,6 +93,65 @@ def test_who_put_a_shard_into_quarantine_is_in_what_the_job_is_asked(tell):
     assert args["add"] == [{"kind": "shard", "name": "b.tar"}]
 
 
+def asking(tell):
+    """A job that tells of no shards, and asks about some."""
+    story = tell()
+    names = {"0": "data/s1.tar", "1": "data/s2.tar"}
+    story.send(Noticed(0, "shard", "the job asks about them", 0, 0, {"shards": names}))
+    story.frames(2.0, times=20)
+    return story
+
+
+def test_a_person_puts_into_quarantine_what_the_job_asks_about(tell):
+    """It tells of no shards, and leaves out what it is told to."""
+    story = asking(tell)
+    said = story.say("quarantine", shards=["data/s1.tar"])
+
+    assert said.data["answer"] == "inc-1: quarantine is asked of the job"
+    args = story.kinds("intent")[0].data["action"]["args"]
+    assert args["add"] == [{"kind": "shard", "name": "data/s1.tar"}]
+
+
+@pytest.mark.parametrize(
+    ("shards", "told"),
+    [
+        (["data/nosuch.tar"], "data/nosuch.tar"),
+        (["data/s3.tar"], "data/s3.tar"),  # another shard, no mistyped one
+        (["s1.tar", "data/s2.tar"], "s1.tar (did you mean data/s1.tar?)"),
+        (["dta/s2.tar"], "dta/s2.tar (did you mean data/s2.tar?)"),
+        (["data/s2.tra"], "data/s2.tra (did you mean data/s2.tar?)"),
+        (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
+    ],
+)
+def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards, told):
+    """A person may know of more; a mistyped name would leave out nothing, for ever."""
+    said = asking(tell).say("quarantine", shards=shards)
+
+    assert said.data["ok"]
+    assert said.data["answer"] == (
+        "inc-1: quarantine is asked of the job; "
+        f"of the 2 shards that the run has named so far none is {told}"
+    )
+
+
+def test_a_name_that_the_job_cuts_short_is_not_said_to_be_unseen(tell):
+    """Nobody can say which one that is."""
+    said = asking(tell).say("quarantine", shards=["a" * 91])
+
+    assert said.data["answer"] == "inc-1: quarantine is asked of the job"
+
+
+def test_a_job_that_is_not_paused_is_not_resumed_in_an_incident_either(tell):
+    """Held or not; nothing is asked of the job."""
+    story = held(tell)
+    before = story.actions()
+    said = story.say("resume")
+
+    assert (said.data["ok"], said.data["answer"]) == (False, "the job is not paused")
+    assert story.actions() == before
+    assert story.say("pause").data["ok"] and story.say("resume").data["ok"]
+
+
 def test_a_paused_job_is_resumed_whatever_became_of_its_incident(tell):
     """Also when nobody knows what the pause did; once it goes on there is nothing to resume."""
     story = held(tell)

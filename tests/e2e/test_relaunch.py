@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,42 @@ def test_a_job_that_does_not_take_all_of_its_checkpoint_has_not_recovered(
     (failed,) = run.kinds("verify", "failed")
     assert "probe batch" in failed["reason"] and failed["reason"].startswith(told["reason"])
     assert not run.kinds("verify", "passed") and run.actions == ["relaunch"]
+
+
+def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
+    supervise, comes_back, resuming_job
+):
+    """It dies at once, is started once more as the policy allows, and dies again."""
+    given = "--resume_from={checkpoint}"
+    comes_back.write_text(comes_back.read_text().replace("--init_from=resume", given))
+    run = supervise.run("--policy", comes_back, "--drill", HIT, job=resuming_job())
+
+    assert run.returncode == 78, run.stderr
+    assert run.actions == ["relaunch", "relaunch"] and "KeyError: 'resume_from'" in run.stderr
+    why = f"started again with job.relaunch.args {given}, the job ended with code 1 "
+    why += "before its first step"
+    assert [r["reason"] for r in run.kinds("verify", "failed")] == [why] * 2
+    (closed,) = run.kinds("incident", "closed")
+    assert closed["reason"].startswith(f"closed: {why}; not started again: it ended at step")
+    told = run.kinds("notify_intent")[-1]["data"]["message"]
+    assert told["next"] == "look at its last output, and at job.relaunch"
+    supervise.prove(run.directory)
+
+
+def test_a_start_that_has_nothing_left_to_do_ends_well(supervise, comes_back, resuming_job):
+    """No step of it is seen, and none was needed."""
+    comes_back.write_text(
+        comes_back.read_text().replace('resume"', 'resume", "--max_iters=0", "--wait_file="')
+    )
+    job = resuming_job()
+    script = supervise.home / "resuming.py"
+    text = Path(job[1]).read_text()
+    script.write_text(text.replace('print(f"done at {iter_num} loss {loss.item():.4f}")', ""))
+    run = supervise.run("--policy", comes_back, "--drill", HIT, job=[job[0], str(script), *job[2:]])
+
+    assert run.returncode == 0, run.stderr
+    assert run.actions == ["relaunch"] and not run.kinds("verify", "failed")
+    assert run.kinds("notify_intent")[-1]["data"]["message"]["title"].startswith("finished")
 
 
 @pytest.mark.parametrize("moment", ['"verb":"relaunch"', '"what":"relaunching"'])

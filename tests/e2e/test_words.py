@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import sys
 import time
 
 import pytest
@@ -69,3 +71,102 @@ def test_people_speak_and_are_answered(supervise, tiny_job, tmp_path):
     (yes,) = [r for r in records if r["kind"] == "approval" and r["data"]["what"] == "approved"]
     assert yes["data"]["operator"] == "anna"
     supervise.prove("runs/r1")
+
+
+# Where the test says so, it reports a trouble once, and dies once.
+OBEYING = """\
+import sys
+import time
+from pathlib import Path
+
+import torch
+import supervise_probe
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+step = 0
+while step < 100000:
+    trouble = Path("trouble").exists()
+    if trouble:
+        Path("trouble").unlink()
+    if Path("die").exists():
+        Path("die").unlink()
+        sys.exit(1)
+    supervise_probe.report(knob=float(trouble))
+    loss = model(torch.randn(32, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.01)
+    step += 1
+"""
+GENTLER = """\
+version: supervise/v1
+policy: gentler
+mode: enforce
+detectors:
+  knob: {kind: threshold, metric: knob, gt: 0.5}
+rules:
+  - {id: turned, when: knob, sev: SEV1, run: back}
+job: {on_crash: restart, relaunch: {resume: savepoint}}
+savepoints: {every: 5, keep: 4}
+runbooks:
+  back: [snapshot, {rollback: {at_least: 2, rewarm: 2000}}, {verify: {clear_for: 5}}]
+  restart: [snapshot, {relaunch: {at_least: 0, rewarm: 0}}, {verify: {clear_for: 5}}]
+budgets: {all: {max: 9}, rollback: {max: 9}, restart: {max: 9}, lr_scale: {max: 9}}
+warmup: 5
+probation: 5
+"""
+
+
+def verdicts(records, many, seconds=60.0):
+    """What was said of each runbook that was verified, as soon as there are so many."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ends = [r for r in records() if r["kind"] == "verify" and r["data"]["what"] != "started"]
+        if len(ends) >= many:
+            return [(r["data"]["what"], r["reason"]) for r in ends]
+        time.sleep(0.1)
+    raise AssertionError("nothing was verified")
+
+
+def test_a_rate_that_a_person_set_composes_with_what_the_policy_does(supervise):
+    """Set before a rollback, within its re-warm, and before the job dies: it is done, and stays."""
+    (supervise.home / "gentler.yaml").write_text(GENTLER)
+    (supervise.home / "train.py").write_text(OBEYING)
+    job = (sys.executable, "train.py")
+    watcher = supervise.start("--policy", "gentler.yaml", "--run-dir", "runs/r1", "--", *job)
+    log = supervise.home / "runs" / "r1" / "audit.log"
+    until = time.monotonic() + 60
+    while not (log.exists() and "savepoint of step" in log.read_text()):
+        assert time.monotonic() < until and watcher.poll() is None
+        time.sleep(0.1)
+
+    def say(value):
+        said = supervise("lr", value, "--by", "anna")
+        assert said.returncode == 0 and f"lr_scale={value}" in said.stderr, said.stderr
+
+    def records():
+        return supervise.records("runs/r1")
+
+    say("0.25")
+    (supervise.home / "trouble").touch()
+    assert [what for what, _ in verdicts(records, 1)] == ["passed"], verdicts(records, 1)
+    say("1")
+    say("0.5")
+    (supervise.home / "die").touch()
+    assert [what for what, _ in verdicts(records, 2)] == ["passed"] * 2, verdicts(records, 2)
+    assert supervise("stop", "--by", "anna").returncode == 0
+    watcher.communicate(timeout=60)
+
+    supervise.prove("runs/r1")
+    exported = supervise("export", "runs/r1", "--csv", "--metrics", "lr_scale,lr_rewarm")
+    rows = list(csv.DictReader(exported.stdout.splitlines()))
+    held = {a: [float(r["lr_scale"]) / float(r["lr_rewarm"] or 1.0) for r in rows
+                if r["attempt"] == a] for a in ("0", "1", "2")}  # fmt: skip
+    assert held["0"][-1] == held["1"][0] == pytest.approx(0.25)
+    assert held["1"][-1] == pytest.approx(0.5)
+    assert set(held["2"]) == {0.5}
+    assert any("still multiplied by 0.5, as asked before" in r["reason"] for r in records())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -125,6 +128,52 @@ def test_a_disk_that_refuses_is_told_as_such(desk):
     path.parent.unlink()
     desk.guard.prepare("ckpt-1")
     assert desk.guard.put_back("ckpt-1")["path"] == str(path)
+
+
+@pytest.fixture
+def sealed(desk):
+    """Return a function: the job's directory can only be read any more, whoever asks."""
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=32", "tmpfs", str(desk.out)]
+    if os.geteuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield lambda: subprocess.run(["mount", "-o", "remount,ro", str(desk.out)], check=True)
+    desk.guard.close()
+    subprocess.run(["umount", "--lazy", str(desk.out)], check=True)
+
+
+def test_that_what_is_newer_cannot_be_moved_is_known_beforehand(desk, sealed):
+    """The checkpoint itself lies unhurt in its place; where nothing is newer, that is enough."""
+    path = desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    newer = desk.write("b.pt", "good 2", step=19)
+    desk.turn()
+    sealed()
+
+    with pytest.raises(StoreError, match=r"ckpt-1 cannot be put back: .*Read-only"):
+        desk.guard.prepare("ckpt-1")
+    desk.guard.prepare("ckpt-2")
+    assert desk.guard.put_back("ckpt-2") == {"path": str(newer), "moved": []}
+    assert sorted(desk.out.iterdir()) == [path, newer]
+
+
+def test_what_is_newer_may_be_moved_on_a_full_disk(desk, sealed):
+    """That takes no room; nothing that looks whether it may be is left."""
+    path = desk.write("a.pt", "good 1", step=9)
+    desk.turn()
+    desk.write("b.pt", "good 2", step=19)
+    desk.turn()
+    full = desk.out / "full"
+    with suppress(OSError), full.open("wb", buffering=0) as file:
+        while file.write(b"0" * 4096):
+            pass
+    with suppress(OSError):
+        while True:
+            (desk.out / f"inode-{len(list(desk.out.iterdir()))}").touch()
+
+    desk.guard.prepare("ckpt-1")
+    (moved,) = desk.guard.put_back("ckpt-1")["moved"]
+    assert Path(moved).read_text() == "good 2" and path.exists()
+    assert not list(desk.out.glob(".supervise*"))
 
 
 def test_only_what_is_damaged_is_gone(desk):

@@ -22,7 +22,7 @@ import torch
 from torch.optim import Optimizer
 
 from supervise_probe.registry import Registry
-from supervise_probe.savepoints import CannotRestore, Savepoints
+from supervise_probe.savepoints import Busy, CannotRestore, Savepoints
 
 
 class Driver:
@@ -31,13 +31,14 @@ class Driver:
     every: savepoint behind every n-th step, from the first on. keep, max_bytes, spill,
     max_disk_bytes: of Savepoints; a savepoint on its way to the disk is waited for.
     rollbacks: [{"at", "before", "rng"}], each carried out once. last: class name of the optimizer
-    that ends a step, where there are several.
+    that ends a step, where there are several. spare: {step: before}, what is spared from then on.
     """
 
     def __init__(self, plan, events):
         self.every = plan.get("every", 0)
         self.rollbacks = list(plan.get("rollbacks", ()))
         self.last = plan.get("last")
+        self.spare = {int(at): before for at, before in plan.get("spare", {}).items()}
         self.events = events
         self.registry = Registry()
         self.registry.install(torch)
@@ -57,6 +58,8 @@ class Driver:
         self.registry.saw_optimizer(optimizer)
         if self.last not in (None, type(optimizer).__name__):
             return loss
+        if self.step in self.spare:
+            self.savepoints.spare(self.spare[self.step])
         due = self.rollbacks and self.rollbacks[0]["at"] == self.step
         try:
             if due:
@@ -71,6 +74,8 @@ class Driver:
                 while self.savepoints.busy:
                     time.sleep(0.001)
                 self.tell(troubles=self.savepoints.troubles())
+        except Busy as problem:
+            self.tell(busy=str(problem), steps=self.savepoints.steps)
         except CannotRestore as refusal:
             self.tell(refused=str(refusal), step=self.step, steps=self.savepoints.steps)
         self.step += 1

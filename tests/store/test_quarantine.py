@@ -8,6 +8,8 @@ import pytest
 
 from supervise.errors import StoreError
 from supervise.store.quarantine import CHANGES, Quarantine
+from supervise_probe.provenance import short
+from supervise_probe.quarantine import Manifest
 
 FACTS = {"step": 150, "attempt": 3, "incident": "inc-1", "why": "twice"}
 
@@ -104,6 +106,60 @@ def test_a_person_may_write_it(manifest):
     made = manifest.change(shards("b.tar"), key="k1", live=True)
     assert (made["generation"], named(made)) == (1, ["a.tar", "b.tar"])
     assert named(manifest.change({"release": ["a.tar"]}, key="k2", live=True)) == ["b.tar"]
+
+
+def by_hand(**more):
+    """A manifest of one entry, as a person might write it."""
+    return json.dumps({"entries": [{"kind": "shard", "name": "a.tar", **more}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "shards", "batches"),
+    [
+        ('{"entries": []}', set(), set()),
+        (by_hand(), {"a.tar"}, set()),
+        ("\ufeff" + by_hand(), {"a.tar"}, set()),
+        (by_hand().replace("{", '{"generation": 3, ', 1), {"a.tar"}, set()),
+        (by_hand(name=5), {"shard 5"}, set()),
+        (by_hand(name="a" * 120), {short("a" * 120)}, set()),
+        (by_hand(kind="batch", name=17), set(), {17}),
+        (by_hand(kind="batch", name="17"), set(), {17}),
+        (by_hand(from_attempt="2"), {"a.tar"}, set()),
+        (by_hand(from_attempt=3), set(), set()),
+        (by_hand(until_attempt=3), {"a.tar"}, set()),
+        (by_hand(until_attempt=2), set(), set()),
+        ("[]", None, None),
+        ("{", None, None),
+        ('{"entries": ["a.tar"]}', None, None),
+        ('{"entries": [{"name": "a.tar"}]}', None, None),
+        ('{"entries": [{"kind": "shard"}]}', None, None),
+        (by_hand(kind="sort"), None, None),
+        (by_hand(name=""), None, None),
+        (by_hand(name=None), None, None),
+        (by_hand(name=True), None, None),
+        (by_hand(kind="batch"), None, None),
+        (by_hand(from_attempt=None), None, None),
+        (by_hand(until_attempt=float("inf")), None, None),
+        (by_hand().replace("{", '{"generation": null, ', 1), None, None),
+    ],
+)
+def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
+    """What a person writes means one thing, or is no quarantine to either; here in attempt 2."""
+    manifest.path.write_text(text)
+    probe = Manifest(str(manifest.path), 2)
+
+    if shards is None:
+        assert probe.trouble.startswith("the quarantine cannot be read: ")
+        with pytest.raises(StoreError):
+            manifest.read()
+        return
+    assert (probe.trouble, probe.shards, probe.batches) == ("", shards, batches)
+    found = manifest.read()
+    manifest.path.write_text(json.dumps(found))  # as the next change would write it
+    again = Manifest(str(manifest.path), 2)
+    assert (again.shards, again.batches, again.generation) == (
+        shards, batches, found["generation"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ data is handed out all the same, and that is said.
 
 Several ranks would part if one of them passed over batches alone, so there only lists are filtered
 and `is_quarantined` answers, both from the launch on.
+
+The first names that the job asks about are told to the supervisor as those of shards, so that a
+person can put them into quarantine. Those that a loader's workers ask about are not heard.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
 from ..config import place
 from ..errors import Refused
-from ..provenance import Origin, short
+from ..provenance import Origin, name_of, short
 from ..quarantine import Manifest
 from ..shard_lists import Lists
 from . import Collector as Base
@@ -32,6 +35,8 @@ METRICS = ()
 IN_A_ROW = 10_000  # batches passed over without one to train on: a loader that has no other
 NAMED = 4  # shards in a notice
 WAITING = 8  # notices of the time before this process is a rank
+ASKED = 60  # names that the job asks about, of which the supervisor is told
+PER_NOTICE, BYTES, TEXT = 6, 560, 200  # of names, as in `shards`
 
 
 class Collector(Base):
@@ -57,8 +62,11 @@ class Collector(Base):
         self._exhausted = False  # everything is in quarantine: the loader is left alone
         self._warned = False
         self._waiting: List[Tuple[str, Dict[str, Any]]] = []
-        if self.manifest.generation or self.manifest.trouble:
-            self.tell(self.manifest.trouble or self._in_words(), self._data())
+        self._announced = ""  # what was told last of what is in force
+        self._asked: Dict[str, None] = {}
+        self._passed_on = 0  # of these
+        if self.manifest.known:
+            self._announce()
 
     # ── a loader ──────────────────────────────────────────────────────────────────────────────
 
@@ -80,10 +88,14 @@ class Collector(Base):
                   self._data())  # fmt: skip
 
     def asks(self, name: Any) -> bool:
-        """The job asks whether a shard is in quarantine."""
-        self.manifest.refresh()
-        if self.manifest.generation:
-            self.wake()
+        """The job asks, in any thread, whether a shard is in quarantine."""
+        if self.manifest.refresh():
+            self._announce()
+        if len(self._asked) < ASKED:
+            shard = name_of(name)
+            if shard is not None and shard not in self._asked:
+                self._asked[shard] = None
+                self.wake()
         return self.manifest.holds(name)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────
@@ -97,10 +109,11 @@ class Collector(Base):
             self._updates += 1
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for message, data in waiting:
-                self._probe.notice("quarantine", message, data)
+        while self._waiting:  # another thread may add to it
+            message, data = self._waiting.pop(0)
+            self._probe.notice("quarantine", message, data)
+        if self._passed_on < len(self._asked):
+            self._pass_on()
         total = self._updates + sum(self.passed.values()) if self.passed else self._updates
         if total > self._told_at and total >= 10 * self._told_at:
             self._told_at = total
@@ -123,13 +136,16 @@ class Collector(Base):
                 "which one it had; put shards in quarantine"
             )
         self._exhausted = self._warned = False
-        self.tell(self._in_words(), self._data())
+        self._announce()
         return {"held": manifest.generation, "shards": len(manifest.shards),
                 "batches": len(manifest.batches)}  # fmt: skip
 
     def describe(self) -> Dict[str, Any]:
         """Return what the status says; empty where there never was a quarantine."""
-        return self._data() if self.manifest.generation else {}
+        if not self.manifest.known:
+            return {}
+        trouble = self.manifest.trouble
+        return {**self._data(), "trouble": trouble} if trouble else self._data()
 
     def tell(self, message: str, data: Dict[str, Any]) -> None:
         """Say it at the end of the step, when there is somebody to say it to."""
@@ -138,6 +154,25 @@ class Collector(Base):
             self._waiting.append((message, data))
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────
+
+    def _announce(self) -> None:
+        """Tell what is in force, or why that is not known, once."""
+        message = self.manifest.trouble or self._in_words()
+        if message != self._announced:
+            self._announced = message
+            self.tell(message, self._data())
+
+    def _pass_on(self) -> None:
+        """Tell the supervisor names that the job asked about, a few at a time."""
+        shards = self._probe.collectors["shards"].shards
+        names = list(self._asked)[self._passed_on :][:PER_NOTICE]
+        self._passed_on += len(names)
+        for name in names:
+            shards.number(name)
+        told = shards.tell_some(PER_NOTICE, BYTES)
+        if told:
+            text = ", ".join(told.values())
+            self._probe.notice("shard", f"the job asks about {text}"[:TEXT], {"shards": told})
 
     def _alone(self, shard: str) -> bool:
         probe = self._probe
@@ -160,6 +195,8 @@ class Collector(Base):
         told = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         listed = f"{len(manifest.batches)} batches" if manifest.batches else ""
         what = " and ".join(filter(None, (told, listed))) or "nothing"
+        if not manifest.generation:
+            return f"in quarantine, by hand: {what}"
         return f"in quarantine from generation {manifest.generation} on: {what}"
 
     def _counts(self) -> str:

@@ -41,6 +41,13 @@ METRICS = (
         "The probe's multiplier: `lr_scale` and re-warm after a rollback, without drills.",
         "this project",
     ),
+    MetricSpec(
+        "lr_rewarm",
+        "1",
+        "The part of `lr_scale` that is the re-warm after a rollback or a relaunch; absent without "
+        "one.",
+        "this project",
+    ),
 )
 
 GROUPS = 16
@@ -71,6 +78,8 @@ class Collector(Base):
         values.update(self._values)
         self._values.clear()
         values["lr_scale"] = self._rate.factor()
+        if self._rate.warming.moves:
+            values["lr_rewarm"] = self._rate.warming.now
 
     def _read(self, rate: Any) -> Number:
         return self.scalars.value(rate) if isinstance(rate, self.torch.Tensor) else float(rate)

@@ -23,7 +23,7 @@ METRICS = (
     MetricSpec(
         "batch_shard",
         "1",
-        "Number of the shard that the step's data came from, in order of first use; -1 for several,"
+        "Number of the shard that the step's data came from, in the order heard of; -1 for several,"
         " absent where nobody says.",
         "supervise_probe.shard, or what batch and dataset tell of it",
     ),

@@ -1,22 +1,51 @@
-"""What a scaled learning rate looks like in the first frame after the action."""
+"""What a scaled learning rate looks like in the first frame after the action.
+
+Two factors are multiplied: the one that `lr_scale` set, and the re-warm after a rollback or a
+relaunch. Each is judged without the other, of which the frame tells: `lr_scale` is both together,
+`lr_rewarm` the re-warm, absent without one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-RAMP_STEPS = 5  # how far a re-warm may have come in the first frame that shows it
+RAMP_STEPS = 5  # how far a ramp may have come in the first frame that shows it
 TOLERANCE = 0.01
 
+Metrics = Mapping[str, float | None]
 
-def rate_shows(frame: Mapping[str, float | None], scale: float, rewarm_steps: int) -> str | None:
-    """Return None when the rate used is `scale` of what the job asked for, else a sentence.
 
-    With a re-warm it may be a few steps up its ramp already. A job without a rate is not judged.
+def scale_shows(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:
+    """Return None when the rate used is `scale` of what the re-warm leaves, else a sentence.
+
+    With `rewarm_steps` it may be a few steps up its ramp already. A job without a rate is not
+    judged.
     """
+    return _shows(frame, scale, rewarm_steps, _rewarm(frame))
+
+
+def rewarm_shows(frame: Metrics, rewarm: Mapping[str, Any] | None) -> str | None:
+    """Return None when the rate used is at the beginning of `rewarm`, else a sentence.
+
+    Without one, and in a job without a rate, there is nothing to be judged.
+    """
+    if rewarm is None:
+        return None
+    held = (frame.get("lr_scale") or 1.0) / _rewarm(frame)
+    return _shows(frame, rewarm["start"], rewarm["steps"], held)
+
+
+def _rewarm(frame: Metrics) -> float:
+    return frame.get("lr_rewarm") or 1.0
+
+
+def _shows(frame: Metrics, scale: float, steps: int, other: float) -> str | None:
     used, asked = frame.get("learning_rate"), frame.get("learning_rate_scheduled")
     if used is None or not asked:
         return None
-    most = scale + (1.0 - scale) * min(1.0, RAMP_STEPS / rewarm_steps if rewarm_steps else 0.0)
-    if scale * (1.0 - TOLERANCE) <= used / asked <= most * (1.0 + TOLERANCE):
+    most = scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
+    if scale * (1.0 - TOLERANCE) <= used / asked / other <= most * (1.0 + TOLERANCE):
         return None
-    return f"the learning rate is {used / asked:.3g} of the job's own, not {scale:g}"
+    besides = "" if other == 1.0 else f" times {other:.3g}"
+    return f"the learning rate is {used / asked:.3g} of the job's own, not {scale:g}{besides}"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ..core.action import Action, Aim, Job, refuse_several_ranks
 from ..core.shapes import Steps
 from ..errors import ActionError
-from ._rate import rate_shows
+from ._rate import scale_shows
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class LrScale(Action):
     The multiplier is absolute: asking twice for 0.5 gives 0.5, not 0.25. It is put on before each
     optimizer step and taken off after it, so that it composes with any scheduler and with loops
     that write the rate themselves. With `rewarm` it rises back to 1.0 linearly over so many steps;
-    with 0 it stays.
+    with 0 it stays. A re-warm under way goes on beside it, and both are multiplied. A rollback and
+    a relaunch leave it in force.
 
     Example:
         - lr_scale: {set: 0.5, rewarm: 200}
@@ -66,7 +67,7 @@ class LrScale(Action):
         step: int,
         attempt: int,
     ) -> str | None:
-        return rate_shows(frame, args["value"], args["rewarm_steps"])
+        return scale_shows(frame, args["value"], args["rewarm_steps"])
 
     def undo(self) -> Action | None:
         return None if self.set == 1.0 else LrScale(set=1.0)

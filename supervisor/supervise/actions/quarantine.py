@@ -11,23 +11,26 @@ from ..core.action import Action, Aim, Job, Refused
 from ..errors import ActionError
 from .unquarantine import Unquarantine
 
+LARGEST = 0.5  # fraction of the shards
 SHARDS_AT_ONCE = 64  # in one action; the list goes into the audit log
 
 
 @dataclass(frozen=True)
 class Quarantine(Action):
-    """Put shards, or the batches of the steps up to the first breach, into the run's quarantine.
+    """Put shards, or the batches of the steps around a breach, into the run's quarantine.
 
     `shards: suspects` are those that troubles keep beginning in: at least twice, and more often
     than chance allows over all shards seen (1 % for the run). One spike makes no suspect. A list
     names shards, as the job tells them. For a job that tells of no shards, `positions: breach`
-    takes the batches of the six steps up to the breach by their fingerprint; when one of them is
-    met again, after a rollback or in the next epoch, its update is dropped.
+    takes the batches of the six steps up to the breach by their fingerprint, and on to the newest
+    step in breach that is known by then, 64 at most; when one of them is met again, after a
+    rollback or in the next epoch, its update is dropped.
 
     An empty selection is an error, never "nothing to do" and never "all". So is a name in a job
     that tells of no shards, and one that would make the quarantine larger than `max_fraction` of
     the shards seen so far, which does not bind a person. It is kept in the run directory and
-    obeyed by every later launch. With several ranks it waits for the next launch, and works
+    obeyed by every later launch. With fewer than 50 shards 0.02 of them is less than one, and all
+    are refused. With several ranks it waits for the next launch, and works
     through the dataset's own list or `supervise_probe.is_quarantined` only: a rank that passed over
     batches alone would leave the others waiting.
 
@@ -57,7 +60,7 @@ class Quarantine(Action):
                 wrong.append(("shards", f"must name 1 to {SHARDS_AT_ONCE}, not {len(self.shards)}"))
             if "" in self.shards:
                 wrong.append(("shards", "must not hold an empty name"))
-        if not 0.0 < self.max_fraction <= 0.5:
+        if not 0.0 < self.max_fraction <= LARGEST:
             wrong.append(
                 ("max_fraction", f"must be above 0 and at most 0.5, not {self.max_fraction:g}")
             )
@@ -84,7 +87,7 @@ class Quarantine(Action):
             return (), None
         named = self.shards if isinstance(self.shards, tuple) else ()
         names = named or aim.suspects
-        if not aim.shards:
+        if not aim.shards and not aim.operator:  # a person may name what the job only asks about
             by_hand = "; one that asks is_quarantined also obeys a quarantine.json written by hand"
             raise Refused(
                 f"the job does not tell which shards its data is from{by_hand if named else ''}"
@@ -94,9 +97,11 @@ class Quarantine(Action):
         if aim.operator:  # those seen so far are not all there are, and a person may know of more
             return names, None
         most = math.floor(self.max_fraction * aim.shards)
+        bound = f"max_fraction {self.max_fraction:.3g} of the {aim.shards} shards seen so far"
+        if most < 1:
+            raise Refused(f"{bound} is less than one shard, so it allows none; {_least(aim)}")
         if len(names) > most:
-            bound = f"{self.max_fraction:.3g} of the {aim.shards} seen so far"
-            raise Refused(f"{len(names)} shards are more than {bound}")
+            raise Refused(f"{len(names)} shards are more than {bound}, which allows {most}")
         return names, most
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
@@ -108,6 +113,14 @@ class Quarantine(Action):
 
     def undo(self) -> Action | None:
         return Unquarantine()
+
+
+def _least(aim: Aim) -> str:
+    """Say which fraction would allow one shard, in whole thousandths."""
+    least = math.ceil(1000 / aim.shards) / 1000
+    if least > LARGEST:
+        return "of so few none is ever allowed"
+    return f"{least:g} is the smallest that allows one"
 
 
 def _batches(aim: Aim) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ..core.action import Action, Aim, Job, Refused
 from ..core.checkpoints import newest_before
 from ..core.shapes import Steps
 from ..errors import ActionError
-from ._rate import rate_shows
+from ._rate import rewarm_shows
 
 NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
 SLOWEST = 20_000_000  # bytes per second, hashed, copied and hashed again; project default
@@ -116,8 +116,7 @@ class Relaunch(Action):
         first = result.get("step", args["step"]) + 1  # perhaps not what was ordered was put back
         if attempt != result["attempt"] or not first <= step <= first + NEAR:
             return f"the job is at step {step} of attempt {attempt}, not at step {first}"
-        rewarm = args["rewarm"]
-        return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None
+        return rewarm_shows(frame, args["rewarm"])
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         if self.continuity != "rate":

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from ..core.action import Action, Aim, Job, Refused, refuse_several_ranks
 from ..core.shapes import Steps
 from ..errors import ActionError
-from ._rate import rate_shows
+from ._rate import rewarm_shows
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ class Rollback(Action):
     ) -> str | None:
         if attempt != result["attempt"] or step <= result["step"]:
             return f"the job is at step {step} of attempt {attempt}"
-        rewarm = args["rewarm"]
-        return rate_shows(frame, rewarm["start"], rewarm["steps"]) if rewarm else None
+        return rewarm_shows(frame, args["rewarm"])
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         return False  # rng: restore promises all bit for bit; after keep the weights are compared

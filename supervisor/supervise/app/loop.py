@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..core import machine
+from ..core import machine, sparing
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
@@ -37,11 +37,10 @@ from .adoption import Adoption
 from .desk import Desk
 from .launching import Launch, Launcher
 from .past import Past
-from .relaunching import Relauncher
+from .relaunching import Relauncher, ends_with
 from .settings import Settings
 from .status import TICK_NS, Status
 
-UNEASY = (machine.SUSPECT, machine.ACTING, machine.PROBATION)  # the probes sample more densely
 SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
 
 
@@ -85,7 +84,7 @@ class App:
             process = self.control.process
         while process.poll() is None:
             process.wait(0.5)
-        by_policy = None if self._called_off or self.control is None else self.control.exit_code
+        by_policy = None if self._called_off else ends_with(self.control, self.desk.state)
         return exit_code(process.returncode or 0) if by_policy is None else by_policy
 
     def close(self, outbox: Outbox, code: int) -> None:
@@ -176,6 +175,7 @@ class App:
         for told in self._words.poll():
             desk.told(told)
         desk.returns()
+        self._segments.spare(sparing.before_step(desk.policy, desk.state), clock.monotonic_ns())
         return found
 
     def _read(self) -> int:
@@ -211,7 +211,7 @@ class App:
                 beats.append(segment.beat())
         if not self._guard.hurrying:  # the silence of a job that has ended means nothing
             desk.take(Tick(now_ns, tuple(beats)))
-        changed = self._segments.tighten(desk.state.machine in UNEASY, now_ns)
+        changed = self._segments.tighten(desk.state.machine in machine.UNEASY, now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})
         self._status.look_for_probe(now_ns)

@@ -13,6 +13,7 @@ then. Whatever fails there costs the choice and not the run: the order that was 
 resort.
 
 From the stop to the start the run's exit code is `HUMAN`: should it end there, a policy stopped it.
+So it is when what was started fails before its first step: nobody came back.
 
 Runs on the performer's thread; the start is made on the main loop, which owns signals, terminal and
 segments.
@@ -28,6 +29,8 @@ from typing import Any, Protocol, TypeVar
 
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
+from ..core.life import MEANT, failed_start
+from ..core.state import State
 from ..errors import ActionError, StoreError, SuperviseError
 from ..job.control import Control
 from ..job.halting import LOOP_S, halt
@@ -49,6 +52,16 @@ def stopped_for(run: RunDir, key: str) -> bool:
         return False
     done = run.read_json(_marks(key))
     return done.get("how", "ended") != "ended" and "pid" not in done
+
+
+def ends_with(job: Control | None, state: State) -> int | None:
+    """Return the exit code that a policy makes the run end with; None: the job's own counts.
+
+    A start that failed came to nothing, unless the job itself says what is wrong.
+    """
+    if failed_start(state) and state.returncode not in MEANT:
+        return HUMAN
+    return None if job is None else job.exit_code
 
 
 def _marks(key: str) -> str:

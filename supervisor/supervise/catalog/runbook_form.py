@@ -15,7 +15,8 @@ from .kinds import About, Pattern
 from .parts import KeysOf, StepKind
 
 RunbookName = Annotated[
-    str, Pattern("[a-z][a-z0-9-]{0,63}", "a runbook's name such as rollback-and-rewarm")
+    str,
+    Pattern("[a-z][a-z0-9-]{0,63}", "a runbook's name, in lower case, such as rollback-and-rewarm"),
 ]
 Version = Annotated[Literal["supervise/v1"], About("of the language")]
 OneStep = Annotated[Any, StepKind()]

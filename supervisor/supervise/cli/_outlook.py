@@ -45,6 +45,7 @@ CONDITIONS = (
     ("grad_sketch.<i>", "with several ranks, of replicated weights", False),
     ("param_digest.<i>", "with several ranks, under DistributedDataParallel", False),
     ("clip_bound", "while `clip` is in force", False),
+    ("lr_rewarm", "while a re-warm after a rollback or a relaunch rises", False),
     ("update_clip_rate", "while `update_clip` is in force", False),
     ("gradients_zeroed", "while `zero_nonfinite` is armed", False),
     ("adam_rms_ratio", "with an optimizer of Adam's kind", True),

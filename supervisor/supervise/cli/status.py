@@ -158,7 +158,7 @@ def _request(one: Mapping[str, Any]) -> str:
 
 def _probe(probe: Mapping[str, Any]) -> str:
     """Say how a rank's probe is; of its collectors only those that are off."""
-    keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints")
+    keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints", "quarantine")
     text = _inline({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
     collectors = probe.get("collectors") or {}
     off = [f"{name} {how}" for name, how in collectors.items() if how != "on"]

@@ -2,7 +2,7 @@
 
 Every word is on record with the name of who said it. RUN may be left out while exactly one run
 under ./runs has a supervisor. Exit status: 0 done, or accepted and under way; 1 refused, or failed;
-75 no answer within 15 s.
+64 wrong usage, or no run with a supervisor; 75 no answer within 15 s.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import click
 from ._number import Number
 from ._speak import REFUSED, missing, speak, split
 
-STATUS = "Exit status: 0 done or under way, 1 refused or failed, 75 no answer within 15 s."
+STATUS = (
+    "Exit status: 0 done or under way, 1 refused or failed, 64 wrong usage or no run with a "
+    "supervisor, 75 no answer within 15 s."
+)
+RATE = Number(0.0, 1.0, min_open=True)
+UPDATES = 3  # skipped by one word at most, as many as the action allows
 commands: dict[str, click.Command] = {}
 
 
 def _word(
-    metavar: str = "[RUN]", *options: Callable[[Any], Any]
+    metavar: str = "[RUN]",
+    *options: Callable[[Any], Any],
+    cls: type[click.Command] = click.Command,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function, with `--by` and a list of arguments that may begin with RUN."""
 
@@ -29,7 +36,7 @@ def _word(
         given = click.argument("given", nargs=-1, metavar=metavar)
         for decorate in (given, by, *reversed(options)):
             function = decorate(function)
-        command = click.command(name=function.__name__, epilog=STATUS)(function)
+        command = click.command(name=function.__name__, epilog=STATUS, cls=cls)(function)
         commands[function.__name__] = command
         return command
 
@@ -122,13 +129,38 @@ def silence(given: tuple[str, ...], by: str | None, steps: int) -> int:
     return speak(run, "silence", by, {"rule": rule, "for": steps})
 
 
+class _Rate(click.Command):
+    """A number below 0 looks like an option; it is told of as the number that it is."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name[1:2] not in tuple(".0123456789"):
+                raise
+            _rate(next(each for each in given if each.startswith(error.option_name)))
+            raise
+
+
+def _rate(value: str) -> float:
+    try:
+        return RATE.convert(value, None, None)
+    except click.BadParameter as error:
+        error.param_hint = "VALUE"
+        raise
+
+
 @_word(
     "[RUN] VALUE",
     click.option("--rewarm", type=click.IntRange(min=0), default=0, show_default=True,
                  metavar="STEPS", help="Back at 1.0 after so many steps; 0 stays."),
+    cls=_Rate,
 )  # fmt: skip
 def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
     """Multiply the learning rate that the job asks for by VALUE; 1.0 takes it back.
+
+    VALUE is above 0 and at most 1.
 
     \b
     Examples:
@@ -136,12 +168,7 @@ def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
       supervise lr --by anna runs/20260105-101112-7f3a9c 1.0
     """
     run, (value,) = split(given, 1, 1)
-    try:
-        number = Number().convert(value, None, None)
-    except click.BadParameter as error:
-        error.param_hint = "VALUE"
-        raise
-    return speak(run, "lr", by, {"value": number, "rewarm": rewarm})
+    return speak(run, "lr", by, {"value": _rate(value), "rewarm": rewarm})
 
 
 @_word(
@@ -177,8 +204,8 @@ def savepoint(given: tuple[str, ...], by: str | None) -> int:
 
 @_word(
     "[RUN]",
-    click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True,
-                 help="How many updates."),
+    click.option("--steps", type=click.IntRange(1, UPDATES), default=1, show_default=True,
+                 help=f"How many updates; at most {UPDATES} in any 128 steps."),
 )  # fmt: skip
 def skip(given: tuple[str, ...], by: str | None, steps: int) -> int:
     """Let the next updates pass without applying them.
@@ -194,6 +221,9 @@ def skip(given: tuple[str, ...], by: str | None, steps: int) -> int:
 @_word("[RUN] SHARD...")
 def quarantine(given: tuple[str, ...], by: str | None) -> int:
     """Let the job not train on these shards again; `supervise release --shard` lifts it.
+
+    SHARD is a name as the job tells it, or asks `supervise_probe.is_quarantined` for it. The answer
+    says so when this run has not named it so far.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ class Aim:
     good: tuple[Checkpoint, ...] = ()  # verified and free of suspicion, oldest first
     suspects: tuple[str, ...] = ()  # shards that are to blame, by more than one spike
     shards: int = 0  # how many were seen in all
-    batches: tuple[int, ...] = ()  # fingerprints of the steps from 5 before the breach to it
+    batches: tuple[int, ...] = ()  # fingerprints, from 5 steps before the breach on
     operator: str = ""  # who asked for it, when no rule did
 
 

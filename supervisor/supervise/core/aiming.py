@@ -12,17 +12,23 @@ from .action import Aim, Refused
 from .checkpoints import Checkpoint
 from .incident import Incident
 from .rule import Runbook
-from .state import Turn
+from .state import State, Turn
 
 
 def aim(turn: Turn, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
-    """Return what an action may know when its arguments are worked out.
+    """Return what an action may know when its arguments are worked out; see `known`."""
+    blame = turn.state.blame
+    where = known(turn.state, incident, before, operator)
+    return replace(where, suspects=blame.suspects(), shards=blame.shards)
+
+
+def known(state: State, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
+    """Return what an action may know but for shards, which take long to weigh.
 
     Args:
         before: the step that counts as the first breach; None: that of the incident.
         operator: who asked for the action; "": the policy did.
     """
-    state = turn.state
     return Aim(
         incident=incident.id,
         step=state.step,
@@ -32,8 +38,6 @@ def aim(turn: Turn, incident: Incident, before: int | None = None, operator: str
         severity=incident.severity,
         unable=state.unable,
         good=state.checkpoints.good(),
-        suspects=state.blame.suspects(),
-        shards=state.blame.shards,
         batches=incident.batches,
         operator=operator,
     )

@@ -142,13 +142,17 @@ def stale(turn: Turn, incident: Incident, pending: Pending) -> str:
     return "" if turn.policy.digest == pending.policy else "the policy was reloaded"
 
 
-def late(state: State, name: str) -> tuple[str, bool]:
-    """Return the answer to a word about a request that does not wait, and whether all is well."""
+def late(state: State, name: str, what: str) -> tuple[str, bool]:
+    """Return the answer to a word about a request that does not wait, and whether all is well.
+
+    `what`: what the word asks for, `approved` or `denied`; said again it is harmless.
+    """
     known = state.settled.get(name)
     if known is None:
         waits = f"; {state.pending.id} is" if state.pending is not None else ""
         return f"no request {name!r} is waiting{waits}", False
-    return f"too late: {name} was {known}", known.startswith("approved")
+    again = known.startswith(what)
+    return f"{'so already' if again else 'too late'}: {name} was {known}", again
 
 
 def suspended(state: State, incident: Incident, severity: str) -> bool:

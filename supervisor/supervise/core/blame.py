@@ -4,12 +4,13 @@ One spike proves nothing against the data it came with: PaLM (arXiv:2204.02311, 
 batches of a spike again from another checkpoint, and they did not spike. So a shard is a suspect
 only when it was there at least twice when a trouble began, and when that is too often to be chance.
 
-Chance means: troubles begin whenever they like. A trouble looks at its window, the 6 steps up to
-its first breach; a shard is in a share q of all windows of the run, so of n troubles it meets a
-number that is binomial (n, q). Its p-value is the upper tail at the number k it did meet, and 1 for
-k < 2. All shards seen are asked at once, so p must survive Holm's step-down over all of them: of m
-shards, the i-th smallest must be at most 0.01 / (m - i + 1). The chance that any healthy shard is a
-suspect is then below 1 % each time that is asked, however shards depend on each other (`chance`).
+Chance means: troubles begin whenever they like, those of one incident too, if they are onsets of
+their own (`suspicion`). A trouble looks at its window, the 6 steps up to its first breach; a shard
+is in a share q of all windows of the run, so of n troubles it meets a number that is binomial
+(n, q). Its p-value is the upper tail at the number k it did meet, and 1 for k < 2. All shards seen
+are asked at once, so p must survive Holm's step-down over all of them: of m shards, the i-th
+smallest must be at most 0.01 / (m - i + 1). The chance that any healthy shard is a suspect is then
+below 1 % each time that is asked, however shards depend on each other (`chance`).
 
 Shards that follow each other in every pass meet the same troubles. Of these one is the suspect: the
 one that explains the most, and of equals the one in whose steps the loss lies highest. Another one
@@ -130,29 +131,31 @@ class Blame:
         if self._troubles:
             self._late(frame, key)
 
-    def incident(self, incident: str, breach: int, attempt: int) -> None:
+    def incident(self, incident: str, breach: int, attempt: int, *, another: bool = False) -> None:
         """A trouble began: blame the shards of the steps from 5 before `breach` to it.
 
-        Once per incident and attempt: told again, the newer breach takes the place of the older.
+        Told again of one incident and attempt, the newer breach takes the place of the last one,
+        unless it is `another` onset (`suspicion` says when).
         """
-        key = incident, attempt
+        key, known = (incident, attempt), self._troubles
+        old = max((n for n, trouble in enumerate(known) if trouble.key == key), default=-1)
+        if old >= 0 and not another:
+            del known[old]
         rows = [
             shard
             for tried, step, shard in self._recent
             if tried == attempt and breach - BEFORE <= step <= breach
         ]
-        kept = [trouble for trouble in self._troubles if trouble.key != key]
-        self._troubles = deque(kept, maxlen=TROUBLES)
         if rows:  # else nobody says where its data came from
             shards = frozenset(shard for shard in rows if shard is not None)
-            self._troubles.append(Trouble(key, breach, shards))
-
-    def again(self, incident: str, step: int, attempt: int) -> None:
-        """The trouble came back by `step`: new evidence if the run was taken back meanwhile."""
-        if all(trouble.key != (incident, attempt) for trouble in self._troubles):
-            self.incident(incident, step, attempt)
+            known.append(Trouble(key, breach, shards))
 
     # ── what is asked ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of shards that were told of so far."""
+        return frozenset(self._names.values())
 
     @property
     def shards(self) -> int:

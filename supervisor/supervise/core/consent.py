@@ -18,8 +18,7 @@ def approve(turn: Turn, event: Told) -> Answer:
     """
     pending, incident = _request(turn, event)
     if pending is None or incident is None:
-        text, well = approvals.late(turn.state, str(event.args.get("id")))
-        return Answer(text, ok=well)  # to approve twice is harmless
+        return _late(turn, event, "approved")
     if pending.granted:
         return Answer(f"{pending.id} was approved by {pending.granted} already")
     stale = approvals.stale(turn, incident, pending)
@@ -38,7 +37,7 @@ def deny(turn: Turn, event: Told) -> Answer:
     """Do not let it run; the incident is held, as a person has taken it over."""
     pending, incident = _request(turn, event)
     if pending is None or incident is None:
-        raise Refused(approvals.late(turn.state, str(event.args.get("id")))[0])
+        return _late(turn, event, "denied")
     if pending.granted:
         raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
     text = f"{pending.id} is denied: {pending.runbook} does not run, {incident.id} is held"
@@ -77,6 +76,11 @@ def _request(turn: Turn, event: Told) -> tuple[Pending | None, Incident | None]:
     if sha and not pending.sha.removeprefix("sha256:").startswith(sha.removeprefix("sha256:")):
         raise Refused(f"{pending.id} is about other arguments: {pending.sha}")
     return pending, state.incident
+
+
+def _late(turn: Turn, event: Told, what: str) -> Answer:
+    text, well = approvals.late(turn.state, str(event.args.get("id")), what)
+    return Answer(text, ok=well)
 
 
 def _denied(turn: Turn, incident: Incident, why: str) -> None:

@@ -23,12 +23,13 @@ from . import (
     reload,
     response,
     runner,
+    suspicion,
     takeover,
     verification,
     words,
 )
 from .bank import Bank
-from .incident import HELD, OPEN, PROBATION, Incident
+from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .rule import HOLD, Policy, Rule
 from .spike import STRUCTURAL, Verdict
 from .state import State, Turn
@@ -50,9 +51,6 @@ from .values import (
     Told,
 )
 
-QUIET_STEPS = (
-    20  # an incident that nobody acted on closes after so many steps without a firing rule
-)
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
 
@@ -140,7 +138,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if state.machine == machine.LAUNCHING:
         turn.move("first_frame", f"first frame, step {step} of rank {rank}")
     if rank in state.blame.columns:
-        state.blame.feed(frame, calm=state.incident is None)
+        state.blame.feed(frame, calm=suspicion.calm(state))
     if step > bank.step + 1 and frame.attempt == bank.attempt and bank.step >= 0:
         _jump(turn, bank, frame)
     bank.lost = 0
@@ -149,6 +147,8 @@ def _frame(turn: Turn, frame: Frame) -> None:
         turn.move("ready", f"{bank.frames} frames seen")
     if bank.notes:
         _notes(turn, bank)
+    if state.incident is not None:
+        suspicion.watch(turn, bank, state.incident)
     if moved:
         response.moved(turn, bank, rank, moved)
     if state.muted:
@@ -249,7 +249,7 @@ def _settle(turn: Turn, incident: Incident) -> None:
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed(turn, incident)
         if relapsed is not None:
-            state.blame.again(incident.id, state.step, state.attempt)
+            suspicion.relapsed(turn, incident)
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
         elif state.pace >= incident.probation_until and state.step >= incident.settled:
             steps = turn.policy.probation_steps

@@ -17,6 +17,9 @@ from .spike import Happened, Verdict
 from .values import SEVERITIES, Told
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
+# An incident that nobody acted on is over after so many steps without a firing rule. What begins
+# behind as many in one that is still open would have been an incident of its own.
+QUIET_STEPS = 20
 
 
 @dataclass(slots=True)
@@ -50,7 +53,28 @@ class Run:
     verify_ns: int = 0  # when the newest frame to verify by came
     clear_steps: int = 0
     last_trouble: str = ""
+    calm: set[tuple[str, int]] = field(default_factory=set)  # rules of SEV0 by rank, once clear
     denied: str = ""  # what the job says against it: it does not go on as it should
+
+
+@dataclass(slots=True)
+class Onset:
+    """The newest begin of a trouble that its shards were blamed for, and what came of it.
+
+    Attributes:
+        attempt, breach: where it began, -1 before any. advisory: only rules of SEV2 told of it.
+        last: newest step of it whose batch is known to be part of the trouble.
+        pace, step: of the newest frame in which a rule of the incident was in breach.
+        lull: the last step in breach before `QUIET_STEPS` without, when there were as many since.
+    """
+
+    attempt: int = -1
+    breach: int = -1
+    advisory: bool = False
+    last: int = -1
+    pace: int = 0
+    step: int = -1
+    lull: int | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +126,8 @@ class Incident:
     looked: int = -1
     norms: dict[str, float] = field(default_factory=dict)
     context: list[Happened] = field(default_factory=list)
-    batches: tuple[int, ...] = ()  # fingerprints of the steps up to its newest first breach
+    onset: Onset = field(default_factory=Onset)
+    batches: tuple[int, ...] = ()  # fingerprints of the steps up to the newest onset, and in breach
     peak: float | None = None
     far: int = 0  # frames whose loss was far out of the band
     nonfinite: int | None = None
@@ -121,7 +146,8 @@ class Incident:
     back: int = 0
 
     def join(self, rule: str, severity: str) -> bool:
-        """Add a rule; return True when it raised the incident's severity."""
+        """Add a rule that fires; return True when it raised the incident's severity."""
+        self.quiet_since = None
         if rule not in self.rules:
             self.rules.append(rule)
         if SEVERITIES.index(severity) < SEVERITIES.index(self.severity):

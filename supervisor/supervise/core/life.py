@@ -80,7 +80,7 @@ def exited(turn: Turn, event: Exited) -> None:
     state.returncode = event.returncode
     if incident is not None:
         incident.standing.clear()  # it ended with the process
-    if _relaunching(state) is not None and not state.called_off:
+    if _relaunching(state) is not None and not (state.called_off or _started(state)):
         turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
     else:
         _ended(turn)
@@ -92,10 +92,26 @@ def _relaunching(state: State) -> str | None:
     return run.waiting_for if run is not None and run.verb == "relaunch" else None
 
 
+def _started(state: State) -> bool:
+    """Return whether what the relaunch under way starts runs already, or did."""
+    run = state.incident.run if state.incident is not None else None
+    return run is not None and run.args.get("attempt") == state.launched
+
+
+def failed_start(state: State) -> bool:
+    """Return whether the newest start came to nothing: no step of it was seen, and it failed.
+
+    An end that was asked for, by a signal too, is no failure.
+    """
+    seen = any(bank.attempt >= state.launched for bank in state.banks.values())
+    asked = state.stopping or state.called_off or state.returncode in ASKED
+    return bool(state.launched and state.returncode) and not (seen or asked)
+
+
 def _ended(turn: Turn) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = turn.state, _relaunching(turn.state)
-    if relaunch is not None:
+    if relaunch is not None and state.called_off:
         turn.say("abort", f"{relaunch} failed: the end of the job was asked for meanwhile",
                  action={"id": relaunch})  # fmt: skip
     approvals.settle(turn, "withdrawn", f"the job {_how(state)}")
@@ -105,6 +121,17 @@ def _ended(turn: Turn) -> None:
 def _how(state: State) -> str:
     code = state.returncode or 0
     return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _given(turn: Turn) -> str:
+    """Return what the policy gives a job that is started again: an error in it ends the job."""
+    told = turn.policy.job.get("relaunch") or {}
+    words = [str(word) for word in told.get("args") or ()]
+    parts = [f"job.relaunch.args {' '.join(words)}"] if words else []
+    parts += [f"job.relaunch.env {', '.join(told['env'])}"] if told.get("env") else []
+    resume = told.get("resume", "args")
+    parts += [f"job.relaunch.resume {resume}"] if resume != "args" or not parts else []
+    return ", ".join(parts)
 
 
 def _crashed(state: State) -> bool:
@@ -125,7 +152,7 @@ def _awaited(state: State, run: Run, name: str) -> bool:
     return bool(name) or not state.ended or "relaunch" in run.runbook.verbs[run.index :]
 
 
-def _answer(turn: Turn, name: str) -> None:
+def _answer(turn: Turn, name: str, text: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
     state, incident, policy = turn.state, turn.state.incident, turn.policy
     farthest = max(state.crashes, default=-1)
@@ -142,7 +169,6 @@ def _answer(turn: Turn, name: str) -> None:
         state.stays = f"it ended {CRASHES} times, and never went beyond step {farthest}"
     else:
         state.crashes.append(state.step)
-        text = f"the job {_how(state)} at step {state.step}"
         if incident is None:
             bank = next(iter(state.banks.values()), None)
             incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
@@ -157,17 +183,22 @@ def conclude(turn: Turn) -> None:
     run = incident.run if incident is not None else None
     if state.over or (run is not None and _awaited(state, run, name)):
         return
+    failed = failed_start(state)
+    how, where = f"the job {_how(state)}", f" at step {state.step}"
+    if failed:
+        how, where = f"started again with {_given(turn)}, {how} before its first step", ""
     if state.ended:
         state.ended, state.stays = False, ""
+        if failed:
+            turn.say("verify", how, what="failed")
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
-            _answer(turn, name)
+            _answer(turn, name, how + where)
     incident = state.incident
     if incident is not None and (incident.run is not None or state.pending):
         return
     state.over = True
-    how = f"the job {_how(state)}"
     why = f"not started again: {state.stays}" if state.stays else ""
     if incident is not None:
         then = ending.NOTHING if state.returncode == 0 else "look at what it left"
@@ -178,6 +209,9 @@ def conclude(turn: Turn) -> None:
         turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, news=True)
     elif state.returncode == 0:
         turn.tell("INFO", f"finished at step {state.step}", news=True)
+    elif failed:
+        title = f"the job was started again, and {_how(state)} before its first step"
+        turn.tell("SEV1", title, verdict=why, why=f"it was started with {_given(turn)}",
+                  then="look at its last output, and at job.relaunch", news=True)  # fmt: skip
     else:
-        title, then = f"{how} at step {state.step}", "look at its last output"
-        turn.tell("SEV1", title, verdict=why, then=then, news=True)
+        turn.tell("SEV1", how + where, verdict=why, then="look at its last output", news=True)

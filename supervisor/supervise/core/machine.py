@@ -16,6 +16,7 @@ Table = Mapping[str, Mapping[str, str]]
 
 LAUNCHING, WARMING, NOMINAL, SUSPECT = "launching", "warming", "nominal", "suspect"
 ACTING, PROBATION, HOLDING, HALTED = "acting", "probation", "holding", "halted"
+UNEASY = (SUSPECT, ACTING, PROBATION)  # the probes sample more densely
 STATES = (LAUNCHING, WARMING, NOMINAL, SUSPECT, ACTING, PROBATION, HOLDING, HALTED)
 
 EVENTS: Mapping[str, str] = {

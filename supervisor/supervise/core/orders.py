@@ -8,7 +8,7 @@ mode limits what the policy does by itself. While an action is under way orders 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from .values import Told
 PATIENT = frozenset({"stop", "resume"})  # neither may be lost
 KEY_TEXT = 200  # characters of a name that a person gives
 LARGEST = 2**53  # up to here whole numbers are floats, too
+TOLD_WHOLE = 90  # characters of a shard's name; the job tells a longer one cut short
+NAMED = 3  # shards that nobody has seen, in an answer
+TYPO = 2  # characters that a near miss may differ in
 
 
 def _nothing() -> None:
@@ -63,8 +66,9 @@ def order(turn: Turn, event: Told) -> Answer:
         return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
     if state.returncode is not None:
         raise Refused("the job has ended")
-    if verb == "resume" and incident is None and not state.paused:
+    if verb == "resume" and not state.paused:
         raise Refused("the job is not paused")
+    remark = _unseen(turn, event) if verb == "quarantine" else ""
     first = [_made(turn, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
     before = count(event, "before", state.step + 1) if verb == "rollback" else None
@@ -75,8 +79,8 @@ def order(turn: Turn, event: Told) -> Answer:
     name = incident.id if incident is not None else f"inc-{state.incidents + 1}"
     number = incident.runs + 1 if incident is not None else 1
     return Answer(
-        f"{name}: {verb} is asked of the job", action=f"{name}/{number}/{len(first)}-{verb}",
-        then=lambda: _run(turn, event, book, before),
+        f"{name}: {verb} is asked of the job{remark}",
+        action=f"{name}/{number}/{len(first)}-{verb}", then=lambda: _run(turn, event, book, before),
     )  # fmt: skip
 
 
@@ -103,6 +107,49 @@ def _made(turn: Turn, verb: str, keys: Mapping[str, Any]) -> Action:
     for key, sentence in action.check():
         raise Refused(f"{verb}: {key} {sentence}")
     return action
+
+
+# ── shards ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unseen(turn: Turn, event: Told) -> str:
+    """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
+
+    Raises:
+        Refused: the job knows no shards, so that none could be left out.
+    """
+    blame = turn.state.blame
+    known = blame.names
+    if not known and not blame.shards:
+        raise Refused(
+            "quarantine: the job does not tell which shards its data is from, nor did it ask "
+            "is_quarantined in its own process so far; where the workers of a loader ask, they "
+            "obey a quarantine.json that is written by hand into the run directory"
+        )
+    names = [name for name in _names(event, "shards") if len(name) <= TOLD_WHOLE]
+    strange = [name for name in names if name not in known] if known else []
+    if not strange:
+        return ""
+    told = ", ".join(name + _meant(name, known) for name in strange[:NAMED])
+    more = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
+    return f"; of the {len(known)} shards that the run has named so far none is {told}{more}"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = next((each for each in sorted(known) if _near(name, each)), None)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _near(name: str, other: str) -> bool:
+    """Whether only the directory is missing, or a few letters differ; numbers are no typos."""
+    short, long = sorted((name, other), key=len)
+    if long.endswith(f"/{short}"):
+        return True
+    head = next((at for at, letter in enumerate(short) if letter != long[at]), len(short))
+    left, right = short[head:], long[head:]
+    same = next((n for n in range(len(left)) if left[-1 - n] != right[-1 - n]), len(left))
+    left, right = left[: len(left) - same], right[: len(right) - same]
+    return len(right) <= TYPO and not (left + right).isdecimal()
 
 
 # ── the arguments of words, which anybody may have written ────────────────────────────────────────

@@ -130,13 +130,13 @@ def enlist(
         incident = opening.open_incident(
             turn, bank, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
         )
-        suspicion.began(turn, bank, incident)
+        suspicion.began(turn, bank, incident, rule, breach)
     elif incident.join(rule.id, rule.severity):
         incident.headline = text
         if incident.run is None:  # what was advisory until now may be much older than the trouble
             incident.breach_step = breach
             opening.case(turn, bank, incident)
-            suspicion.began(turn, bank, incident)
+        suspicion.joined(turn, bank, incident, rule, breach, moved=incident.run is None)
         turn.say("incident", f"raised to {rule.severity} by {rule.id}: {text}", rule=rule.id,
                  severity=rule.severity, what="raised", runbook=rule.see,
                  breach_step=incident.breach_step)  # fmt: skip
@@ -145,10 +145,9 @@ def enlist(
             "incident", f"{rule.id} joins", rule=rule.id, severity=rule.severity, what="joined",
             runbook=rule.see,
         )  # fmt: skip
-        incident.quiet_since = None
+        suspicion.joined(turn, bank, incident, rule, breach)
         if incident.phase != HELD or rule.severity == "SEV2":
             return
-    incident.quiet_since = None
     if rule.id not in state.flapping:
         then = f"watching; read runbook {rule.see}" if rule.see else "watching"
         turn.tell(rule.severity, f"{incident.id}: {rule.id} at step {state.step}",
@@ -199,7 +198,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
         opening.taint(turn, incident)
-        suspicion.began(turn, bank, incident)
+        suspicion.began(turn, bank, incident, rule, incident.breach_step)
     watch.answered = True
     if again:
         runner.climb(turn, incident, why)

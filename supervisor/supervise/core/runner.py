@@ -182,7 +182,8 @@ def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any])
     assert run.action is not None
     if run.verb in ("resume", "relaunch"):
         turn.state.paused = False
-    if run.verb == "relaunch":  # another process runs, whether it has been seen yet or not
+    if run.verb == "relaunch" and result.get("attempt") != turn.state.launched:
+        # Another process runs that nobody has told of; one that was may have ended since.
         turn.state.returncode, turn.state.ended = None, False
     if run.failed is not None:
         undoing.tried(incident, run.undoing.pop(0))

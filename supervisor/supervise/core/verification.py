@@ -10,6 +10,10 @@ A runbook that went back has helped only when the run is beyond the step of the 
 it nothing was asked of it. Quiet steps up to there do not count against `within`. The median of the
 loss over `clear_for` steps must then be back in the band too, as the verdict of the incident asks.
 
+A rule of SEV0 that comes back behind there ends it at once: the weights are damaged again, and each
+further step is lost. It came back when it was not in breach meanwhile; else when it still is beyond
+the first breach. It must have a sample of its own for that, and be one that the ladder answers.
+
 What the job itself says counts too: one that does not go on from the checkpoint that it was given,
 or not as the action that took it back promises, has not recovered, whatever its loss is. A first
 loss after a relaunch that is far above the band says the same as the job's word.
@@ -26,13 +30,14 @@ from typing import Any
 
 from . import runner
 from .band import median
-from .bank import LOSS
+from .bank import LOSS, Bank
 from .incident import Incident, Run
 from .questions import UPDATE
+from .rule import Rule
 from .spike import NORM_RATIO
 from .state import Turn
 from .undoing import GOES_BACK
-from .values import BREACH, UNKNOWN, Frame, Noticed
+from .values import ACTING_MODES, BREACH, UNKNOWN, Frame, Noticed
 
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
@@ -94,11 +99,11 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     run = incident.run
     if run is None or run.verify_until is None or run.failed is not None:
         return
-    missing = run.denied or _missing_effect(turn, run, frame)
-    if missing is not None:
-        turn.say("verify", missing, what="failed")
+    broken = run.denied or _missing_effect(turn, run, frame) or _back_again(turn, incident, run)
+    if broken:
+        turn.say("verify", broken, what="failed")
         incident.run = None
-        runner.climb(turn, incident, missing)
+        runner.climb(turn, incident, broken)
         return
     run.verify_ns = frame.at_ns
     trouble = _trouble(turn, incident, frame)
@@ -162,6 +167,39 @@ def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
     return None
 
 
+def _back_again(turn: Turn, incident: Incident, run: Run) -> str:
+    """Say that what damages the weights came back after the run went back, "" when it did not."""
+    if not _went_back(run):
+        return ""
+    policy, rungs = turn.policy, (*turn.policy.ladder.rungs, run.runbook.name)
+    for r, rule in enumerate(policy.rules):
+        if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in rungs:
+            continue
+        for rank, bank in turn.state.banks.items():
+            watch = bank.rules[r]
+            if bank.attempt < incident.back or policy.mode_of(rule) not in ACTING_MODES:
+                continue  # frames of before, or it acts on nothing
+            if watch.code != BREACH:
+                run.calm.add((rule.id, rank))
+            elif watch.held >= rule.for_steps and _shown(turn, bank, rule):
+                word = "again" if (rule.id, rank) in run.calm else "still"
+                if word == "again" or bank.step > incident.beyond:
+                    where = f"in breach {word} at step {bank.step} on rank {rank}"
+                    return f"{run.runbook.name} did not help: {rule.id} is {where}"
+    return ""
+
+
+def _shown(turn: Turn, bank: Bank, rule: Rule) -> bool:
+    """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
+    behind = [n for n in turn.policy.behind(rule) if bank.codes[bank.index[n]] == BREACH]
+    metrics = (metric for name in behind for metric in turn.policy.detectors[name].metrics)
+    return any(bank.value(metric) is not None for metric in metrics)
+
+
+def _went_back(run: Run) -> bool:
+    return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
+
+
 def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
     for r, rule in enumerate(turn.policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2":
@@ -195,9 +233,7 @@ def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
     A single loss may be far from the trend; that many in a row may not.
     """
     run, band = incident.run, incident.band
-    if run is None or band is None:
-        return ""
-    if not any(run.runbook.verbs[index] in GOES_BACK for index in run.done):
+    if run is None or band is None or not _went_back(run):
         return ""
     newest = turn.state.banks[rank].history.series(LOSS)[-frames:]
     if not newest:

@@ -46,7 +46,7 @@ class Quarantine:
         """Return `{"generation", "entries", "changes"}`; generation 0 where there is no file.
 
         One that a person wrote needs only the `kind` and `name` of each entry: such an entry is in
-        force in every process.
+        force in every process. The probe reads it in the same way.
 
         Raises:
             StoreError: it cannot be read, or is no manifest.
@@ -64,7 +64,7 @@ class Quarantine:
             entries = [_whole(entry) for entry in found["entries"]]
             changes = [dict(change) for change in found.get("changes", ())]
             generation = int(found.get("generation", 0))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StoreError(f"{self.path} is no quarantine: {error}", hint=WRITTEN) from error
         return {"generation": generation, "entries": entries, "changes": changes}
 
@@ -119,13 +119,22 @@ class Quarantine:
 
 def _whole(entry: Mapping[str, Any]) -> Document:
     """Return an entry with all of its keys. Raises what is told of as no manifest."""
-    whole = {**UNTOLD, **entry, "name": str(entry["name"])}
+    whole = {**UNTOLD, **entry, "name": _name(entry["kind"], entry["name"])}
     until = whole["until_attempt"]
-    if whole["kind"] not in ("shard", "batch"):
-        raise ValueError(f"kind {whole['kind']!r} is neither shard nor batch")
     whole["from_attempt"] = int(whole["from_attempt"])
     whole["until_attempt"] = None if until is None else int(until)
     return whole
+
+
+def _name(kind: Any, name: Any) -> str:
+    """Return the name of an entry as the job would tell it: a shard may be known by a number."""
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+        raise ValueError(f"{name!r} is no name")
+    if kind == "batch":
+        return str(int(name))
+    if kind != "shard":
+        raise ValueError(f"kind {kind!r} is neither shard nor batch")
+    return name if isinstance(name, str) else f"shard {name}"
 
 
 def _add(

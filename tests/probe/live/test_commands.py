@@ -93,6 +93,67 @@ def test_a_scale_without_rewarm_stays(probed):
     assert set(job.column("lr_scale")) == {1.0, 0.5} and job.column("lr_scale")[-1] == 0.5
 
 
+TWICE = """if step == 18: barrier("more")
+    if step == 14 and os.path.exists("more"): barrier("mid")"""
+
+
+def test_a_scale_and_a_rewarm_are_two_factors(probed):
+    """What is held outlives a rollback; set anew while the ramp rises, it is what was asked for."""
+    job = probed.start(loop(before=TWICE), savepoints=KEEP)
+    first = command(probed, job, "lr_scale", value=0.25)
+    job.reached("more")
+    back = job.send("rollback", before_step=12, rewarm={"start": 0.1, "steps": 20})
+    job.go("more")
+    job.reached("mid")
+    keys = [job.send("lr_scale", value=1.0), job.send("lr_scale", value=0.5)]
+    job.go("mid")
+    taken_back, half = (job.answer(key) for key in keys)
+    probed.wait(job)
+
+    assert first.result == {"lr_scale": 0.25, "learning_rate_before": pytest.approx(0.1)}
+    assert job.answer(back).ok
+    assert (taken_back.result["lr_scale"], half.result["lr_scale"]) == (1.0, 0.5)
+    assert half.result["lr_rewarm"] == pytest.approx(0.28)  # four steps up the ramp
+    again = [f for f in job.frames if f["attempt"] == 1]
+    for k, frame in enumerate(again):
+        ramp, held = 0.1 + 0.9 * k / 20, 0.25 if frame["step"] <= half.step else 0.5
+        assert frame["lr_rewarm"] == pytest.approx(ramp)
+        assert frame["lr_scale"] == pytest.approx(ramp * held)
+        assert frame["learning_rate"] == pytest.approx(0.1 * ramp * held)
+    assert len(again) == 19 and set(job.column("lr_rewarm")[:11]) == {None}
+
+
+@pytest.mark.parametrize(
+    ("orders", "first_step", "held"),
+    [
+        ([(0.25, 0)], 3, [0.25] * 3),  # also where it goes back to before the order
+        ([(0.25, 0)], 20, [0.25] * 3),
+        ([(0.5, 100)], 26, [0.6, 0.605, 0.61]),  # as it would have been at that step
+        ([(0.5, 100)], 3, [0.5, 0.505, 0.51]),
+        ([(0.5, 10)], 3, [1.0] * 3),  # it had ended
+        ([(0.25, 0), (1.0, 0)], 20, [1.0] * 3),
+    ],
+)
+def test_a_scale_outlives_the_process(probed, orders, first_step, held):
+    """The next launch of the run begins with it, and says so."""
+    job = probed.start(loop())
+    job.reached()
+    keys = [job.send("lr_scale", value=value, rewarm_steps=steps) for value, steps in orders]
+    job.go()
+    assert {job.answer(key).step for key in keys} == {5}
+    probed.wait(job)
+    config = {"attempt": 1, "first_step": first_step, "marks": str(job.folder / "probe")}
+    again = probed.start(loop(steps=9), **config)
+    again.go()
+    probed.wait(again)
+    assert again.column("lr_scale")[:3] == pytest.approx(held)
+    told = [n.message for n in again.notices if "learning rate" in n.message]
+    assert bool(told) == (held[0] != 1.0)
+    afresh = probed.start(loop(steps=9), marks=config["marks"])
+    afresh.go()
+    assert set(probed.wait(afresh).column("lr_scale")) == {1.0}
+
+
 def test_a_pause_holds_the_job_until_resume(probed, bare):
     """It stands still with a beat of its own, obeys other verbs, and goes on unchanged."""
     job = probed.start(loop())

@@ -312,6 +312,62 @@ def test_a_manifest_that_cannot_be_read_is_told(probed, held):
 
     assert shards_of(job) == [0, 1, 2, 3, 4, 5]
     assert any("cannot be read" in notice.message for notice in job.notices)
+    assert "cannot be read" in job.segment().status()["quarantine"]["trouble"]
+
+
+ASKED = """
+import os
+
+def asked(count):
+    return [n for n in range(count) if supervise_probe.is_quarantined(named(n))]
+
+def write(text):
+    with open(os.environ["MANIFEST"] + "~", "w") as file:
+        file.write(text)
+    os.replace(os.environ["MANIFEST"] + "~", os.environ["MANIFEST"])
+
+first = asked(3)
+train(sample(0))
+write('{"entries": [{"kind": "shard", "name": "data/1.tar"}]}')
+held = [asked(3)]
+train(sample(0))
+for text in ('{"entries": [{}]}', '{"entries": [{}] }', '{"entries": []}'):
+    write(text)
+    held.append(asked(3))
+    train(sample(0))
+asked(200)
+for _ in range(20):
+    train(sample(0))
+tell(first=first, held=held)
+finish(model)
+"""
+
+
+def test_what_a_person_writes_meanwhile_is_obeyed_and_told(probed, tmp_path):
+    """The shortest form, by a job that only asks; what cannot be read is told once."""
+    path = str(tmp_path / "quarantine.json")
+    job = probed.wait(probed.start(SETUP + ASKED, {"MANIFEST": path}, quarantine=path))
+
+    assert job.told[0] == {"first": [], "held": [[1], [1], [1], []]}
+    told = [(each.step, each.message) for each in job.notices if each.kind == "quarantine"]
+    assert told == [
+        (0, "in quarantine, by hand: data/1.tar"),  # the first step ends where the next begins
+        (2, "the quarantine cannot be read: KeyError: 'kind'"),
+        (4, "in quarantine, by hand: nothing"),
+    ]
+    assert "quarantine" not in job.segment().status()
+
+
+def test_a_few_names_that_a_job_asks_about_are_told(probed, tmp_path):
+    """So that a person can put them into quarantine; endless ones do not fill the record."""
+    path = str(tmp_path / "quarantine.json")
+    job = probed.wait(probed.start(SETUP + ASKED, {"MANIFEST": path}, quarantine=path))
+
+    told = [each for each in job.notices if each.kind == "shard"]
+    assert told[0].message == "the job asks about data/0.tar, data/1.tar, data/2.tar"
+    names = [name for each in told for name in each.data["shards"].values()]
+    assert names == [f"data/{n}.tar" for n in range(60)]
+    assert job.column("batch_shard") == [None] * len(job.frames)
 
 
 def test_a_job_that_nobody_watches_asks_in_vain(bare):

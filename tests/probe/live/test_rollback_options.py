@@ -1,6 +1,8 @@
 """Going back, and then on in another way: past the bad batches, with new moments; and the proof
 that what is made again is what was made before."""
 
+import time
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -233,3 +235,42 @@ def test_a_loader_that_is_enumerated_gives_the_same_numbers_and_batches(probed, 
     straight = bare.start(script)
     straight.go()
     assert job.told == bare.wait(straight).told
+
+
+SPARED = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = 0
+while step < 60:
+    if step in (18, 42):
+        barrier(f"at{step}")
+    optimizer.zero_grad()
+    ((model(torch.randn(8, 4)) - 1) ** 2).mean().backward()
+    optimizer.step()
+    step += 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("keep", "before", "kept", "step", "newest"),
+    [(3, 12, [10, 35, 40], 10, [45, 50, 55]), (1, 17, [15], 15, [55])],
+)
+def test_a_savepoint_stays_while_the_supervisor_wishes(probed, keep, before, kept, step, newest):
+    """And no longer. Where no other fits beside it, that is told, once."""
+    job = probed.start(SPARED, savepoints={**KEEP, "keep": keep})
+    job.reached("at18")
+    job.segment().spare(before, time.monotonic_ns() + 60_000_000_000)
+    job.go("at18")
+    job.reached("at42")
+    assert job.segment().status()["savepoints"] == kept
+    job.segment().spare(before, time.monotonic_ns())  # a supervisor that died
+    key = job.send("rollback", before_step=before)
+    job.go("at42")
+    ack = job.answer(key)
+    assert ack.ok, ack.error
+    assert ack.result["step"] == step
+    probed.wait(job)
+    assert job.segment().status()["savepoints"] == newest
+    why = "the savepoint of step 15 is kept for a rollback that may come, and there is no room for "
+    told = [f"no savepoint is taken for now: {why}another beside it"] if keep == 1 else []
+    assert [notice.message for notice in job.notices if notice.kind == "note"] == told

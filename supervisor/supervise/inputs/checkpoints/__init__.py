@@ -194,6 +194,7 @@ class Guard:
         """Make sure that a checkpoint can be put back, while the job still runs.
 
         It is unhurt where the job looks for it, or its pinned copy is, and is copied to beside.
+        What is newer lies where it can be moved.
 
         Raises:
             StoreError: see `put_back`; the job's own files are as they were.

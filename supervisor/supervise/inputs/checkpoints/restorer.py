@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Restorer:
                 entry = self._verified(name)
             keeper.reserved = name
             try:
+                self._may_set_aside(entry)
                 look = finding.stamp(entry.path)
                 if self._lies(entry):
                     self._prepared = Prepared(name, stamp=look)
@@ -118,11 +120,9 @@ class Restorer:
 
     def _set_aside(self, entry: Entry) -> list[Path]:
         """Move what is newer than `entry`, or bad, out of the job's way."""
-        moved, later = [], False
-        for other in list(self.keeper.register.entries):
-            later = later or other is entry
-            newer = other is not entry and (later or other.step > entry.step)
-            if other.there and other is not entry and (newer or other.state == BAD):
+        moved = []
+        for other, newer in self._others(entry):
+            if other.there and (newer or other.state == BAD):
                 path = Path(other.path)
                 if path.exists():
                     moved.append(self.keeper.pins.aside(path, other.id))
@@ -130,6 +130,30 @@ class Restorer:
             elif newer and other.state == FOUND and not other.there:  # it is held only
                 self._left(other)
         return moved
+
+    def _others(self, entry: Entry) -> list[tuple[Entry, bool]]:
+        """Return each other one, and whether it is newer, by its step or by when it was saved."""
+        entries = list(self.keeper.register.entries)
+        at = entries.index(entry)
+        others = [(i, other) for i, other in enumerate(entries) if other is not entry]
+        return [(other, i > at or other.step > entry.step) for i, other in others]
+
+    def _may_set_aside(self, entry: Entry) -> None:
+        """Make sure that what is in the way can be moved. Raises OSError.
+
+        For that its directory must be written to; room it takes none.
+        """
+        with self.keeper.lock:
+            others = self._others(entry)
+            there = [Path(o.path) for o, newer in others if o.there and (newer or o.state == BAD)]
+        for folder in {path.parent for path in there if path.exists()}:
+            mine = folder / f".supervise-{entry.id}"
+            try:
+                mine.touch()
+                mine.unlink()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
 
     def _left(self, entry: Entry) -> None:
         """It is not where the job left it."""

@@ -28,6 +28,8 @@ _MARK_NAME = re.compile(r"off\.(\d+)")
 _MARK_GRACE_NS = 1_000_000_000  # an empty mark may still be in the writing
 _MARK_BYTES = 2048
 _TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
+_SPARE_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
+_AGAIN_NS = 1_000_000_000  # between two wishes that are the same
 _SHORTEST_S, _LONGEST_S = 0.001, 0.020
 
 
@@ -53,6 +55,7 @@ class Segments:
         self._empty_since: dict[str, int] = {}
         self._interval_s = _LONGEST_S
         self._tight = False
+        self._spared = (0, 0)  # the step, and when that was written
 
     def poll(self) -> list[Event]:
         """Return everything new, in rank order; never raises.
@@ -96,6 +99,19 @@ class Segments:
         if wanted:
             return "samples are taken more densely while there is an incident"
         return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
+
+    def spare(self, before_step: int, now_ns: int) -> None:
+        """Let the newest savepoint of a step before that stay; 0: none. Call it every round.
+
+        Steps may be short: a change is written at once, the same wish once a second.
+        """
+        step, at_ns = self._spared
+        if before_step == step and (not step or now_ns < at_ns + _AGAIN_NS):
+            return
+        self._spared = (before_step, now_ns)
+        for segment in self.ranks.values():
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                segment.spare(before_step, now_ns + _SPARE_NS)
 
     def forget(self) -> None:
         """Remove the segments of processes that are dead; what they wrote was read.

@@ -76,6 +76,11 @@ class SegmentFile:
         except OSError as error:
             raise self.fault(f"cannot be written: {error.strerror}") from error
 
+    def write_checked(self, at: int, *words: int) -> None:
+        """Write checked words, one behind the other."""
+        pairs = (wire.CHECKED.pack(word, word ^ wire.ALL_ONES) for word in words)
+        self.write(at, b"".join(pairs))
+
     def document(self, at: int, size: int) -> tuple[int, Any]:
         """Return `(generation, JSON value)` of the names or status area; 0 while there is none.
 

@@ -1,7 +1,7 @@
 """Reads one rank's segment and turns it into events; sends it commands.
 
 Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease`,
-`tighten` and `send` write, and only the supervisor calls them.
+`tighten`, `spare` and `send` write, and only the supervisor calls them.
 
 Decides nothing: what a gap, a fault or a silent rank means is the engine's affair.
 """
@@ -184,7 +184,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        self._file.write(wire.SUPERVISOR_AT, wire.CHECKED.pack(now_ns, now_ns ^ wire.ALL_ONES))
+        self._file.write_checked(wire.SUPERVISOR_AT, now_ns)
 
     def lease(self, until_ns: int) -> None:
         """Let a pause last until `until_ns` (CLOCK_MONOTONIC).
@@ -192,7 +192,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        self._file.write(wire.LEASE_AT, wire.CHECKED.pack(until_ns, until_ns ^ wire.ALL_ONES))
+        self._file.write_checked(wire.LEASE_AT, until_ns)
 
     def tighten(self, until_ns: int) -> None:
         """Let the probe sample more densely until `until_ns` (CLOCK_MONOTONIC).
@@ -200,7 +200,15 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        self._file.write(wire.TIGHT_AT, wire.CHECKED.pack(until_ns, until_ns ^ wire.ALL_ONES))
+        self._file.write_checked(wire.TIGHT_AT, until_ns)
+
+    def spare(self, before_step: int, until_ns: int) -> None:
+        """Let the newest savepoint before that step (0: none) stay until `until_ns`.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        self._file.write_checked(wire.SPARE_AT, before_step, until_ns)
 
     def close(self) -> None:
         """Let go of the file; safe to repeat. Whatever is called afterwards raises SegmentError."""

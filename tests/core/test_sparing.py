@@ -1,0 +1,130 @@
+"""The savepoint that a rollback of the open incident would go to is not given up meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.rollback import Rollback
+from supervise.core import sparing
+from supervise.core.rule import Approval, Budget, Ladder, Runbook
+from supervise.core.values import Announced, Exited, Noticed
+
+from .conftest import NAMES, Above, Reach, Touch, Verify, rule_on
+
+BREACH = 50
+
+
+def rollback(name, at_least=10, **more):
+    """Return a runbook that goes back."""
+    steps = (Rollback(at_least=at_least), Verify())
+    return Runbook(name, steps, ("rollback", "verify"), **more)
+
+
+@pytest.fixture
+def spared(tell, make_policy):
+    """Start a run that goes back on its second rung; `spared(story)` is what is spared by now."""
+
+    def begin(**changes):
+        books = {**make_policy().runbooks, "back": rollback("back")}
+        books |= changes.pop("books", {})
+        budgets = {"all": Budget(9), "rollback": Budget(9), "touch": Budget(9)}
+        story = tell(**({"runbooks": books, "budgets": budgets} | changes))
+        story.frames(2.0, times=BREACH)
+        return story
+
+    begin.now = lambda story: sparing.before_step(story.policy, story.state)
+    return begin
+
+
+def test_while_a_request_waits_and_until_it_is_over(spared):
+    """In the hold after a no too: a person may still go back."""
+    story = spared(mode="approve", approvals={"all": Approval(900.0)})
+    assert spared.now(story) == 0
+    story.frames(60.0)
+    assert story.kinds("approval_requested")[0].data["args"][0]["args"]["before_step"] == 40
+    assert spared.now(story) == 40
+    story.frames(60.0, times=200)
+    assert spared.now(story) == 40
+    story.say("deny", id="ask-1")
+    assert (story.state.machine, spared.now(story)) == ("holding", 40)
+    story.say("release")
+    assert (story.state.incident, spared.now(story)) == (None, 0)
+
+
+def test_while_a_milder_rung_is_verified_and_on_probation(spared):
+    """The ladder may climb from there; what is over needs nothing."""
+    story = spared()
+    story.frames(8.0)
+    assert story.actions() == ["inc-1/1/0-reach"]
+    assert spared.now(story) == 40
+    story.frames(2.0, times=6)
+    assert (story.state.machine, spared.now(story)) == ("probation", 40)
+    story.frames(2.0, times=60)
+    assert (story.state.machine, spared.now(story)) == ("nominal", 0)
+
+
+@pytest.mark.parametrize("key", ["if_it_fails", "if_refused"])
+def test_what_stands_in_counts_too(spared, key):
+    """The rule's own runbook is on no rung."""
+    first = Runbook("first", (Touch(), Verify()), ("touch", "verify"), **{key: "back"})
+    detectors = {"high": Above("train_loss_raw", 5.0)}
+    rules = (rule_on(detectors, "high", "SEV1", "first"),)
+    changes = {"detectors": detectors, "rules": rules, "ladder": Ladder(), "inhibit": ()}
+    story = spared(books={"first": first}, **changes)
+    story.frames(8.0)
+    assert spared.now(story) == 40
+
+    alone = Runbook("first", (Touch(), Verify()), ("touch", "verify"))
+    story = spared(books={"first": alone}, **changes)
+    story.frames(8.0)
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert spared.now(story) == 0
+
+
+def test_the_one_that_goes_back_furthest_counts(spared):
+    """Its savepoint serves the nearer ones too; what cannot be so old is left out."""
+    books = {"far": rollback("far", 30), "never": rollback("never", 300)}
+    story = spared(books=books, ladder=Ladder(("soften", "back", "far", "never", "hold")))
+    story.frames(8.0)
+    assert spared.now(story) == 20
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Noticed(60, "rollback-unavailable", "no rollback is possible: a `for` loop"),
+        Announced(60, 0, 2, 1, NAMES),
+        Exited(60, 1),
+    ],
+)
+def test_where_nothing_can_go_back_nothing_is_spared(spared, event):
+    """As the probe says, with several ranks, or in a job that has ended."""
+    story = spared(mode="approve")
+    story.frames(60.0)
+    assert spared.now(story) == 40
+    story.send(event)
+    assert spared.now(story) == 0
+
+
+def test_only_for_what_may_act(spared):
+    """An advisory rule may stand for long; in shadow nothing goes back."""
+    story = spared()
+    story.frames(2.0, grad=20.0)
+    assert story.state.incident is not None
+    assert spared.now(story) == 0
+    story.frames(8.0, grad=20.0)
+    assert spared.now(story) == story.step - 10
+
+    story = spared(mode="shadow")
+    story.frames(8.0)
+    assert story.state.incident is not None
+    assert spared.now(story) == 0
+
+
+def test_what_a_person_asked_for_counts(spared):
+    """In any mode, while it is under way."""
+    story = spared(mode="observe", books={"back": Runbook("back", (Reach(),), ("reach",))})
+    story.answer = lambda key: None
+    assert story.say("rollback", before=30).data["ok"]
+    assert story.actions() == ["inc-1/1/0-snapshot"]
+    assert spared.now(story) == 30
