@@ -247,6 +247,7 @@ while step < 60:
     optimizer.zero_grad()
     ((model(torch.randn(8, 4)) - 1) ** 2).mean().backward()
     optimizer.step()
+    time.sleep(0.005)    # of shorter steps, savepoints cost more than they may
     step += 1
 """
 
