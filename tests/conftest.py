@@ -1,13 +1,19 @@
-"""A run as the supervisor leaves it behind, for tests that look at run directories."""
+"""What all tests begin with, and a run as the supervisor leaves it behind."""
 
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A shell ignores these for what it starts in the background, and our jobs would inherit that.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 1_000_000_000
