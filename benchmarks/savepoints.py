@@ -27,8 +27,8 @@ import torch
 from step_job import nano_step
 
 from supervise_probe.background import Background
-from supervise_probe.handover import write
 from supervise_probe.registry import Registry
+from supervise_probe.savepoint_files import write
 from supervise_probe.savepoints import Savepoints
 
 LIMIT = 0.01  # of the step time
@@ -70,7 +70,8 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
         if kind == "for another process":
             saved, document = savepoints.document()
             saved.pinned = False  # the loop above waits for the thread
-            background.do(write, torch.save, document, f"{directory}/{number}.pt")
+            path = f"{directory}/{number}.pt"
+            background.do(write, torch.save, document, path, lambda: False)
             del saved, document  # else the next savepoint would hold this one's tensors too
         taking.append(time.perf_counter() - began)
         held = max(held, savepoints.held)
