@@ -1,31 +1,48 @@
-"""Jobs that train in blocks, when told to: the things that `overhead.py` times.
+"""Jobs that train bare and watched by turns, in one process: the things that `overhead.py` times.
 
-    python benchmarks/step_job.py KIND
+    supervise run -- python benchmarks/step_job.py KIND [--rounds 400] [--sequences 12] [--light]
+                                                        [--floor]
 
-For each line `n` on stdin it runs n optimizer steps and answers with one line of JSON: per step the
-wall time and the CPU time of the training thread, both in seconds. Kinds: `nano` has the steps of
-`examples/nano/train.py`; `bf16` has its forward under autocast; `compile` compiles the model;
-`ddp` is one of two ranks under torchrun, of which rank 0 reads and answers; `trainer` is a tiny
-GPT-2 under Hugging Face's Trainer. With or without a probe is the caller's choice; `--light` asks a
-probe that is there to leave out the norm of the update.
+First come WARM_UP and STEADY steps with the probe on. Then, in each round, IN_A_ROW steps are made
+in each way, in random order: with the probe switched off ("bare"), switched on ("probe"), and with
+`--floor` bare but for the barest probe there can be (`floor.py`). The last one counts: after a step
+that it did not see, the probe has more to do. The last line on stdout is JSON: `rounds`, each
+`{way: [CPU, wall]}` in seconds, CPU of the training thread; and `floor_own`, what the floor took
+itself in each of its steps.
+
+A probe that is off by its own switch makes no frame and counts no step; its hooks return at once,
+which costs some microseconds in every way alike. Several ranks draw the same order.
+
+Kinds: `nano` has the steps of `examples/nano/train.py`; `bf16` has its forward under autocast;
+`compile` compiles the model; `ddp` is one of two ranks under torchrun, of which rank 0 answers;
+`trainer` is a tiny GPT-2 under Hugging Face's Trainer. `--light` leaves out the norm of the update.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import math
+import os
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from floor import Floor
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano" / "train.py"
 STEPS = 100_000  # of the learning-rate schedule; no run gets there
+WARM_UP = 100  # steps; what is too dear or cannot work has been switched off by then
+STEADY = 400  # steps whose frames tell the probe's own time; one in four does
+IN_A_ROW = 2  # steps
+SEQUENCES = 12  # of the example
 
 
 def load_example() -> ModuleType:
@@ -39,13 +56,17 @@ def load_example() -> ModuleType:
     return module
 
 
-def nano_step(kind: str) -> Callable[[int], None]:
-    """Return what trains the example by one step."""
+def nano_step(
+    kind: str, sequences: int = SEQUENCES, floor: Floor | None = None
+) -> Callable[[int], None]:
+    """Return what trains the example by one step; `floor` is put around its calls."""
     nano = load_example()
     training, _ = nano.load_text()
     shape = nano.Shape()
     model = nano.GPT(shape)
     optimizer = nano.make_optimizer(model, 2e-3)
+    if floor is not None:
+        floor.install(model, optimizer)
     call: Any = model
     if kind == "compile":
         call = torch.compile(model, backend="aot_eager")
@@ -55,7 +76,7 @@ def nano_step(kind: str) -> Callable[[int], None]:
     def step(number: int) -> None:
         for group in optimizer.param_groups:
             group["lr"] = nano.learning_rate(number, STEPS, 2e-3, 50)
-        starts = torch.randint(len(training) - shape.context, (12,))
+        starts = torch.randint(len(training) - shape.context, (sequences,))
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "bf16"):
             loss = call(*nano.windows(training, starts, shape.context))
         loss.backward()
@@ -67,65 +88,88 @@ def nano_step(kind: str) -> Callable[[int], None]:
     return step
 
 
-def orders(ranks: bool) -> Iterator[int]:
-    """Yield the numbers on stdin; with several ranks all of them get what rank 0 reads."""
-    if not ranks:
-        yield from map(int, sys.stdin)
-        return
+def enough_sequences(seconds: float) -> int:
+    """Return with how many sequences the quickest of some bare steps takes so much CPU time."""
+    torch.set_num_threads(1)
+    sequences = SEQUENCES
     while True:
-        line = sys.stdin.readline() if torch.distributed.get_rank() == 0 else ""
-        order = torch.tensor([int(line or -1)])
-        torch.distributed.broadcast(order, 0)
-        if order.item() < 0:
-            return
-        yield int(order.item())
-
-
-def loop(kind: str) -> None:
-    """Answer blocks until stdin ends, with a loop of our own."""
-    ranks = kind == "ddp"
-    if ranks:
-        torch.distributed.init_process_group("gloo")
-    step, number = nano_step(kind), 0
-    for count in orders(ranks):
-        took = []
-        for _ in range(count):
-            wall, cpu = time.perf_counter(), time.thread_time()
+        step, took = nano_step("nano", sequences), []
+        for number in range(20):
+            began = time.thread_time()
             step(number)
-            took.append((time.perf_counter() - wall, time.thread_time() - cpu))
-            number += 1
-        if not ranks or torch.distributed.get_rank() == 0:
-            print(json.dumps(took), flush=True)
-    if ranks:
+            took.append(time.thread_time() - began)
+        if min(took) >= seconds:
+            return sequences
+        sequences = math.ceil(sequences * max(1.05, seconds / min(took)))
+
+
+class Turns:
+    """Switches the probe and the floor for each step, and takes the time of it."""
+
+    def __init__(self, rounds: int, floor: Floor | None) -> None:
+        self._probe = sys.modules["_supervise_probe"]._probe
+        self._floor = floor
+        ways = ["bare", "probe"] if floor is None else ["bare", "probe", "floor"]
+        draw = random.Random(0)  # every rank draws the same
+        order = [way for _ in range(rounds) for way in draw.sample(ways, len(ways))]
+        turns = [way for way in order for _ in range(IN_A_ROW)]
+        self._left = iter([*["probe"] * (WARM_UP + STEADY), *turns])
+        self._took: list[tuple[str, float, float]] = []
+        self._each = len(ways)
+
+    def begin(self) -> bool:
+        """The next step begins here; false: there is none."""
+        way = next(self._left, None)
+        self._probe.on = way in ("probe", None)
+        if self._floor is not None:
+            self._floor.on = way == "floor"
+        self._way = str(way)
+        self._began = time.thread_time(), time.perf_counter()
+        return way is not None
+
+    def end(self) -> None:
+        """The step ends here."""
+        cpu, wall = time.thread_time(), time.perf_counter()
+        self._took.append((self._way, cpu - self._began[0], wall - self._began[1]))
+        if self._way == "probe" and not self._probe.on:
+            raise SystemExit("step_job.py: the probe went off")
+
+    def answer(self) -> None:
+        """Print what the rounds took."""
+        took, each = self._took[WARM_UP + STEADY :][IN_A_ROW - 1 :: IN_A_ROW], self._each
+        rounds = [
+            {way: times for way, *times in took[at : at + each]} for at in range(0, len(took), each)
+        ]
+        own = self._floor.own if self._floor is not None else []
+        print(json.dumps({"rounds": rounds, "floor_own": own}), flush=True)
+
+
+def loop(kind: str, sequences: int, turns: Turns, floor: Floor | None) -> None:
+    """Train with a loop of our own."""
+    if kind == "ddp":
+        torch.distributed.init_process_group("gloo")
+    step, number = nano_step(kind, sequences, floor), 0
+    while turns.begin():
+        step(number)
+        turns.end()
+        number += 1
+    if kind == "ddp":
         torch.distributed.destroy_process_group()
 
 
-def trainer() -> None:
-    """Answer blocks until stdin ends, from inside a Trainer."""
+def trainer(turns: Turns) -> None:
+    """Train with a Trainer. A step is all from one end to the next, the loading too."""
     import transformers
 
-    class Blocks(transformers.TrainerCallback):  # type: ignore[misc]
-        """Waits for an order where a block begins, and answers where it ends."""
+    class Switching(transformers.TrainerCallback):  # type: ignore[misc]
+        """Begins and ends the turns."""
 
-        def __init__(self) -> None:
-            self.left = 0
-            self.took: list[tuple[float, float]] = []
-            self.began = 0.0, 0.0
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            if not self.left:
-                self.left = int(sys.stdin.readline() or 0)
-            self.began = time.perf_counter(), time.thread_time()
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            turns.begin()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            wall, cpu = self.began
-            self.took.append((time.perf_counter() - wall, time.thread_time() - cpu))
-            self.left -= 1
-            if self.left < 0:
-                control.should_training_stop = True
-            elif not self.left:
-                print(json.dumps(self.took), flush=True)
-                self.took.clear()
+            turns.end()
+            control.should_training_stop = not turns.begin()
 
     rows = torch.randint(0, 256, (4096, 96))
     data = [{"input_ids": row, "labels": row} for row in rows]
@@ -140,22 +184,31 @@ def trainer() -> None:
         )  # fmt: skip
         model = transformers.GPT2LMHeadModel(shape)
         transformers.Trainer(
-            model=model, args=settings, train_dataset=data, callbacks=[Blocks()]
+            model=model, args=settings, train_dataset=data, callbacks=[Switching()]
         ).train()
 
 
 def main() -> None:
     """Train as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("kind", choices=["nano", "bf16", "compile", "ddp", "trainer"])
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--sequences", type=int, default=SEQUENCES, help="per step; not trainer")
+    parser.add_argument("--light", action="store_true")
+    parser.add_argument("--floor", action="store_true", help="nano only")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if "--light" in sys.argv:
-        probe = getattr(sys.modules.get("_supervise_probe"), "_probe", None)
-        if probe is not None:
-            probe.guard.part("updates").on = False
-    if sys.argv[1] == "trainer":
-        trainer()
+    if args.light:
+        sys.modules["_supervise_probe"]._probe.guard.part("updates").on = False
+    floor = Floor() if args.floor else None
+    turns = Turns(args.rounds, floor)
+    if args.kind == "trainer":
+        trainer(turns)
     else:
-        loop(sys.argv[1])
+        loop(args.kind, args.sequences, turns, floor)
+    if os.environ.get("RANK", "0") == "0":
+        turns.answer()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The step: which optimizer calls belong together, when they are over, and what happens then.
+"""The step: when the optimizer calls that belong together are over, and what happens then.
 
-One training step is one or more optimizers stepped with no backward in between. The round closes
-after the optimizer that closed it the last time; if that one does not come, at the next backward,
-or when an optimizer comes a second time. Only a round that closes on time is a boundary: there the
-job stands right behind its optimizer step, and commands may touch it. A late one just publishes.
+One training step is a round of optimizers, see `rounds.py`. Only a round that closes on time is a
+boundary: there the job stands right behind its optimizer step, and commands may touch it. A late
+one just publishes.
 
 Knows no metric: it calls the collectors.
 """
@@ -13,15 +12,16 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+from .discards import Discards
 from .handmade import Handmade
-from .step import Known, Step, Update, is_phantom
+from .rounds import Round
+from .step import Known, Step, Update, in_order, is_phantom, rate_of
 
 if TYPE_CHECKING:
     from .probe import Probe
     from .scalars import Number
 
 REPLACEABLE = "tokens_per_update"  # the one metric that a job may know better than the probe
-PATIENCE = 8  # rounds without the last optimizer before the order is learned anew
 
 
 class Boundary:
@@ -35,11 +35,13 @@ class Boundary:
         entries: how often `before_step` was called.
         current: the update under way.
         handmade: finds the steps of a job that has no optimizer.
+        discards: tells which backwards were in vain.
     """
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self.handmade = Handmade(probe)
+        self.discards = Discards(probe)
         self.number = probe.config.first_step
         self.attempt = probe.config.attempt
         self.spent_ns: Optional[int] = None
@@ -47,16 +49,12 @@ class Boundary:
         self.entries = 0
         self.reported: Dict[str, Number] = {}
         self.current: Optional[Update] = None
-        self._members: List[int] = []  # ids of the optimizers of the round
-        self._last_round: List[int] = []
-        self._last_of_round = 0  # id of the optimizer that ends a round; 0: not known yet
-        self._misses = 0
+        self._round = Round()
         self._backward = False  # since the last boundary
         self._skip = ""  # the whole round is skipped
+        self._undecided = False  # a backward in the closure of `current` begins a step of its own
         self._known: Dict[int, Known] = {}  # by id of the optimizer, in order of first step
-        self._ended_ns = 0
-        self._mark_ns = 0
-        self._held_ns = 0
+        self._ended_ns = self._mark_ns = self._held_ns = 0
 
     # ── before and after one optimizer ────────────────────────────────────────────────────────
 
@@ -72,41 +70,61 @@ class Boundary:
         known = self._known.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = Known(optimizer)
-        known.refresh(optimizer)
+        elif known.refresh(optimizer):
+            probe.registry.modules.changes += 1  # who remembers what they hold looks again
         update = Update(optimizer, closure, known)
         if not known.real or is_phantom(probe.torch, update, self._backward):
             return None
         if (probe.writer is None or not probe.on) and not probe.open():
             return None
-        probe.training_thread()
+        if probe.thread is None:
+            probe.threads.first()
         key = id(optimizer)
-        if key in self._members:
+        if key in self._round.members:
             self.close(on_time=False)
-        if not self._members:
-            if self._last_round and not self._backward and key not in self._last_round:
-                self._joins_late(key)
-                self._scale_rate(optimizer)
-                return None
-            self._skip = probe.tools.skip.take() if probe.tools.acting else ""
-        self._members.append(key)
-        self.on_time = False
+        begun, before = self._round.members, self._round.before
+        late = before and not begun and not self._backward and key not in before
+        update.scheduled = rate_of(probe.torch, optimizer)
+        self._scale_rate(optimizer)
+        if late and not closure:
+            self._round.joins_late(key)
+            return None
         self.current = update
         if self._known.get(key) is not known:
             self._appeared(key, known, optimizer)
+        if closure and (late or begun):
+            self._undecided = True
+        else:
+            self._begin(update, overflow)
+        return update
+
+    def _begin(self, update: Update, overflow: bool = False) -> None:
+        """The optimizer belongs to the round, or is the first of a new one."""
+        probe = self._probe
+        self._undecided = False
+        members = self._round.members
+        if not members and not self._skip and probe.tools.acting:
+            self._skip = probe.tools.skip.take()
+        members.append(id(update.optimizer))
+        self.on_time = False
         update.skip = "overflow" if overflow else self._skip
         update.scaler = probe.scaling.scaler
         if update.scaler is not None:
             update.scale = probe.scaling.scale()
-        update.scheduled = optimizer.param_groups[0].get("lr")
-        if type(update.scheduled) is not float and isinstance(update.scheduled, probe.torch.Tensor):
-            update.scheduled = update.scheduled.clone()
-        if not closure:
+        if not update.closure:
             self.measure(update)
-        self._scale_rate(optimizer)
         if probe.tools.acting:
             probe.tools.before_update(update)
         probe.guard.run_all(probe.calls["before_update"], update)
-        return update
+
+    def _follows(self, update: Update) -> bool:
+        """No backward ran inside the closure; whether its optimizer is part of the round."""
+        if self._round.members:
+            self._begin(update)
+            return True
+        self._undecided = False
+        self._round.joins_late(id(update.optimizer))
+        return False
 
     def _scale_rate(self, optimizer: Any) -> None:
         probe = self._probe
@@ -120,7 +138,9 @@ class Boundary:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
         probe = self._probe
         update.measured = True
-        probe.batches.look()
+        if self._undecided and not self._follows(update):
+            return
+        probe.batches.before_update(self._backward)
         if probe.sampler.kept is not None:
             probe.sampler.side_pass()
         if probe.drills.active:
@@ -130,7 +150,7 @@ class Boundary:
             update.found_inf = probe.scalars.value(found_inf)
         probe.guard.run_all(probe.calls["measure"], update)
         skips = probe.rollbacks.skips
-        if skips.ranges and not update.skip and len(self._members) == 1 and skips.due():
+        if skips.ranges and not update.skip and len(self._round.members) == 1 and skips.due():
             update.skip = self._skip = "command"
         if not update.skip:
             probe.tools.gradients(update)
@@ -139,14 +159,16 @@ class Boundary:
     def after_step(self, update: Update) -> None:
         """The optimizer is done; the round may be over."""
         probe = self._probe
-        self._ended_ns = monotonic_ns()
+        if self._undecided:  # its closure was never called
+            self._follows(update)
         self.current = None
+        if not self._round.members:
+            return
+        self._ended_ns = monotonic_ns()
         if probe.tools.acting:
             probe.tools.after_update(update)
         probe.guard.run_all(probe.calls["after_update"], update)
-        ends = bool(self._members) and self._members[-1] == self._last_of_round
-        if ends or probe.rollbacks.handover.ends(self._members):
-            self._last_of_round = self._members[-1]
+        if self._round.ends() or probe.rollbacks.handover.ends(self._round.members):
             self.close(on_time=True)
 
     def overflowed(self, optimizer: Any) -> None:
@@ -166,7 +188,7 @@ class Boundary:
     @property
     def open(self) -> bool:
         """Whether a round was stepped that is not over yet: a forward now is the next step's."""
-        return bool(self._members) and self.current is None
+        return bool(self._round.members) and (self.current is None or self._undecided)
 
     @property
     def accumulates(self) -> bool:
@@ -176,23 +198,25 @@ class Boundary:
     @property
     def round(self) -> int:
         """How many optimizers made the last step."""
-        return len(self._last_round)
+        return len(self._round.before)
 
     def abandon(self, update: Update) -> None:
         """The optimizer's step raised: the job may catch that and try again."""
-        self.current = None
-        if self._members and self._members[-1] == id(update.optimizer):
-            self._members.pop()
+        self.current, self._undecided = None, False
+        if self._round.members[-1:] == [id(update.optimizer)]:
+            self._round.members.pop()
 
-    def saw_backward(self, loss: Optional[Number]) -> None:
+    def saw_backward(self, loss: Optional[Number], retains: bool) -> None:
         """A backward of `loss` is about to run (None: of something that is no scalar)."""
         probe = self._probe
-        if self.current is None and self._members:
+        if self.open:
             self.close(on_time=False)
+        if self.current is not None and self._undecided:
+            probe.without_grad(self._begin, self.current)
         if self.repeats:
             return
-        if self._backward and not self._mark_ns and not probe.registry.holds_gradients():
-            probe.guard.run_all(probe.calls["forget"])
+        again = self._backward and len(self._round.members) < 2
+        self.discards.before_backward(again, not self._mark_ns, retains)
         self._backward = True
         if loss is not None:
             probe.guard.run_all(probe.calls["after_backward"], loss)
@@ -201,10 +225,11 @@ class Boundary:
 
     def close(self, on_time: bool) -> None:
         """Make the round a step: collect, publish, count."""
-        if not self._members:
+        if not self._round.members:
             return
         probe = self._probe
-        self._learn(on_time)
+        self._round.close(on_time)
+        self._backward, self._skip = False, ""
         elapsed = self._ended_ns - self._mark_ns - self._held_ns if self._mark_ns else None
         self._mark_ns, self._held_ns = self._ended_ns, 0
         step = Step(self.number, self.attempt, self._ended_ns, elapsed)
@@ -212,9 +237,8 @@ class Boundary:
         probe.guard.run_all(probe.calls["collect"], step, values)
         if self.reported:
             reported, self.reported = self.reported, {}
-            values.update(
-                {k: v for k, v in reported.items() if k not in values or k == REPLACEABLE}
-            )
+            measured = values.keys() - {REPLACEABLE}
+            values.update({k: v for k, v in reported.items() if k not in measured})
         probe.publisher.submit(step.number, step.attempt, step.at_ns, values)
         probe.beat("step")
         probe.scaling.step_ended()
@@ -235,48 +259,31 @@ class Boundary:
         self.handmade.end()
         self.close(on_time=False)
 
-    def _learn(self, on_time: bool) -> None:
-        members, self._members = self._members, []
-        self._last_round = members
-        self._backward = False
-        if on_time:
-            self._misses = 0
-            return
-        self._misses += 1
-        if not self._last_of_round or self._misses >= PATIENCE:
-            self._last_of_round = members[-1]
-            self._misses = 0
-
-    def _joins_late(self, key: int) -> None:
-        """This optimizer belongs to the round that has just closed: wait for it the next time."""
-        self._last_round.append(key)
-        self._last_of_round = key
-        self._misses = 0
+    def pass_on(self, optimizer: Any) -> None:
+        """Another thread trains from now on, and has just stepped this: what was begun is over."""
+        self.close(on_time=False)
+        self._round.expect(id(optimizer), [id(optimizer)])
+        self._backward, self._mark_ns = False, 0  # what lies between has no time
 
     # ── for the commands ──────────────────────────────────────────────────────────────────────
 
     def _appeared(self, key: int, known: Known, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted anew."""
-        self._known = {k: old for k, old in self._known.items() if old.reference() is not None}
         self._known.pop(key, None)
-        self._known[key] = known
-        groups = 0
-        for each in self._known.values():
-            each.first_group = groups
-            groups += len(getattr(each.reference(), "param_groups", ()))
+        self._known = in_order({**self._known, key: known})
         if self.handmade.on:
             self.handmade.optimizer_steps()
         self._probe.optimizer_appeared(optimizer)
 
     def infer(self, key: int, number: Optional[int] = None) -> None:
         """Steps end under this key from now on (0: as optimizers do), at `number` if given."""
-        self._last_of_round, self._last_round = key, []
+        self._round.expect(key)
         if number is not None:
             self.number, self._mark_ns = number, monotonic_ns()
 
     def inferred(self, update: Update) -> None:
         """An update without an optimizer is over, and its step with it."""
-        self._members = [self._last_of_round]
+        self._round.members = [id(update.optimizer)]
         self.after_step(update)
 
     def optimizers(self) -> List[Any]:

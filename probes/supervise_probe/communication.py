@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, List
 
 from .hidden import Hidden
+from .stacklevel import uncounted
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -60,6 +61,7 @@ def _timer(probe: Probe, hidden: Hidden) -> Callable[[Callable[..., Any]], Calla
     waits = False  # one of them is running, which may call others
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
         def collective(*args: Any, **kwargs: Any) -> Any:
             nonlocal waits
             if waits or probe.off_duty():

@@ -13,6 +13,8 @@ import weakref
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
+from .stacklevel import uncounted
+
 if TYPE_CHECKING:
     from .probe import Probe
 
@@ -39,6 +41,7 @@ class RootCall:
         self._is_compiling = probe.torch.compiler.is_compiling
         self._enter, self._leave = probe.watching
 
+    @uncounted
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         root = self._root()
         call = self._compiled or root._call_impl  # type: ignore[union-attr]
@@ -78,6 +81,18 @@ def attach(probe: Probe, root: Any, before: Callable[..., Any]) -> None:
     """See the calls of `root` from now on; twice is once."""
     if type(root.__dict__.get(SLOT)) is not RootCall:
         root.__dict__[SLOT] = RootCall(probe, root, before)
+
+
+def attach_inside(probe: Probe) -> None:
+    """The outermost modules are not called: see the calls of what they are wrapped around, too.
+
+    torch.export leaves such a module behind, which holds the model until the garbage is collected.
+    """
+    for root in probe.registry.roots():
+        while root is not None:
+            attach(probe, root, probe._before_forward)
+            inner = list(root.children())
+            root = inner[0] if len(inner) == 1 and not root._parameters else None
 
 
 def patch_replicas(torch: Any) -> None:

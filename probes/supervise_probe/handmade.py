@@ -156,7 +156,6 @@ class Handmade:
             return
         self._hands = ByHand(list(params.values()))
         self._known = Known(self._hands)
-        self._known.refresh(self._hands)
         self._update, self.pending = None, False
         self._probe.optimizer_appeared(self._hands)  # its modules' forwards are signs
         if not self.active:
@@ -227,7 +226,8 @@ class Handmade:
         self._forget()
         probe.collectors["counters"].rewind({"steps_seen": float(number)})
         self._search_at = self._backwards + AGAIN
-        probe.training_thread()
+        if probe.thread is None:
+            probe.threads.first()
         boundary.infer(id(self._hands), probe.config.first_step + number)
         probe.rollbacks.never(WHY)
         probe.tools.cannot(WHY)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, Optional
 
+from .stacklevel import uncounted
+
 Function = Callable[..., Any]
 Hidden = Callable[..., Function]
 
@@ -35,6 +37,7 @@ def hidden(
 
     unwatched = plain or function
 
+    @uncounted
     def quick(*args: Any, **kwargs: Any) -> Any:
         if watcher() is None:
             return unwatched(*args, **kwargs)

@@ -15,9 +15,10 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from . import communication, forward, loading, saves
+from . import communication, discards, forward, loading, saves
 from .hidden import Hidden, as_it_is
 from .hidden import hidden as hide
+from .stacklevel import uncounted
 from .step_hook import patch_optimizer
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("cross_entropy", "nll_loss")
 IGNORE_INDEX = 2  # its place behind (input, target) in both
+RETAIN_GRAPH = 2  # its place in torch.autograd.backward
 
 
 def install(torch: Any, probe: Probe) -> None:
@@ -36,6 +38,7 @@ def install(torch: Any, probe: Probe) -> None:
     hidden: Hidden = functools.partial(hide, torch)
     patch_optimizer(torch, probe, hidden)
     _patch_backward(torch, probe, hidden)
+    discards.patch_zero_grad(torch, probe)
     _patch_scaler(torch, probe)
     _patch_clips(torch, probe)
     loading.patch_loader(torch, probe, hidden)
@@ -57,11 +60,11 @@ def _around_backward(original: Any, probe: Probe, hidden: Hidden) -> Callable[..
     """Return what stands for `torch.autograd.backward`."""
 
     @hidden
-    def before(tensors: Any) -> None:
+    def before(tensors: Any, retains: Any) -> None:
         handmade = probe.boundary.handmade
         if handmade.pending:
             handmade.sign(backward=True)
-        probe.guard.run(probe.core, _saw_backward, probe, tensors)
+        probe.guard.run(probe.core, _saw_backward, probe, tensors, retains)
         if handmade.on:
             probe.guard.run(probe.core, handmade.before_backward, tensors)
 
@@ -70,16 +73,21 @@ def _around_backward(original: Any, probe: Probe, hidden: Hidden) -> Callable[..
         probe.guard.run(probe.core, probe.drills.after_backward)
         probe.guard.run(probe.core, probe.boundary.handmade.after_backward)
 
+    @uncounted
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if probe.in_backward or probe.absent():
             return original(tensors, *args, **kwargs)
         if isinstance(tensors, types.GeneratorType):
             tensors = tuple(tensors)
-        before(tensors)
+        place = RETAIN_GRAPH - 1
+        before(tensors, args[place] if len(args) > place else kwargs.get("retain_graph"))
         probe.in_backward = True  # a checkpointed block runs a backward inside the backward
         began = monotonic_ns()
         try:
             return original(tensors, *args, **kwargs)
+        except BaseException:
+            probe.boundary.discards.failed = True
+            raise
         finally:
             probe.in_backward = False
             probe.times.backward += monotonic_ns() - began
@@ -89,7 +97,7 @@ def _around_backward(original: Any, probe: Probe, hidden: Hidden) -> Callable[..
     return backward
 
 
-def _saw_backward(probe: Probe, tensors: Any) -> None:
+def _saw_backward(probe: Probe, tensors: Any, retains: Any) -> None:
     torch = probe.torch
     loss: Any = None
     if type(tensors) is torch.Tensor:  # by far the most common; the rest costs 20 us
@@ -109,8 +117,8 @@ def _saw_backward(probe: Probe, tensors: Any) -> None:
                 loss = value if loss is None else loss + value
     if probe.boundary.accumulates or probe.phase != "step":  # else the end of a step was a sign
         probe.beat("step")
-    probe.boundary.saw_backward(loss)
-    probe.batches.look()
+    probe.boundary.saw_backward(loss, bool(retains))
+    probe.batches.before_backward()
 
 
 def _patch_scaler(torch: Any, probe: Probe) -> None:
@@ -118,6 +126,7 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
     scale, unscale, step = scaler.scale, scaler.unscale_, scaler.step
 
     @functools.wraps(scale)
+    @uncounted
     def scale_(self: Any, outputs: Any) -> Any:
         result = scale(self, outputs)
         if not probe.off_duty():
@@ -125,6 +134,7 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
         return result
 
     @functools.wraps(unscale)
+    @uncounted
     def unscale_(self: Any, optimizer: Any) -> Any:
         result = unscale(self, optimizer)
         if not probe.off_duty() and self._enabled:
@@ -132,6 +142,7 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
         return result
 
     @functools.wraps(step)
+    @uncounted
     def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if probe.inside or probe.off_duty() or not self._enabled:
             return step(self, optimizer, *args, **kwargs)
@@ -165,6 +176,7 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
             return
 
         @functools.wraps(original)
+        @uncounted
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling() or probe.absent():
                 return original(parameters, *args, **kwargs)
@@ -198,6 +210,7 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
         original = getattr(functional, name)
 
         @functools.wraps(original)
+        @uncounted
         def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(input, target, *args, **kwargs)
             if (
@@ -210,7 +223,9 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
                 if probe.boundary.handmade.pending:
                     probe.boundary.handmade.sign()
                 ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
-                probe.batches.targets(target, kwargs.get("ignore_index", ignored))
+                # The graph of what a checkpoint computes again is soon gone, and tells nothing.
+                whose = None if probe.in_backward else result
+                probe.batches.targets(target, kwargs.get("ignore_index", ignored), whose)
                 if probe.sampler.wants_logits:
                     probe.sampler.saw_logits(input)
             return result

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .collectors.quarantine import IN_A_ROW
 from .hidden import Hidden
+from .stacklevel import uncounted
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -36,12 +37,13 @@ def patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
         origins = probe.guard.run(shards_part, shards.origins, iterator, batch, told) or []
         if origins and held.manifest.shards and probe.guard.run(held_part, held.holds, origins):
             return True
-        # The outermost module tells its input better, once it is known and if it is called.
-        if not probe.batches.called:
+        # The outermost module tells its input better, once it is known and if it is given tensors.
+        if not probe.collectors["batch"].heard:
             probe.guard.run(probe.guard.part("batch"), _saw_batch, probe, batch)
         probe.guard.run(shards_part, shards.loaded, iterator, origins)
         return False
 
+    @uncounted
     def following(self: Any) -> Any:
         if probe.off_duty():
             return original(self)
@@ -60,6 +62,7 @@ def patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
         probe.beat("step" if torch.is_grad_enabled() else "eval")
         return batch
 
+    @uncounted
     def fetch(iterator: Any) -> Any:
         began = monotonic_ns()
         tape = probe.rollbacks.batches if probe.rollbacks and torch.is_grad_enabled() else None
@@ -71,6 +74,7 @@ def patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
         probe.times.input += monotonic_ns() - began
         return batch
 
+    @uncounted
     def another(iterator: Any, batch: Any, fresh: bool) -> Any:
         """Return the next batch; `batch` itself, and True, where a whole pass has no other."""
         try:
@@ -80,6 +84,7 @@ def patch_loader(torch: Any, probe: Probe, hidden: Hidden) -> None:
                 raise
             return batch, True
 
+    @uncounted
     def start(self: Any) -> Any:
         if not probe.off_duty() and torch.is_grad_enabled():
             lists = probe.collectors["quarantine"].lists

@@ -28,6 +28,7 @@ from .publisher import Publisher
 from .registry import Registry
 from .scalars import Number, Scalars
 from .scaling import Scaling
+from .threads import Threads
 from .tools import Tools
 
 BATCHES = 64  # fingerprints kept for a snapshot
@@ -45,6 +46,8 @@ class Probe:
         adapted: whether the job reports values of its own.
         finite: whether the newest frame held finite values only.
         phase: of the newest beat.
+        thread: the only one that is watched, None before the first step.
+        has_cuda: this torch was built for such devices.
     """
 
     def __init__(self, torch: Any, config: settings.Config) -> None:
@@ -58,7 +61,7 @@ class Probe:
         self.reporting = self.guard.part("report", share=1.0)
         self.registry = Registry()
         self.writer: Any = None
-        self._has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))
+        self.has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))
         self._transforming = getattr(torch._C, "_are_functorch_transforms_active", bool)
         self._tracing = torch._C._get_tracing_state
         self._set_grad_enabled = torch._C._set_grad_enabled
@@ -88,12 +91,11 @@ class Probe:
         self._mailbox: Any = None
         self.rollbacks: Any = None
         self.on_demand: Any = None
-        self.finite = True
-        self.phase = ""
+        self.finite, self.phase = True, ""
         self._phases: Dict[str, int] = {}
-        self._thread: Optional[int] = None
-        self._status_due = True
-        self._status_age = 0
+        self.thread: Optional[int] = None
+        self.threads = Threads(self)
+        self._status_due, self._status_age = True, 0
         self.adapted = False
 
     def install(self) -> None:
@@ -112,13 +114,16 @@ class Probe:
         Off; in another thread than the one that trains; while a tracer would record what we compute
         for the job's own; or while a graph is captured.
         """
-        if not self.on or (self._thread is not None and get_ident() != self._thread):
-            return True
-        if self._tracing() is not None:
-            return True
-        if self._has_cuda and self.torch.cuda.is_initialized():
-            return bool(self.torch.cuda.is_current_stream_capturing())
-        return False
+        return (
+            not self.on
+            or (self.thread is not None and get_ident() != self.thread)
+            or self._tracing() is not None
+            or (self.has_cuda and self._captures())
+        )
+
+    def _captures(self) -> bool:
+        cuda = self.torch.cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def off_duty(self) -> bool:
         """Whether a hook must do nothing: as `absent`, or inside a functorch transform."""
@@ -155,11 +160,6 @@ class Probe:
         evidence.listen(config.marks)
         self._write_status()
         return True
-
-    def training_thread(self) -> None:
-        """This thread steps an optimizer: from now on it alone is watched."""
-        if self._thread is None:
-            self._thread = get_ident()
 
     def off(self, reason: str) -> None:
         """Switch the whole probe off; the job goes on as if it had never been there."""

@@ -159,7 +159,7 @@ class ProbeBatch:
             return {}
         if self._drifts:
             return {KEY: {"why": DRIFTS}}  # a new process is asked behind its first forward
-        if self._probe.times.forward:
+        if self._probe.times.forward_since():
             return {KEY: {"why": NO_BACKWARD}}
         value = self.value()
         return {KEY: {"why": DRIFTS}} if self._drifts else self.told(value)

@@ -13,6 +13,8 @@ import weakref
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+from .stacklevel import uncounted
+
 _HOOKS = (
     "register_module_module_registration_hook",
     "register_module_parameter_registration_hook",
@@ -112,14 +114,23 @@ class Registry:
         alive = [reference() for reference in self._roots[1]]
         return [module for module in alive if module is not None]
 
-    def holds_gradients(self) -> bool:
-        """Whether anything is left of a backward; after a mock batch, as some jobs begin with, no.
+    def holds_gradients(self, zeroed: "set[int]") -> bool:
+        """Whether anything is left of a backward in other parameters than these ids.
 
         Sharded parameters do not show what they gather: they count as gradients.
         """
-        params = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
-        params = params or [p for m in self.modules for p in m.parameters(recurse=False)]
-        return any(p.grad is not None or hasattr(p, "_local_tensor") for p in params)
+        known = False
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    known = True
+                    if _full(p) and id(p) not in zeroed:
+                        return True
+        return not known and any(
+            _full(p) and id(p) not in zeroed
+            for module in self.modules
+            for p in module.parameters(recurse=False)
+        )
 
     def _outermost(self, trained: "set[int]") -> List[Any]:
         modules = list(self.modules)
@@ -151,11 +162,16 @@ class Registry:
             self.modules.add(member)
 
 
+def _full(p: Any) -> bool:
+    return p.grad is not None or hasattr(p, "_local_tensor")
+
+
 def _call_after(kind: type, name: str, tell: Callable[[Any], None]) -> None:
     """Wrap a method of `kind` so that `tell` gets the object after it."""
     original = getattr(kind, name)
 
     @functools.wraps(original)
+    @uncounted
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         tell(self)

@@ -17,6 +17,8 @@ import sys
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
+from .stacklevel import uncounted
+
 if TYPE_CHECKING:
     from .guard import Part
     from .probe import Probe
@@ -94,6 +96,7 @@ def in_phase(
     """
 
     @functools.wraps(original)
+    @uncounted
     def save(*args: Any, **kwargs: Any) -> Any:
         library = probe.collectors["library"]
         if library.saving or probe.off_duty():

@@ -70,6 +70,10 @@ class Scaling:
         scale = None if self.scaler is None else self.scaler._scale
         return 1.0 if scale is None else self._scalars.value(scale)
 
+    def forget(self) -> None:
+        """The gradients that were unscaled were thrown away."""
+        self._unscaled.clear()
+
     def step_ended(self) -> None:
         """Forget the losses and optimizers of the step."""
         self._losses.clear()

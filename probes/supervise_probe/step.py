@@ -6,10 +6,14 @@ Plain records; whoever fills them is in boundary.py.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, FrozenSet, List, Optional, Tuple
+from itertools import chain
+from operator import is_, itemgetter
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
 
 if TYPE_CHECKING:
     from .scalars import Number
+
+_MEMBERS = itemgetter("params")
 
 
 class SkipUpdate(BaseException):
@@ -26,27 +30,41 @@ class Known:
         first_group: flat number of its first parameter group.
     """
 
-    __slots__ = ("_shape", "clipped_as", "first_group", "ids", "params", "real", "reference")
+    __slots__ = ("clipped_as", "first_group", "ids", "params", "real", "reference")
 
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
         self.first_group = 0
-        self._shape: Optional[List[Tuple[int, int]]] = None
         self.params: List[Any] = []
         self.ids: FrozenSet[int] = frozenset()
         self.clipped_as: List[Any] = []
         self.real = False
+        self.refresh(optimizer)
 
-    def refresh(self, optimizer: Any) -> None:
-        """Read the parameters again if groups or their lengths changed."""
-        shape = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
-        if shape != self._shape:
-            self._shape = shape
-            self.params = [p for group in optimizer.param_groups for p in group["params"]]
-            self.ids = frozenset(map(id, self.params))
-            self.clipped_as = self.params
-            first = self.params[0] if self.params else None
-            self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
+    def refresh(self, optimizer: Any) -> bool:
+        """Read the parameters again if they are others now, or in another order; whether they are.
+
+        A job may put another one into the list of a group, so every one is looked at, by C alone.
+        """
+        params = list(chain.from_iterable(map(_MEMBERS, optimizer.param_groups)))
+        if len(params) == len(self.params) and all(map(is_, params, self.params)):
+            return False
+        self.params = self.clipped_as = params
+        self.ids = frozenset(map(id, params))
+        first = params[0] if params else None
+        self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
+        return True
+
+
+def in_order(known: Dict[int, Known]) -> Dict[int, Known]:
+    """Return those whose optimizers live, their groups counted through."""
+    living, groups = {}, 0
+    for key, each in known.items():
+        optimizer = each.reference()
+        if optimizer is not None:
+            living[key], each.first_group = each, groups
+            groups += len(optimizer.param_groups)
+    return living
 
 
 class Update:
@@ -101,6 +119,14 @@ class Step:
         self.attempt = attempt
         self.at_ns = at_ns
         self.elapsed_ns = elapsed_ns
+
+
+def rate_of(torch: Any, optimizer: Any) -> Any:
+    """Return the rate of its first group as it is now, None where it has none."""
+    rate = optimizer.param_groups[0].get("lr")
+    if type(rate) is not float and isinstance(rate, torch.Tensor):
+        return rate.clone()
+    return rate
 
 
 def is_phantom(torch: Any, update: Update, backward: bool) -> bool:

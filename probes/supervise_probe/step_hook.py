@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from .hidden import Hidden, as_it_is
 from .hidden import hidden as hide
+from .stacklevel import uncounted
 from .step import SkipUpdate, Update
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
     def after(update: Update) -> None:
         guard.run(core, probe.without_grad, probe.boundary.after_step, update)
 
+    @hidden
+    def unseen(optimizer: Any) -> None:
+        probe.threads.stepped(optimizer)
+
     def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
             if not update.measured:
@@ -69,6 +75,7 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
 
         return evaluate
 
+    @uncounted
     def skip(update: Update, closure: Optional[Callable[..., Any]]) -> Any:
         if closure is None:
             return None
@@ -79,9 +86,12 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
         return result
 
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
         def step(*args: Any, **kwargs: Any) -> Any:
             if probe.inside or probe.absent():
-                return inner(*args, **kwargs)
+                result = inner(*args, **kwargs)
+                unseen(args[0])
+                return result
             optimizer = args[0]
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             closure = closure if callable(closure) else None

@@ -96,8 +96,10 @@ class TrainingState:
 
     def verify(self) -> None:
         """Raise CannotRestore unless `restore` can write everything back."""
+        # Another parameter may have got the id of one that is gone.
+        gone = {p.id for p in self.parameters if self._copies.original(p.number) is None}
         for optimizer in self.optimizers:
-            optimizer.verify()
+            optimizer.verify(gone)
         for module in self.modules:
             module.verify(self._copies)
         for parameter in self.parameters:
@@ -212,10 +214,11 @@ class SavedOptimizer:
             self.state.append((weak or key, value if part is None else None, part))
         self.attributes = walk.fields(_own(optimizer), depth=1)
 
-    def verify(self) -> None:
+    def verify(self, gone: "set[int]") -> None:
         optimizer = self.reference()
         members = [_ids(group) for group in optimizer.param_groups]
-        if members[: len(self.members)] != self.members:
+        exchanged = any(not gone.isdisjoint(group) for group in self.members)
+        if exchanged or members[: len(self.members)] != self.members:
             raise CannotRestore(
                 f"the parameters of {type(optimizer).__name__} were exchanged since the savepoint"
             )

@@ -196,6 +196,10 @@ class Writer:
         word = at_ns & -8 | phase
         _pack_checked(self._map, wire.BEAT_AT, word, word ^ wire.ALL_ONES)
 
+    def heard_ns(self) -> int:
+        """Return when the newest beat was."""
+        return self._checked(wire.BEAT_AT, 0) & -8
+
     def status(self, status: Mapping[str, Any]) -> None:
         """Replace the status, a JSON object of about 4 KB; longer strings and lists are clipped.
 

@@ -65,10 +65,22 @@ def test_half_of_the_slope_is_trusted_after_the_onset_and_all_of_it_before():
     away = math.log(1301) - math.log(1001)
 
     assert band.slope < 0
-    assert band.forecast(1300) == pytest.approx(band.level + 0.5 * band.slope * away)
+    assert band.forecast(1300) == pytest.approx(band.level + 0.5 * band.slope * away, rel=1e-3)
     back = math.log(901) - math.log(1001)
     assert band.forecast(900) == pytest.approx(band.level + band.slope * back)
     assert band.limit_at(1300) < band.limit < band.limit_at(900)
+
+
+def test_a_loss_above_zero_is_not_expected_below_it():
+    learned = band_of([(step, 0.01 * math.exp(-step / 200)) for step in range(900)], 900)
+    away = 0.5 * learned.slope * (math.log(1801) - math.log(901))
+    assert learned.level + away < 0.0
+    assert 0.0 < learned.forecast(1800) == pytest.approx(
+        learned.level * math.exp(away / learned.level)
+    )
+    density = band_of([(step, -1.0 - step / 900) for step in range(900)], 900)
+    away = 0.5 * density.slope * (math.log(1801) - math.log(901))
+    assert density.forecast(1800) == pytest.approx(density.level + away)
 
 
 @pytest.mark.parametrize("count", [8, 64, 200, 265])

@@ -62,6 +62,37 @@ def test_a_nan_gradient_never_reaches_a_weight(supervise, tiny_job):
     assert notes[0]["data"]["at_step"] == 100
 
 
+SKIPS = """
+import hashlib, torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(60):
+    x = torch.randn(16, 8)
+    loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    (loss * (float("nan") if step in (20, 40) else 1.0)).backward()
+    if torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+        optimizer.step()
+    optimizer.zero_grad()
+print("sha", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_a_job_that_skips_by_itself_is_left_alone(supervise, tmp_path):
+    """The standing order keeps no good update from the weights for a batch that never got there."""
+    script = tmp_path / "skips.py"
+    script.write_text(SKIPS)
+    job = [sys.executable, str(script)]
+    alone = subprocess.run(job, capture_output=True, text=True, check=True)
+    run = supervise.run("--policy", "nano", job=job)
+
+    assert run.returncode == 0
+    assert sha(run.stdout) == sha(alone.stdout)
+    assert not run.kinds("note", "standing-order")
+    assert run.state["step"] == 57
+
+
 def test_without_a_policy_the_run_is_observed(supervise, tiny_job):
     """`supervise -- CMD` uses nano in observe mode; weights are those of the bare job."""
     job = tiny_job("--steps", 120)
@@ -119,8 +150,9 @@ def test_nothing_is_left_in_shared_memory(supervise, tiny_job):
     assert not [path for path in Path("/dev/shm").iterdir() if run_id in path.name]
 
 
-def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, tmp_path):
-    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78."""
+@pytest.fixture
+def quick(tmp_path):
+    """Writes a policy that takes three seconds without a step for a hang; returns its path."""
     policy = tmp_path / "quick.yaml"
     policy.write_text(
         "version: supervise/v1\n"
@@ -130,8 +162,38 @@ def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, tmp_path):
         "override:\n"
         "  hang.stalled: {after: {min: 3s, p99_multiple: 8}}\n"
     )
+    return str(policy)
+
+
+def test_training_that_moves_to_another_thread_is_no_hang(supervise, quick, tmp_path):
+    """A warm-up in the main thread, which then waits for the rest: nothing is wrong with that."""
+    job = tmp_path / "moves.py"
+    job.write_text(
+        "import threading, time, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "def train(steps, pause):\n"
+        "    for _ in range(steps):\n"
+        "        optimizer.zero_grad()\n"
+        "        model(torch.ones(2, 4)).pow(2).mean().backward()\n"
+        "        optimizer.step()\n"
+        "        time.sleep(pause)\n"
+        "train(40, 0.01)\n"
+        "thread = threading.Thread(target=train, args=(140, 0.05))\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "print('done')\n"
+    )
+    run = supervise.run("--policy", quick, job=[sys.executable, str(job)], name="moved")
+
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+    assert run.actions == [] and run.severities == set()
+
+
+def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, quick):
+    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78."""
     run = supervise.run(
-        "--policy", str(policy), "--drill", "hang@60", job=tiny_job("--steps", 200), name="hung"
+        "--policy", quick, "--drill", "hang@60", job=tiny_job("--steps", 200), name="hung"
     )
 
     assert run.returncode == 78

@@ -235,6 +235,19 @@ while n < 12:
         "the parameters of SGD were exchanged since the savepoint",
     ),
     (
+        # A new one at the address of the old one, which is all that an id tells.
+        "optimizer.add_param_group({'params': [nn.Parameter(torch.zeros(2))]})\n"
+        "spare, ones = optimizer.param_groups[1]['params'], torch.ones(2)\n"
+        + WHILE
+        + """    if n == 6:
+        number, spare[0] = id(spare[0]), None
+        spare[0] = nn.Parameter(ones)
+        assert id(spare[0]) == number
+""",
+        7,
+        "the parameters of SGD were exchanged since the savepoint",
+    ),
+    (
         WHILE + "    if n == 6: model.weight = nn.Parameter(torch.zeros(1, 4))\n",
         7,
         "Linear.weight was replaced since the savepoint",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Tuple
 
 from .. import saves
 from ..guard import describe
+from ..stacklevel import uncounted
 
 if TYPE_CHECKING:
     from ..probe import Probe
@@ -47,6 +48,7 @@ def beside(probe: Probe, original: Callable[..., Any], heard: Listener) -> Calla
         heard(*args, **kwargs)
 
     @functools.wraps(original)
+    @uncounted
     def call(*args: Any, **kwargs: Any) -> Any:
         if not probe.off_duty():
             probe.guard.run(part, hear, args, kwargs)

@@ -18,6 +18,8 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
+from ..stacklevel import uncounted
+
 if TYPE_CHECKING:
     from ..probe import Probe
 
@@ -117,6 +119,7 @@ def resuming(
     part = probe.guard.part("library")
 
     @functools.wraps(original)
+    @uncounted
     def train(*args: Any, **kwargs: Any) -> Any:
         resume = probe.collectors["library"].resume
         call = functools.partial(signature.bind, *args, **kwargs)

@@ -69,7 +69,7 @@ class Collector:
         """A backward ran from this unscaled loss."""
 
     def forget(self) -> None:
-        """The job threw all gradients away before its first step: what was seen does not count."""
+        """The job threw all gradients of the step away: what was seen of it does not count."""
 
     def measure(self, update: Update) -> None:
         """The gradients of one optimizer are final."""

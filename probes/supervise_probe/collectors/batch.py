@@ -1,8 +1,9 @@
 """Which data a step saw: an order-sensitive hash of what went into the model.
 
 It tells batches apart and finds them again; it is no checksum of the data set. The first tensor
-that goes into the outermost module is hashed, with gradients on; before that module is known, or
-where it is never called as a whole, the first tensor of a DataLoader's batch.
+that goes into the outermost module is hashed, with gradients on: one of whole numbers before one of
+floats, and what is passed as it is before what is inside something else (`inputs.py`). Before that
+module is known, or where it is given no tensor, it is the first tensor of a DataLoader's batch.
 
 Of more than 512 bytes a sample is hashed, in pieces all over it: batches often begin alike, with
 the same prompt or a white border. Two that differ in a few values only may get the same number.
@@ -11,9 +12,11 @@ the same prompt or a white border. Two that differ in a few values only may get 
 from __future__ import annotations
 
 from ctypes import c_char, string_at
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, NamedTuple, Optional, Tuple
 from zlib import crc32
 
+from ..forward import attach_inside
+from ..inputs import Inputs
 from ..spec import MetricSpec
 from . import Collector as Base
 
@@ -27,8 +30,9 @@ METRICS = (
         "batch_fingerprint",
         "1",
         "Hash of the step's input as a whole number below 2^52; absent if no input was seen.",
-        "CRC-32 of 512 bytes of it, and its size; on a device a weighted sum of its first 16384 "
-        "values",
+        "CRC-32 of 512 bytes of its first tensor, and its size; on a device a weighted sum of its "
+        "first 16384 values. Whole numbers come before floats; dicts, sequences and dataclasses "
+        "are looked into",
         "one look at 512 bytes; on a device one pass over 16384 values",
     ),
 )
@@ -36,13 +40,20 @@ METRICS = (
 LONGEST = 16384  # values hashed per input on a device
 PIECE = 128  # bytes
 SMALL = 512  # bytes; up to so many all are hashed
+LAYOUTS = 64  # shapes that are remembered: a job mostly has one or two
 PLACES = tuple((index * 0.6180339887498949) % 1.0 for index in range(1, SMALL // PIECE + 1))
+ABSENCES = (2, 16, 128)  # steps without a batch, at which the model is looked for
 _MASK = (1 << 52) - 1
 _MIX = 6364136223846793005  # odd; keeps the order of micro-batches
 
 
 class Collector(Base):
-    """Hashes on the device where the batch is; only the hash travels."""
+    """Hashes on the device where the batch is; only the hash travels.
+
+    Attributes:
+        heard: something that went into the model was hashed.
+        on_device: the hash of the newest step is known a step late only.
+    """
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
@@ -50,23 +61,39 @@ class Collector(Base):
         self._loaded: Any = None
         self._of_step: Any = None
         self._weights: Dict[Any, Any] = {}
+        self._layouts: Dict[Any, Layout] = {}
         self._integers = (self.torch.int64, self.torch.int32)
-        self.on_device = False  # the hash of the newest step is known a step late only
+        self._inputs = Inputs(self.torch)
+        self._views = {
+            1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32, 8: self.torch.int64
+        }  # fmt: skip
+        self._probe = probe
+        self._absent = 0
+        self.heard = self.on_device = False
 
     def saw_loaded(self, values: Iterable[Any]) -> None:
         """These came out of a loader."""
         tensor = self._first(values)
+        if tensor is None:
+            inner = self._inputs.find(values)
+            tensor = inner and inner.tensor
         if tensor is not None:
             found = self._digest(tensor)
             self._loaded = found if self._loaded is None else self._mix(self._loaded, found)
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
-        """These went into the model; return the tensor that was hashed."""
-        tensor = self._first(values)
-        if tensor is not None:
-            found = self._digest(tensor)
-            self._hash = found if self._hash is None else self._mix(self._hash, found)
-        return tensor
+        """These went into the model; return what was hashed, if its shape tells how much it is."""
+        tensor = counted = self._first(values)
+        if tensor is None:
+            inner = self._inputs.find(values)
+            if inner is None:
+                return None
+            tensor = inner.tensor
+            counted = tensor if inner.counts else None
+        found = self._digest(tensor)
+        self._hash = found if self._hash is None else self._mix(self._hash, found)
+        self.heard = True
+        return counted
 
     def forget(self) -> None:
         self._hash = None
@@ -91,6 +118,10 @@ class Collector(Base):
         elif found is not None:
             self.on_device = True
             values["batch_fingerprint"] = self.scalars.value(found & _MASK)
+        elif not self.heard:
+            self._absent += 1
+            if self._absent in ABSENCES:
+                attach_inside(self._probe)
 
     def so_far(self) -> Optional[int]:
         """Return the fingerprint of the step if no more goes in; None where it is on a device."""
@@ -118,10 +149,13 @@ class Collector(Base):
     def _digest(self, tensor: Any) -> Any:
         torch = self.torch
         if self.scalars.reads(tensor):
-            return _digest_of_memory(tensor)
+            return _digest_of_memory(tensor, self._layouts)
         flat = tensor.detach().reshape(-1)[:LONGEST]
-        if flat.dtype is torch.float32:
-            flat = flat.view(torch.int32)
+        if flat.dtype not in self._integers:
+            double = flat.dtype is torch.float64
+            flat = flat.view(self._views[flat.element_size()])
+            if double:  # short numbers have all of their bits above those that are kept
+                flat = flat ^ flat >> 32
         weights = self._weights.get(flat.device)
         if weights is None:
             places = torch.arange(1, LONGEST + 1, dtype=torch.int64, device=flat.device)
@@ -132,28 +166,59 @@ class Collector(Base):
 _Piece = c_char * PIECE
 
 
-def _digest_of_memory(tensor: Any) -> int:
+class Layout(NamedTuple):
+    """Where the pieces of a tensor of some shape lie.
+
+    Attributes:
+        offsets: in bytes behind its first value; none where it has to be copied first.
+        length: of each piece, in bytes. size: of the whole, as a part of the hash.
+    """
+
+    offsets: Tuple[int, ...]
+    length: int
+    size: int
+
+
+def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout]) -> int:
     """Return a number below 2^52 that tells the values of a tensor on the host.
 
     Read from memory, since one call of torch costs as much as all of this; and by one array type of
-    ctypes, since each new one is a cycle that waits for the garbage collector.
+    ctypes, since each new one is a cycle that waits for the garbage collector. `layouts` remembers
+    where to look.
     """
+    key = tensor.dtype, tensor.shape, tensor.stride()
+    layout = layouts.get(key)
+    if layout is None:
+        if len(layouts) >= LAYOUTS:
+            layouts.clear()
+        layout = layouts[key] = _layout(tensor)
+    offsets, length, size = layout
+    if not offsets:
+        return _digest_of_memory(tensor.contiguous(), layouts)
+    start, found = tensor.data_ptr(), 0
+    if length == PIECE:
+        for at in offsets:
+            found = crc32(_Piece.from_address(start + at), found)
+    else:
+        for at in offsets:
+            found = crc32(string_at(start + at, length), found)
+    return found | size
+
+
+def _layout(tensor: Any) -> Layout:
     width = int(tensor.element_size())
     size = int(tensor.numel()) * width
     line, stride = size, 0  # bytes in a row, and from one row to the next
     if not tensor.is_contiguous():
-        if tensor.dim() == 2 and tensor.stride(1) == 1 and size > SMALL:
-            line, stride = tensor.size(1) * width, tensor.stride(0) * width
-        else:
-            tensor = tensor.contiguous()
-    start = tensor.data_ptr()
+        if tensor.dim() != 2 or tensor.stride(1) != 1 or size <= SMALL:
+            return Layout((), 0, 0)
+        line, stride = int(tensor.size(1)) * width, int(tensor.stride(0)) * width
+    part = (size & 0xFFFFF) << 32
     if size <= SMALL:
-        return int(crc32(string_at(start, size))) | (size & 0xFFFFF) << 32
-    found, piece = 0, int(min(PIECE, line))
+        return Layout((0,), size, part)
+    piece = min(PIECE, line)
+    offsets = []
     for place in PLACES:
         row, at = divmod(int(place * size), line)
-        at = min(at - at % width, line - piece)
-        there = start + row * stride + at
-        whole = piece == PIECE
-        found = crc32(_Piece.from_address(there) if whole else string_at(there, piece), found)
-    return found | (size & 0xFFFFF) << 32
+        offsets.append(row * stride + min(at - at % width, line - piece))
+    return Layout(tuple(offsets), piece, part)

@@ -8,7 +8,8 @@ scale. Gradients that a job changes by hand before the step are measured as chan
 
 from __future__ import annotations
 
-from operator import is_
+from functools import reduce
+from operator import add, is_
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
 
 from ..spec import MetricSpec
@@ -35,9 +36,10 @@ class Clip:
 
     Attributes:
         limit: the norm that the job allows, as it passed it; None where it clips in another way.
+        counted_by: id of the optimizer whose part of the step it is counted in; 0: none so far.
     """
 
-    __slots__ = ("backwards", "limit", "norm", "params", "unscaled", "used")
+    __slots__ = ("backwards", "counted_by", "limit", "norm", "params", "unscaled")
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Clip:
         self.unscaled = unscaled
         self.backwards = backwards
         self.limit = limit
-        self.used = False
+        self.counted_by = 0
 
     def ids(self) -> FrozenSet[int]:
         """Return what it covers, by id."""
@@ -73,7 +75,8 @@ class Collector(Base):
         self._scaling = probe.scaling
         self.clips: List[Clip] = []
         self._backwards = 0
-        self._squares: Optional[Number] = None
+        # By optimizer, since one whose step raised is measured again.
+        self._squares: Dict[int, Number] = {}
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
@@ -93,9 +96,14 @@ class Collector(Base):
                 value = self.norm_of([p.grad for p in params if p.grad is not None])
         self.clips.append(Clip(params, value, self._scaling.unscaled, self._backwards, limit))
 
+    def forget(self) -> None:
+        self.clips.clear()
+        self._squares.clear()
+
     def measure(self, update: Update) -> None:
         clips = self.clips
-        known = update.known
+        known, key = update.known, id(update.optimizer)
+        self._squares.pop(key, None)
         if len(clips) == 1 and _same(clips[0].params, known.clipped_as):
             update.gradient_norm = self._counted(clips[0], update)
             return
@@ -117,25 +125,25 @@ class Collector(Base):
             if still_scaled is not None:  # a fused optimizer unscales inside its kernel
                 norm = norm / self.scalars.value(still_scaled)
             own = own + norm * norm
-            self._add(norm * norm)
+            self._add(key, norm * norm)
         update.gradient_norm = own**0.5
 
     def _counted(self, clip: Clip, update: Update) -> Number:
         """Return the unscaled norm of a clip; the first optimizer that it covers counts it."""
-        norm = clip.norm
-        if update.scaler is not None and id(update.optimizer) not in clip.unscaled:
+        norm, key = clip.norm, id(update.optimizer)
+        if update.scaler is not None and key not in clip.unscaled:
             norm = norm / update.scale
-        if not clip.used:
-            clip.used = True
-            self._add(norm * norm)
+        if clip.counted_by in (0, key):
+            clip.counted_by = key
+            self._add(key, norm * norm)
         return norm
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        squares, self._squares = self._squares, None
+        squares, self._squares = self._squares, {}
         self.clips.clear()
         self._backwards = 0
-        if squares is not None:
-            values["grad_global_norm"] = squares**0.5
+        if squares:
+            values["grad_global_norm"] = reduce(add, squares.values()) ** 0.5
 
     def norm_of(self, gradients: List[Any]) -> Number:
         """Return the 2-norm of all `gradients`; of the local shard where one is sharded."""
@@ -162,8 +170,9 @@ class Collector(Base):
             squares = squares + norm * norm
         return squares**0.5
 
-    def _add(self, square: Number) -> None:
-        self._squares = square if self._squares is None else self._squares + square
+    def _add(self, key: int, square: Number) -> None:
+        known = self._squares.get(key)
+        self._squares[key] = square if known is None else known + square
 
 
 def _same(some: List[Any], others: List[Any]) -> bool:

@@ -62,7 +62,8 @@ class Collector(Base):
         super().__init__(probe)
         self._probe = probe
         self.factor: Number = 1.0
-        self._squares: Dict[str, Number] = {}
+        # By optimizer and label, since an optimizer whose step raised is measured again.
+        self._squares: Dict[int, Dict[str, Number]] = {}
         self._moved: Dict[str, Tuple[Number, Number]] = {}
         self._before: List[Tuple[str, List[Any], List[Any]]] = []
         self._embeddings: FrozenSet[int] = frozenset()
@@ -82,9 +83,8 @@ class Collector(Base):
                 found[label] = self._norm_of(gradients)
                 squares = squares + found[label] * found[label]
         self.factor = self._ratio(total, squares**0.5)
-        for label, norm in found.items():
-            norm = norm * self.factor
-            self._squares[label] = self._squares.get(label, 0.0) + norm * norm
+        norms = {label: norm * self.factor for label, norm in found.items()}
+        self._squares[id(update.optimizer)] = {k: norm * norm for k, norm in norms.items()}
 
     def before_update(self, update: Update) -> None:
         self._before = []
@@ -108,7 +108,11 @@ class Collector(Base):
             self._moved[label] = squares[0] + moved * moved, squares[1] + weight * weight
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        squares, self._squares = self._squares, {}
+        measured, self._squares = self._squares, {}
+        squares: Dict[str, Number] = {}
+        for found in measured.values():
+            for label, square in found.items():
+                squares[label] = squares.get(label, 0.0) + square
         moved, self._moved = self._moved, {}
         for label, square in squares.items():
             if label and len(squares) > 1:

@@ -2,7 +2,8 @@
 
 Every training code divides by the accumulation steps before backward, so the sum over the
 backwards of a step is the loss as its author prints it. Losses that never go through
-`torch.autograd.backward` (an engine called directly) are not seen.
+`torch.autograd.backward` (an engine called directly) are not seen. What the job threw away is left
+out; `discards.py` says how that is known, and where it is not.
 """
 
 from __future__ import annotations

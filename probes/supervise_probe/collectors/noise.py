@@ -17,6 +17,8 @@ Source: An Empirical Model of Large-Batch Training, arXiv:1812.06162, appendix A
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from ..moving import Average
@@ -67,19 +69,20 @@ class Collector(Base):
         self._backwards = 0
         self._forward_ns = 0
         self._first: Dict[int, Number] = {}  # norm after the first backward, by optimizer
-        self._squares: Optional[List[Number]] = None
+        # By optimizer, since one whose step raised is measured again.
+        self._squares: Dict[int, Tuple[Number, Number]] = {}
 
     def after_backward(self, loss: Number) -> None:
         """Called in front of each backward: at the second, the first one's gradients are there."""
         probe = self._probe
         if probe.boundary.number != self._step:
             self._step, self._backwards = probe.boundary.number, 0
-            self._first, self._squares = {}, None
+            self._first, self._squares = {}, {}
         forward, self._forward_ns = self._forward_ns, probe.times.forward
         self._backwards += 1
         if self._backwards == 1:
             return
-        if probe.times.seen["forward"] and forward == self._forward_ns:
+        if forward and forward == self._forward_ns:
             self._step = -1  # two losses of one forward
         elif self._backwards == 2 and probe.world_size == 1:
             for optimizer in probe.boundary.optimizers():
@@ -88,6 +91,9 @@ class Collector(Base):
                 if grads:
                     with self.torch.no_grad():
                         self._first[id(optimizer)] = self._norm_of(grads)
+
+    def forget(self) -> None:
+        self._step = -1
 
     def measure(self, update: Update) -> None:
         if self._step != self._probe.boundary.number or update.gradient_norm is None:
@@ -105,13 +111,12 @@ class Collector(Base):
         small = small * float(self._backwards * self._backwards)
         if update.scaler is not None:
             small = small / (update.scale * update.scale)
-        before = self._squares or [0.0, 0.0]
-        self._squares = [before[0] + small, before[1] + large]
+        self._squares[id(update.optimizer)] = small, large
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        squares, self._squares = self._squares, None
-        if squares is not None and self._step == step.number:
-            values[SMALL], values[LARGE] = squares
+        squares, self._squares = self._squares, {}
+        if squares and self._step == step.number:
+            values[SMALL], values[LARGE] = (reduce(add, each) for each in zip(*squares.values()))
             values[PARTS] = float(self._backwards)
 
     def finish(self, values: Dict[str, float]) -> None:

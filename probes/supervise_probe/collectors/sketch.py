@@ -78,6 +78,9 @@ class Collector(Base):
                 node = param.view_as(param).grad_fn.next_functions[0][0]
                 self._handles.append(node.register_prehook(self._listener(index)))
 
+    def forget(self) -> None:
+        self._step = -1
+
     def measure(self, update: Update) -> None:
         self._deaf()
 

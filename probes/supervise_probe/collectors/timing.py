@@ -7,8 +7,7 @@ time counts as other time.
 
 from __future__ import annotations
 
-from operator import add
-from typing import TYPE_CHECKING, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Dict
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -53,24 +52,42 @@ METRICS = (
         "CLOCK_MONOTONIC around torch.distributed's functions and Work.wait",
     ),
     MetricSpec("other_time", "s", "step_time less the parts above.", "CLOCK_MONOTONIC"),
+    MetricSpec(
+        "dataloader_stall_frac",
+        "%",
+        "Time blocked in next(loader) over step time.",
+        "input_time / step_time",
+    ),
+    MetricSpec(
+        "comm_time_frac",
+        "%",
+        "Time in collectives, as the training thread sees it, over step time.",
+        "comm_time / step_time",
+    ),
 )
 
-PARTS = ("input", "forward", "backward", "optimizer", "comm")
-NAMES = tuple(f"{part}_time" for part in PARTS)
+PARTS = (  # name, and that of its share of the step where it has one
+    ("input_time", "dataloader_stall_frac"),
+    ("forward_time", ""),
+    ("backward_time", ""),
+    ("optimizer_time", ""),
+    ("comm_time", "comm_time_frac"),
+)
 
 
 class Times:
-    """Running sums in ns; the hooks add to them. `seen` holds the parts that steps had so far.
+    """Running sums in ns, which the hooks add to. A part that is 0 never was in any step.
 
     Attributes:
-        input, forward, backward, optimizer, comm: since the last optimizer's step ended.
+        input, forward, backward, optimizer, comm: since the process began.
+        ended: all five when the newest optimizer's step ended.
     """
 
-    __slots__ = ("backward", "comm", "forward", "input", "optimizer", "seen")
+    __slots__ = ("backward", "comm", "ended", "forward", "input", "optimizer")
 
     def __init__(self) -> None:
         self.input = self.forward = self.backward = self.optimizer = self.comm = 0
-        self.seen: Dict[str, bool] = dict.fromkeys(PARTS, False)
+        self.ended = 0, 0, 0, 0, 0
 
     def waited(self, elapsed_ns: int, part: str) -> None:
         """`elapsed_ns` passed in a collective, inside `part`, which has not ended ("": in none)."""
@@ -82,15 +99,13 @@ class Times:
         """Return what was counted so far in the parts that can run inside an optimizer's step."""
         return self.input + self.forward + self.backward + self.comm
 
-    def take(self) -> Tuple[int, int, int, int, int]:
-        """Return the sums in the order of PARTS, and start anew."""
-        taken = self.input, self.forward, self.backward, self.optimizer, self.comm
-        self.input = self.forward = self.backward = self.optimizer = self.comm = 0
-        seen = self.seen
-        for part, elapsed in zip(PARTS, taken):
-            if elapsed:
-                seen[part] = True
-        return taken
+    def end(self) -> None:
+        """An optimizer's step ended."""
+        self.ended = self.input, self.forward, self.backward, self.optimizer, self.comm
+
+    def forward_since(self) -> bool:
+        """Whether the outermost module was called since the newest optimizer's step."""
+        return self.forward != self.ended[1]
 
 
 class Collector(Base):
@@ -99,22 +114,23 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._times = probe.times
-        self._step: Optional[Tuple[int, ...]] = None
+        self._before = probe.times.ended
 
     def after_update(self, update: Update) -> None:
-        taken: Tuple[int, ...] = self._times.take()
-        if self._step is not None:  # a second optimizer in the same step
-            taken = tuple(map(add, self._step, taken))
-        self._step = taken
+        self._times.end()
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        elapsed, self._step = self._step, None
-        if step.elapsed_ns is None or elapsed is None:
+        before, self._before = self._before, self._times.ended
+        elapsed = step.elapsed_ns
+        if elapsed is None:
             return
-        seen, known = self._times.seen, 0
-        for part, name, spent in zip(PARTS, NAMES, elapsed):
-            if seen[part]:
-                known += spent
+        other = elapsed
+        for (name, share), start, end in zip(PARTS, before, self._before):
+            if end:
+                spent = end - start
+                other -= spent
                 values[name] = spent / 1e9
-        values["step_time"] = step.elapsed_ns / 1e9
-        values["other_time"] = max(0, step.elapsed_ns - known) / 1e9
+                if share and elapsed:
+                    values[share] = 100.0 * spent / elapsed
+        values["step_time"] = elapsed / 1e9
+        values["other_time"] = max(0, other) / 1e9

@@ -2,7 +2,8 @@
 
 `F.cross_entropy` and `F.nll_loss` are counted where gradients flow, so evaluation and sampling do
 not count. Where neither is called, the integers that go into the model are counted instead, padding
-included. A job that knows better reports `tokens_per_update` itself.
+included. What the job left out without a backward does not count (`batches.py`). A job that knows
+better reports `tokens_per_update` itself.
 """
 
 from __future__ import annotations

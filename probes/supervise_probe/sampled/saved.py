@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Set, Tuple
 
 from .. import rng
+from ..containers import table_base
 from ..kinds import Kinds
 from . import holders
 
@@ -72,6 +73,7 @@ class Saved:
         self._chance: List[Tuple[Any, Any]] = []
         self._arrays: List[Tuple[str, Any, Any]] = []
         self._holders: List[holders.Holder] = []
+        self._empty: List[Tuple[str, Dict[Any, Any]]] = []  # most tables of torch's are
         self._seen: Set[int] = set()
         self._entries = self._bytes = 0
         for module in self.modules:
@@ -96,6 +98,7 @@ class Saved:
         """
         self._set_modes(self._modes)
         changed = [attempt(each.name, each.put_back, self._alike) for each in self._holders]
+        changed += [attempt(each[0], _empty, *each) for each in self._empty]
         changed += [attempt(each[0], _put_back_array, *each) for each in self._arrays]
         changed += [attempt("chance", rng.set_state_of, *each) for each in self._chance]
         return next((str(name) for name in changed if name), "")
@@ -116,7 +119,10 @@ class Saved:
                 if type(value) not in _ATOMS and value is not None:
                     self._look(value, f"{name}.{key}", 1)
             elif isinstance(value, dict):
-                self._holders.append(holders.Table(value, name))
+                if dict.__len__(value):
+                    self._holders.append(holders.Table(value, name))
+                else:
+                    self._empty.append((f"{name}.{key}", value))
             elif isinstance(value, set):
                 self._holders.append(holders.Bag(value, name))
         for table in ("_parameters", "_buffers"):
@@ -207,4 +213,11 @@ def _put_back_array(name: str, array: Any, copy: Any) -> str:
     if array.shape == copy.shape and array.tobytes() == copy.tobytes():
         return ""
     array[...] = copy
+    return name
+
+
+def _empty(name: str, table: Dict[Any, Any]) -> str:
+    if not dict.__len__(table):
+        return ""
+    table_base(table).clear(table)
     return name

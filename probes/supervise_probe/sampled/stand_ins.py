@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Tuple
 
+from ..stacklevel import uncounted
+
 Look = Callable[..., None]
 
 
@@ -69,6 +71,7 @@ class StandIns:
         self._places.clear()
 
     def _stand_in(self, original: Callable[..., Any], look: Look) -> Callable[..., Any]:
+        @uncounted
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             if self._inside or self._compiling() or self._quiet():
                 return original(*args, **kwargs)

@@ -13,6 +13,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from ..errors import Refused
+from ..stacklevel import uncounted
 
 if TYPE_CHECKING:
     from ..probe import Probe
@@ -108,6 +109,7 @@ class Profile:
                 setattr(module, name, self._stepping_aside(original))
 
     def _stepping_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
         def begin(*args: Any, **kwargs: Any) -> Any:
             self.end("the job began a profile of its own")
             return original(*args, **kwargs)

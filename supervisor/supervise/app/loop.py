@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..core import machine, sparing
+from ..core import sampling, sparing
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
@@ -211,7 +211,7 @@ class App:
                 beats.append(segment.beat())
         if not self._guard.hurrying:  # the silence of a job that has ended means nothing
             desk.take(Tick(now_ns, tuple(beats)))
-        changed = self._segments.tighten(desk.state.machine in machine.UNEASY, now_ns)
+        changed = self._segments.tighten(sampling.denser(desk.policy, desk.state), now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})
         self._status.look_for_probe(now_ns)

@@ -54,9 +54,16 @@ class Band:
         return self.limit_at(self.onset)
 
     def forecast(self, step: int) -> float:
-        """Return the loss expected at `step`; after the onset, half of the slope is trusted."""
+        """Return the loss expected at `step`; after the onset, half of the slope is trusted.
+
+        A loss above zero falls by shares of itself: on a straight line that of a small model, which
+        has nearly learned its data by heart, would be expected below zero.
+        """
         away = math.log(step + 1.0) - math.log(self.onset + 1.0)
-        return self.level + self.slope * away * (TRUST if away > 0.0 else 1.0)
+        if away <= 0.0:
+            return self.level + self.slope * away
+        moved = TRUST * self.slope * away
+        return self.level * math.exp(moved / self.level) if self.level > 0.0 else self.level + moved
 
     def limit_at(self, step: int) -> float:
         """Return what a single loss at `step` must stay under to be in the band."""

@@ -73,6 +73,7 @@ CHANGES = {
     "object": lambda model: setattr(model.object, "n", model.object.n + 1),
     "set": lambda model: model.object.all.add(len(model.object.all) + 1),
     "array": lambda model: model.array.__iadd__(1),
+    "buffer": lambda model: torch.is_grad_enabled() or model.a.register_buffer("at", None),
 }
 
 
@@ -224,6 +225,7 @@ def test_other_data_is_not_compared_but_the_weights_are(probed):
         ("object", "a forward of the model changes Model.object.n"),
         ("set", "a forward of the model changes Model.object.all"),
         ("array", "a forward of the model changes Model.array"),
+        ("buffer", "a forward of the model changes Linear._buffers"),
     ],
 )
 def test_what_cannot_be_run_again_is_told_and_not_judged(probed, bare, kind, why):

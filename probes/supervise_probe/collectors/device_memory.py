@@ -1,7 +1,7 @@
-"""What share of a step was spent on waiting, and how full the device's memory is.
+"""How full the device's memory is.
 
-Shares follow from the times of the step. The memory is that of torch's caching allocator, read from
-its counters on the host: no word with the driver, no wait for the device.
+As torch's caching allocator sees it, read from its counters on the host: no word with the driver,
+no wait for the device.
 """
 
 from __future__ import annotations
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 LOOK_EVERY = 10  # steps between two looks at the allocator, whose counters take a while to read
 
 METRICS = (
-    MetricSpec(
-        "dataloader_stall_frac",
-        "%",
-        "Time blocked in next(loader) over step time.",
-        "input_time / step_time",
-    ),
-    MetricSpec(
-        "comm_time_frac",
-        "%",
-        "Time in collectives, as the training thread sees it, over step time.",
-        "comm_time / step_time",
-    ),
     MetricSpec(
         "gpu_mem_allocated",
         "%",
@@ -55,14 +43,13 @@ METRICS = (
     ),
 )
 
-FRACTIONS = (("dataloader_stall_frac", "input_time"), ("comm_time_frac", "comm_time"))
-
 
 class Collector(Base):
-    """Divides; and looks at the memory in one step of LOOK_EVERY."""
+    """Looks in one step of LOOK_EVERY; where torch knows no such device, never."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
+        self.asleep = not probe.has_cuda
         self._total: Optional[float] = None  # bytes of the device; 0.0 where there is none
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
@@ -81,13 +68,6 @@ class Collector(Base):
         values["gpu_mem_allocated"] = 100.0 * _bytes(counters, "allocated_bytes") / self._total
         values["gpu_mem_reserved"] = 100.0 * _bytes(counters, "reserved_bytes") / self._total
         values["gpu_alloc_retries"] = float(counters["num_alloc_retries"])
-
-    def finish(self, values: Dict[str, float]) -> None:
-        elapsed = values.get("step_time")
-        if elapsed:
-            for name, part in FRACTIONS:
-                if part in values:
-                    values[name] = 100.0 * values[part] / elapsed
 
 
 def _bytes(counters: Any, name: str) -> int:

@@ -1,0 +1,178 @@
+"""Which batches are told apart: however the model is given them, and of whatever type they are."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TYPES = (
+    "float64", "bfloat16", "float16", "float8_e5m2", "uint8", "int16", "int8", "bool",
+)  # fmt: skip
+
+GIVEN = """
+import dataclasses
+from collections import UserDict, namedtuple
+
+
+@dataclasses.dataclass
+class Whole:
+    name: str
+    x: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    __slots__ = ("name", "x")
+    name: str
+    x: torch.Tensor
+
+
+Pair = namedtuple("Pair", "name x")
+WAYS = dict(
+    tensor=lambda x: x,
+    dict=lambda x: dict(ones=torch.ones(4, 6), id=7, x=x),
+    user_dict=lambda x: UserDict(id=7, x=x),
+    dataclass=lambda x: Whole("a", x),
+    slots=lambda x: Slots("a", x),
+    tuple=lambda x: ("a", x),
+    named=lambda x: Pair("a", x),
+    list=lambda x: [[], None, x],
+    deep=lambda x: [dict(a=7, b=Whole("a", x))],
+)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, given):
+        return self.head(self.table(ids))
+
+
+torch.manual_seed(1)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [torch.randint(0, 50, (4, 6)) for _ in range(3)]
+ids = batches[0]
+model(ids).sum().backward()
+optimizer.step()  # the outermost module is known from here on
+for name, give in WAYS.items():
+    for ids in batches:
+        model(give(ids)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_batch_has_one_fingerprint_however_it_is_given(probed, late):
+    """In dicts, mappings, sequences and dataclasses, one in another, before tensors of floats."""
+    job = probed.run(GIVEN, late=late)
+    found = job.column("batch_fingerprint")[1:]
+    assert len(found) == 27 and len(set(found[:3])) == 3 and None not in found
+    assert found == found[:3] * 9
+
+
+def test_tokens_are_counted_where_the_tensor_is_the_whole_input(probed):
+    """A list may hold one tensor for each sample; there nothing is counted."""
+    job = probed.run(GIVEN)
+    assert job.column("tokens_per_update")[1:] == [24] * 21 + [None] * 6
+
+
+OF_A_TYPE = """
+model = nn.Linear(64, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Casts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, x):
+        return self.inner(x.float())
+
+
+outer = Casts()
+outer(torch.ones(2, 64)).sum().backward()
+optimizer.step()  # the outermost module is known from here on
+for name in {types}:
+    for number in (0, 1, 2, 0):
+        torch.manual_seed(number)
+        x = torch.randint(0, 2, (16, 64)).to(getattr(torch, name))
+        outer(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_all_real_types_are_told_apart(probed, late):
+    """On the host and on a device; what is no index is no token."""
+    job = probed.run(OF_A_TYPE.format(types=TYPES), late=late)
+    found = job.column("batch_fingerprint")[1:]
+    assert len(found) == 4 * len(TYPES)
+    for index, name in enumerate(TYPES):
+        four = found[4 * index : 4 * index + 4]
+        assert None not in four and four[0] == four[3] and len(set(four)) == 3, name
+    assert job.column("tokens_per_update") == [None] * (1 + len(found))
+
+
+LOADED = """
+class Batch:
+    def __init__(self, rows):
+        self.x = torch.stack([row[0] for row in rows])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, given):
+        return self.head(given.x if isinstance(given, Batch) else given())
+
+
+data = torch.utils.data.TensorDataset(torch.randn(12, 8))
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+for _ in range(3):
+    for (x,) in loader:
+        model(lambda: x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for batch in torch.utils.data.DataLoader(data, batch_size=4, collate_fn=Batch):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_loader_is_asked_where_the_model_tells_nothing(probed):
+    """A model that is given an object of the job's own is called, but nothing is seen of it."""
+    found = probed.run(LOADED).column("batch_fingerprint")
+    assert found == found[:3] * 3 + [None] * 3 and len(set(found[:3])) == 3
+
+
+WRAPPED = """
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+
+model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+wrapper = Wrapper(Wrapper(model))
+for step in range(12):
+    called = wrapper.inner.inner if step < 8 else model
+    called(torch.randint(0, 50, (4, 6))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_model_inside_another_that_is_never_called_is_seen(probed):
+    """What torch.export leaves behind holds the model; the job calls the model itself."""
+    found = probed.run(WRAPPED).column("batch_fingerprint")
+    assert None not in found[3:] and len(set(found[3:])) == 9

@@ -1,0 +1,177 @@
+"""Training that moves to another thread is followed; threads that train at once are not mixed."""
+
+import itertools
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TRAINING = """
+import threading
+
+def training(seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(8, 4)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1 / seed)
+
+def step(model, adam, tokens, pause=0.0):
+    loss = F.cross_entropy(model(torch.randn(tokens, 8)), torch.randint(0, 4, (tokens,)))
+    adam.zero_grad()
+    loss.backward()
+    told = norm(p.grad for p in model.parameters())
+    adam.step()
+    tell(thread=threading.current_thread().name, train_loss_raw=loss.item(),
+         grad_global_norm=told, tokens_per_update=tokens)
+    time.sleep(pause)
+
+def steps(count, *args):
+    for _ in range(count):
+        step(*args)
+
+def start(name, *args):
+    thread = threading.Thread(target=steps, args=args, name=name)
+    thread.start()
+    return thread
+"""
+
+MOVES_ON = (
+    TRAINING
+    + """
+one = training(1)
+steps(20, *one, 6)
+start("second", 150, *one, 8, 0.02).join()
+finish(one[0])
+"""
+)
+
+
+def same(frames, rows):
+    """Whether the frames tell what the steps told."""
+    assert len(frames) == len(rows)
+    for frame, row in zip(frames, rows, strict=True):
+        for name in ("train_loss_raw", "grad_global_norm", "tokens_per_update"):
+            assert frame[name] == pytest.approx(row[name], rel=1e-5), (name, frame, row)
+
+
+def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
+    """The main thread waits for it: after a second the other one is the rank's, steps go on."""
+    job = probed.run(MOVES_ON)
+    assert job.told == bare.run(MOVES_ON).told
+
+    *rows, _ = job.told
+    frames = job.frames
+    assert job.column("step") == list(range(len(frames)))
+    assert 100 < len(frames) < 165  # what was made within the second has no frame
+    same(frames[:20], rows[:20])
+    same(frames[20:], rows[20 - len(frames) :])
+    assert "step_time" not in frames[20] and max(f["step_time"] for f in frames[21:]) < 0.5
+    (note,) = [n for n in job.notices if "thread" in n.message]
+    assert "'second' trains from now on" in note.message
+    assert set(job.segment().status()["collectors"].values()) == {"on"}
+
+
+IN_TURN = (
+    TRAINING
+    + """
+one = training(1)
+threads = []
+for name in ("first", "second", "third"):  # none has the identity of one before
+    gate = threading.Event()
+    threads.append((gate, threading.Thread(
+        target=lambda gate=gate: (gate.wait(), steps(10, *one, 6)), name=name)))
+for _, thread in threads:
+    thread.start()
+for gate, thread in threads:
+    gate.set()
+    thread.join()
+finish(one[0])
+"""
+)
+
+
+def test_a_thread_that_ended_is_followed_by_the_next(probed):
+    """Nobody is left to wait for: only the step that showed it has no frame."""
+    job = probed.run(IN_TURN)
+    *rows, _ = job.told
+    del rows[20], rows[10]
+    assert job.column("step") == list(range(28))
+    same(job.frames, rows)
+
+
+AT_ONCE = (
+    TRAINING
+    + """
+one, two = training(1), training(2)
+steps(3, *one, 6, 0.3)
+aside = start("aside", 400, *two, 8, 0.005)
+for _ in range(6):
+    step(*one, 6)
+    threading.Event().wait(0.3)
+aside.join()
+"""
+)
+
+
+def test_of_threads_that_train_at_once_the_first_is_watched(probed):
+    """However many steps the other one makes between two of it."""
+    job = probed.run(AT_ONCE)
+    same(job.frames, [row for row in job.told if row["thread"] == "MainThread"])
+    assert not [n for n in job.notices if "thread" in n.message]
+
+
+COMES_BACK = (
+    TRAINING
+    + """
+one, two = training(1), training(2)
+steps(20, *one, 6)
+other = start("second", 150, *two, 8, 0.02)
+other.join(1.6)
+while other.is_alive():
+    step(*one, 6, 0.02)
+steps(3, *one, 6)
+"""
+)
+
+
+def test_the_one_that_took_over_stays_while_it_steps(probed):
+    """The first one begins again beside it: it is read once the other has ended."""
+    job = probed.run(COMES_BACK)
+    runs = [
+        (tokens, len(list(frames)))
+        for tokens, frames in itertools.groupby(job.column("tokens_per_update"))
+    ]
+    assert [tokens for tokens, _ in runs] == [6, 8, 6]
+    assert runs[0] == (6, 20) and runs[1][1] > 60
+    assert job.column("step") == list(range(len(job.frames)))
+
+
+KEPT = (
+    TRAINING
+    + """
+one = training(1)
+made = 0
+while made < 20:
+    step(*one, 6)
+    made += 1
+barrier("go")
+start("second", 100, *one, 8, 0.02).join()
+finish(one[0])
+"""
+)
+
+
+def test_no_other_thread_goes_back_to_what_was_kept(probed, bare):
+    """A savepoint of the main thread is out of the reach of the one that trains now."""
+    job = probed.start(KEPT, savepoints={"every": 15, "keep": 2, "max_bytes": 1 << 24})
+    job.reached()
+    kept = job.segment().status()["savepoints"]
+    asked = job.send("rollback", before_step=20), job.send("savepoint")
+    job.go()
+    probed.wait(job)
+
+    assert 15 in kept
+    refused = [job.answer(key) for key in asked]
+    assert [answer.ok for answer in refused] == [False, False]
+    assert "at another place of the program" in refused[0].error
+    assert "in the thread 'second'; only the main thread can be moved back" in refused[1].error
+    same(job.frames[20:], job.told[20 - len(job.frames) - 1 : -1])
