@@ -75,8 +75,10 @@ def test_a_loss_above_zero_is_not_expected_below_it():
     learned = band_of([(step, 0.01 * math.exp(-step / 200)) for step in range(900)], 900)
     away = 0.5 * learned.slope * (math.log(1801) - math.log(901))
     assert learned.level + away < 0.0
-    assert 0.0 < learned.forecast(1800) == pytest.approx(
-        learned.level * math.exp(away / learned.level)
+    assert (
+        0.0
+        < learned.forecast(1800)
+        == pytest.approx(learned.level * math.exp(away / learned.level))
     )
     density = band_of([(step, -1.0 - step / 900) for step in range(900)], 900)
     away = 0.5 * density.slope * (math.log(1801) - math.log(901))
