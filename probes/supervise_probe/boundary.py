@@ -12,6 +12,7 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+from . import trainings
 from .discards import Discards
 from .handmade import Handmade
 from .rounds import Round
@@ -42,7 +43,7 @@ class Boundary:
         self._probe = probe
         self.handmade = Handmade(probe)
         self.discards = Discards(probe)
-        self.number = probe.config.first_step
+        self.number = self._began = probe.config.first_step
         self.attempt = probe.config.attempt
         self.spent_ns: Optional[int] = None
         self.on_time = False
@@ -55,8 +56,6 @@ class Boundary:
         self._undecided = False  # a backward in the closure of `current` begins a step of its own
         self._known: Dict[int, Known] = {}  # by id of the optimizer, in order of first step
         self._ended_ns = self._mark_ns = self._held_ns = 0
-
-    # ── before and after one optimizer ────────────────────────────────────────────────────────
 
     def before_step(
         self, optimizer: Any, closure: bool, overflow: bool = False
@@ -92,7 +91,7 @@ class Boundary:
         self.current = update
         if self._known.get(key) is not known:
             self._appeared(key, known, optimizer)
-        if closure and (late or begun):
+        if closure and (late or self._round.members):
             self._undecided = True
         else:
             self._begin(update, overflow)
@@ -221,8 +220,6 @@ class Boundary:
         if loss is not None:
             probe.guard.run_all(probe.calls["after_backward"], loss)
 
-    # ── the end of a step ─────────────────────────────────────────────────────────────────────
-
     def close(self, on_time: bool) -> None:
         """Make the round a step: collect, publish, count."""
         if not self._round.members:
@@ -265,10 +262,12 @@ class Boundary:
         self._round.expect(id(optimizer), [id(optimizer)])
         self._backward, self._mark_ns = False, 0  # what lies between has no time
 
-    # ── for the commands ──────────────────────────────────────────────────────────────────────
-
     def _appeared(self, key: int, known: Known, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted anew."""
+        if trainings.another(self._known.values(), known, self.number - self._began):
+            self.close(on_time=False)
+            self._round, self._began, self._mark_ns = Round(), self.number, 0
+            trainings.begin(self._probe)
         self._known.pop(key, None)
         self._known = in_order({**self._known, key: known})
         if self.handmade.on:

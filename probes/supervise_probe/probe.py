@@ -46,7 +46,7 @@ class Probe:
         adapted: whether the job reports values of its own.
         finite: whether the newest frame held finite values only.
         phase: of the newest beat.
-        thread: the only one that is watched, None before the first step.
+        thread: the only one that is watched, None before the first step; `pristine`: counters then.
         has_cuda: this torch was built for such devices.
     """
 
@@ -91,12 +91,12 @@ class Probe:
         self._mailbox: Any = None
         self.rollbacks: Any = None
         self.on_demand: Any = None
-        self.finite, self.phase = True, ""
         self._phases: Dict[str, int] = {}
+        self.finite, self.phase, self.adapted = True, "", False
         self.thread: Optional[int] = None
         self.threads = Threads(self)
         self._status_due, self._status_age = True, 0
-        self.adapted = False
+        self.pristine = self.state()
 
     def install(self) -> None:
         """Patch torch, and be told of forks and of the exit. To be called once."""

@@ -63,15 +63,17 @@ class Job:
         self.acks = {}
         self._names = ()
         self._segment = None
+        self._read = 0  # segments
         self._keys = 0
 
     def segment(self):
         """The segment, as soon as there is one."""
         end = time.monotonic() + PATIENCE_S
         while self._segment is None:
-            found = sorted((self.folder / "shm").glob("rank-*.seg"))
+            found = self._segments()[self._read :]
             if found:
                 self._segment = Segment.open(found[0], time.monotonic_ns)
+                self._read += 1
             assert time.monotonic() < end, "no segment"
             time.sleep(0.002)
         return self._segment
@@ -79,6 +81,21 @@ class Job:
     def poll(self):
         """Take in what the probe has written since the last call."""
         segment = self.segment()
+        newer = self._segments()[self._read :]  # before the look: then nothing comes behind it
+        self._take(segment)
+        if newer:
+            segment.close()
+            self._segment = None
+            self.poll()
+
+    def _segments(self):
+        """Paths, oldest first: each training of a process has one. Its children's are not read."""
+        found = sorted((self.folder / "shm").glob("rank-*.seg"))
+        whose = found[0].name.split(".")[:2] if found else []
+        mine = [path for path in found if path.name.split(".")[:2] == whose]
+        return sorted(mine, key=lambda path: (len(path.name), path.name))
+
+    def _take(self, segment):
         for event in segment.poll():
             if isinstance(event, Frame):
                 values = zip(segment._names, event.values, strict=True)

@@ -183,6 +183,10 @@ class Segments:
             idle = 0 if self._read(old, events) else idle + 1
         if old is not None:
             old.close()
+            if old.pid == segment.pid:  # a process may begin one training after the other
+                with suppress(OSError):
+                    old.path.unlink()
+                self._known.discard(old.path.name)
         self.ranks[segment.rank] = segment
 
     def _keep_waiting(self, segment: Segment, old: Segment, events: list[Event]) -> None:
