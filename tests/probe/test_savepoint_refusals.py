@@ -241,8 +241,10 @@ while n < 12:
         + WHILE
         + """    if n == 6:
         number, spare[0] = id(spare[0]), None
-        spare[0] = nn.Parameter(ones)
-        assert id(spare[0]) == number
+        made = [nn.Parameter(ones)]
+        while id(made[-1]) != number and len(made) < 9999:
+            made.append(nn.Parameter(ones))
+        spare[0] = made[-1]
 """,
         7,
         "the parameters of SGD were exchanged since the savepoint",

@@ -81,7 +81,8 @@ class Job:
     def poll(self):
         """Take in what the probe has written since the last call."""
         segment = self.segment()
-        newer = self._segments()[self._read :]  # before the look: then nothing comes behind it
+        # Before the look: then nothing comes behind it. Who was given a segment reads that one.
+        newer = self._segments()[self._read :] if self._read else []
         self._take(segment)
         if newer:
             segment.close()
