@@ -171,6 +171,9 @@ def compare(name: str, pairs: int, sequences: int, run_dir: Path) -> bool:
     if floor:
         print(f"{'  its floor':27}{cells(floor)}{'':6}{added(rounds, 'floor')}")
         print(f"{'  light set / floor':27}{median(own) / median(floor):8.1f}")
+    elif not kept:
+        enough_ms = 1e3 * fmean(own) / kind.share
+        print(f"{'  within its limit':20}{enough_ms:7.1f}  or more of a bare step")
     return kept
 
 

@@ -170,6 +170,10 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
     def saw(params: List[Any], norm: Any, limit: Any) -> None:
         probe.guard.run(part, probe.collectors["gradient"].saw_clip, params, norm, limit)
 
+    def sample(params: List[Any]) -> None:
+        before = probe.collectors["groups"].before_clip
+        probe.sampling.run("gradients", probe.without_grad, before, params)
+
     def wrap(name: str, tells_norm: bool) -> None:
         original = getattr(torch.nn.utils, name, None)
         if original is None:
@@ -180,10 +184,14 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling() or probe.absent():
                 return original(parameters, *args, **kwargs)
-            one = isinstance(parameters, torch.Tensor)
-            params = [parameters] if one else list(parameters)
-            if params and not one:  # torch warns of an empty generator
-                parameters = params
+            if isinstance(parameters, torch.Tensor):
+                params = [parameters]
+            else:
+                params = list(parameters)
+                if params:  # torch warns of an empty generator
+                    parameters = params
+            if probe.sampling.due("gradients"):
+                sample(params)
             norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
             limit = args[0] if args else kwargs.get("max_norm")
             sharded = bool(params) and hasattr(params[0], "_local_tensor")

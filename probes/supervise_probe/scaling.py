@@ -10,9 +10,11 @@ Source: torch/amp/grad_scaler.py; a job may clip before `unscale_`, and then cli
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Tuple
 
 from .scalars import Number, Scalars
+
+NOBODY: FrozenSet[int] = frozenset()
 
 
 class Scaling:
@@ -21,6 +23,7 @@ class Scaling:
     Attributes:
         scaler: the GradScaler whose `step()` is running, else None.
         appeared: called when a GradScaler is used; more than once, it may be.
+        unscaled: ids of the optimizers whose gradients are unscaled in this step.
     """
 
     def __init__(self, scalars: Scalars) -> None:
@@ -29,7 +32,7 @@ class Scaling:
         self._scalars = scalars
         self._losses: Dict[int, Tuple[weakref.ref[Any], Any]] = {}
         self._scale: Any = None  # set while scaled losses wait for their backward
-        self._unscaled: Set[int] = set()
+        self.unscaled: FrozenSet[int] = NOBODY
 
     def enter(self, scaler: Any) -> None:
         """`scaler.step()` is about to run."""
@@ -58,12 +61,7 @@ class Scaling:
 
     def saw_unscale(self, optimizer: Any) -> None:
         """`scaler.unscale_(optimizer)` was called."""
-        self._unscaled.add(id(optimizer))
-
-    @property
-    def unscaled(self) -> FrozenSet[int]:
-        """Ids of the optimizers whose gradients are unscaled in this step."""
-        return frozenset(self._unscaled)
+        self.unscaled = self.unscaled | {id(optimizer)}
 
     def scale(self) -> Number:
         """Return the loss scale of the running scaler, 1.0 without one."""
@@ -72,12 +70,12 @@ class Scaling:
 
     def forget(self) -> None:
         """The gradients that were unscaled were thrown away."""
-        self._unscaled.clear()
+        self.unscaled = NOBODY
 
     def step_ended(self) -> None:
         """Forget the losses and optimizers of the step."""
         self._losses.clear()
-        self._unscaled.clear()
+        self.unscaled = NOBODY
         self._scale = None
 
 

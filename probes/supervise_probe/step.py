@@ -6,6 +6,7 @@ Plain records; whoever fills them is in boundary.py.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from itertools import chain
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
@@ -27,44 +28,67 @@ class Known:
         params: all its parameters. ids: their ids.
         real: false where they hold no values, or where there are none.
         clipped_as: a list of parameters that is known to hold all of these.
-        first_group: flat number of its first parameter group.
+        groups: how many parameter groups it has. first_group: flat number of the first of them.
+        everyone: all that are counted through with it, itself among them.
+        shared: ids of parameters that another one holds too.
     """
 
-    __slots__ = ("clipped_as", "first_group", "ids", "params", "real", "reference")
+    __slots__ = (
+        "__weakref__", "clipped_as", "everyone", "first_group", "groups", "ids", "params", "real",
+        "reference", "shared",
+    )  # fmt: skip
 
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
-        self.first_group = 0
+        self.first_group = self.groups = 0
+        self.everyone: List[weakref.ref[Known]] = []
         self.params: List[Any] = []
         self.ids: FrozenSet[int] = frozenset()
+        self.shared: FrozenSet[int] = frozenset()
         self.clipped_as: List[Any] = []
         self.real = False
         self.refresh(optimizer)
 
     def refresh(self, optimizer: Any) -> bool:
-        """Read the parameters again if they are others now, or in another order; whether they are.
+        """Read all again if parameters or groups are others, or in another order; whether they are.
 
         A job may put another one into the list of a group, so every one is looked at, by C alone.
         """
-        params = list(chain.from_iterable(map(_MEMBERS, optimizer.param_groups)))
-        if len(params) == len(self.params) and all(map(is_, params, self.params)):
+        groups = optimizer.param_groups
+        params = list(chain.from_iterable(map(_MEMBERS, groups)))
+        if (
+            len(params) == len(self.params)
+            and len(groups) == self.groups
+            and all(map(is_, params, self.params))
+        ):
             return False
+        self.groups = len(groups)
         self.params = self.clipped_as = params
         self.ids = frozenset(map(id, params))
         first = params[0] if params else None
         self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
+        _count(self.everyone)
         return True
 
 
 def in_order(known: Dict[int, Known]) -> Dict[int, Known]:
     """Return those whose optimizers live, their groups counted through."""
-    living, groups = {}, 0
-    for key, each in known.items():
-        optimizer = each.reference()
-        if optimizer is not None:
-            living[key], each.first_group = each, groups
-            groups += len(optimizer.param_groups)
+    living = {key: each for key, each in known.items() if each.reference() is not None}
+    everyone = list(map(weakref.ref, living.values()))  # a cycle would keep weights alive
+    for each in living.values():
+        each.everyone = everyone
+    _count(everyone)
     return living
+
+
+def _count(everyone: List[weakref.ref[Known]]) -> None:
+    """Number the groups flat over the optimizers, and see what several of these hold."""
+    living = [each for reference in everyone if (each := reference()) is not None]
+    number, times = 0, Counter(chain.from_iterable(each.ids for each in living))
+    several = frozenset(key for key, count in times.items() if count > 1)
+    for each in living:
+        each.first_group, each.shared = number, each.ids & several
+        number += each.groups
 
 
 class Update:

@@ -17,7 +17,7 @@ from supervise.app.relaunching import ends_with
 from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
-from supervise.core.values import Exited, Frame, Launched, Noticed
+from supervise.core.values import Announced, Exited, Frame, Launched, Noticed
 from supervise.inputs.company import Company
 from supervise.outputs.outbox import Outbox
 from supervise.outputs.performer import Performer
@@ -136,6 +136,22 @@ def test_an_order_without_an_outcome_is_given_again_under_its_key(open_intent, t
     assert reasons[0] == "another supervisor took over"
     assert reasons[1] == f"{name} was under way: performed again under its key"
     assert_replayed(open_intent)
+
+
+def test_an_order_whose_training_is_over_is_not_given_again(keep_run, make_frames, take_over):
+    """The job may have met it under the supervisor that died, so it is taken back."""
+    events = make_frames(0, *[2.0] * 20, 8.0)
+    events.append(Announced(events[-1].at_ns, 0, 1, 7, ("train_loss_raw", "grad_global_norm"), 9))
+    run = keep_run(events, ended=False, answer=lambda action: None)
+    job = FakeJob()
+
+    taken = take_over(run, job)
+
+    assert job.asked == [("lr_scale", f"{run.id}:inc-1/1/undo-lr_scale")]
+    (abort,) = kinds(run, "abort")
+    assert "the training that it was for is over" in abort["reason"]
+    assert taken.desk.state.incident is None
+    assert_replayed(run)
 
 
 @pytest.mark.parametrize("known", [True, False])

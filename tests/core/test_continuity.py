@@ -44,7 +44,8 @@ def back(tell):
             story.send(Launched(story.at_ns, 2, 1))
         result = {"pid": 2, "attempt": 1, "step": 40}
         story.send(Finished(story.at_ns, action_id, True, result))
-        story.send(Announced(story.at_ns, 0, 1, 2, NAMES))
+        if verb == "relaunch":
+            story.send(Announced(story.at_ns, 0, 1, 2, NAMES))
         return story
 
     return begin

@@ -21,7 +21,10 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
     story.frames(2.0, times=5)
 
     assert seen == ([UNKNOWN] * 3, None, -1)
-    assert [(d.kind, d.data["what"]) for d in made] == [("note", "program")]
+    assert [(d.kind, d.data.get("what", d.data.get("after"))) for d in made] == [
+        ("note", "program"),
+        ("state", "warming"),
+    ]
     assert made[0].data["last_step"] == 39
     assert "another program of rank 0 began after step 39, in the same launch" in made[0].reason
     assert again == [] and not story.kinds("gap")

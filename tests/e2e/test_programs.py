@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-# The second program, at its step 30, has a gradient that is no number.
+# The second program, or both, has a gradient at its step 30 that is no number.
 PROGRAM = """
 import os, sys, time, torch
 torch.set_num_threads(1)
@@ -20,7 +20,7 @@ for i in range(40):
     optimizer.zero_grad()
     loss = model(torch.ones(2, 4)).sum()
     loss.backward()
-    if "again" in sys.argv and i == 30:
+    if ("again" in sys.argv or "both" in sys.argv) and i == 30:
         model.weight.grad.fill_(float("nan"))
     optimizer.step()
     time.sleep(0.02)
@@ -49,4 +49,23 @@ def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path, how
     assert fired[0]["seq"] > note["seq"]
     text = supervise("export", str(run.directory), "--csv").stdout
     assert [int(row["step"]) for row in csv.DictReader(text.splitlines())] == [*range(40)] * 2
+    supervise.prove(run.directory)
+
+
+@pytest.mark.parametrize("how", ["exec", "shell"])
+def test_an_incident_of_the_first_program_ends_with_it(supervise, tmp_path, how):
+    """The same rules fire in the second, and that is another incident."""
+    script = tmp_path / "ex.py"
+    script.write_text(PROGRAM)
+    job = [sys.executable, str(script), "both", "exec"]
+    if how == "shell":
+        python = shlex.join([sys.executable, str(script)])
+        job = ["bash", "-c", f"{python} both && {python} again"]
+    run = supervise.run("--policy", "nano", "--mode", "shadow", job=job)
+
+    assert run.returncode == 0
+    assert [one["incident"] for one in run.kinds("incident", "opened")] == ["inc-1", "inc-2"]
+    ends = [one["reason"] for one in run.kinds("incident", "closed")]
+    assert ends[0] == "closed: over: its training ended after step 39, and another one begins"
+    assert ends[1].startswith("closed: the job ended with code 0")
     supervise.prove(run.directory)

@@ -28,11 +28,14 @@ def train(model, optimizer, steps):
         optimizer.zero_grad()
         if step == 0:
             print("first", loss.item())
+        if fold == 0 and step == high_at:
+            optimizer.param_groups[0]["lr"] = 0.05
         step += 1
 
 def new():
     return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
 
+high_at = int(sys.argv[2]) if "high" in sys.argv else -1
 model = new()
 for fold in range(3):
     if "again" not in sys.argv:
@@ -43,17 +46,40 @@ print("sha", hashlib.sha256(model[0].weight.detach().numpy().tobytes()).hexdiges
 """
 
 
+LOWERS = """\
+version: supervise/v1
+policy: lowers
+summary: Halves a rate that is too high.
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: learning_rate, gt: 0.01}
+rules:
+  - {id: rate, when: high, sev: SEV1, run: lower, cooldown: 100}
+budgets:
+  all: {max: 4, per: 10000}
+  lr_scale: {max: 4, per: 10000}
+escalate: {ladder: [lower, hold], reset_after: 5000}
+runbooks:
+  lower:
+    steps: [{lr_scale: {set: 0.5}}]
+    verify: {within: 100, clear_for: 50}
+warmup: 10
+probation: 20
+"""
+
+
 @pytest.fixture
 def sweep(supervise, tmp_path):
     """Run it bare and supervised; returns what it printed, the run, and the rows of its frames."""
     script = tmp_path / "sweep.py"
     script.write_text(SWEEP)
 
-    def both(*args):
+    def both(*args, policy="nano"):
         job = [sys.executable, str(script), *args]
         alone = subprocess.run(job, capture_output=True, text=True, check=True)
-        run = supervise.run("--policy", "nano", job=job)
-        assert (run.returncode, run.stdout) == (0, alone.stdout)
+        run = supervise.run("--policy", policy, job=job)
+        assert run.returncode == 0
+        assert run.stdout == alone.stdout or run.actions
         rows = supervise("export", str(run.directory), "--csv").stdout.splitlines()
         return alone.stdout, run, list(csv.DictReader(rows))
 
@@ -81,3 +107,33 @@ def test_a_new_optimizer_of_the_same_model_goes_on(sweep):
 
     assert run.kinds("note", "program") == []
     assert float(rows[599]["tokens_seen"]) == 600 * 64
+
+
+@pytest.mark.parametrize("at", [180, 198], ids=["verified when it ends", "in its last step"])
+def test_an_incident_ends_with_its_training(sweep, supervise, tmp_path, at):
+    """What was done about it is taken back from the next one; what was about to be is not done."""
+    policy = tmp_path / "lowers.yaml"
+    policy.write_text(LOWERS)
+    _, run, rows = sweep("high", str(at), policy=policy)
+
+    (opened,) = run.kinds("incident", "opened")
+    assert opened["step"] in range(at, 200)
+    (closed,) = run.kinds("incident", "closed")
+    over = "its training ended after step 199, and another one begins"
+    assert closed["reason"] == f"closed: over: {over}"
+    assert closed["incident"] == opened["incident"]
+    assert run.kinds("incident", "held") == [] and run.kinds("verify", "failed") == []
+    intents, commits = run.kinds("intent"), run.kinds("commit")
+    wanted = [intent["data"]["action"]["args"]["value"] for intent in intents]
+    met = commits or not run.kinds("abort")[0]["data"]["result"].get("refused")
+    assert wanted == ([0.5, 1.0] if met else [0.5])
+    assert len(commits) + len(run.kinds("abort")) == len(intents)
+    assert commits or at == 198
+    back = max((one["data"]["result"]["ack_step"] for one in commits), default=199)
+    assert {float(row["learning_rate"]) for row in rows[back + 1 :]} == {0.003}
+    told = [note["data"]["message"] for note in run.kinds("notify_intent")]
+    assert [over in one["verdict"] for one in told if one["title"] == "inc-1: closed"] == [True]
+    assert f"inc-1 SEV1: closed: over: {over}" in run.stderr
+    assert f"closed: over: {over}" in supervise("why", str(run.directory), "inc-1").stdout
+    assert run.state["incidents"] == {"opened": 1, "open": None}
+    supervise.prove(run.directory)

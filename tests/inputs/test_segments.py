@@ -135,12 +135,13 @@ def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank)
     assert steps(events) == [(0, 0.5)]
 
 
-def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank):
+@pytest.mark.parametrize(("code", "again"), [(0, False), (1, True), (None, True)])
+def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, again):
     """The old process's last frames are read first, then only the new process is read."""
     old = rank(0, 0.5)
     segments.poll()
     old.publish(1, 0, [0.75], 20)
-    old.last_words(0, "")
+    old.last_words(code, "")
     source = (
         "import sys; from supervise_probe.writer import Writer;"
         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
@@ -152,7 +153,7 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank):
     old.publish(2, 0, [99.0], 40)
 
     assert steps(events) == [(0, 0.75), (0, 9.5)]
-    assert isinstance(events[1], Announced)
+    assert isinstance(events[1], Announced) and events[1].again is again
     assert segments.ranks[0].pid == events[1].pid != os.getpid()
     assert segments.poll() == []
 
@@ -179,7 +180,9 @@ def test_a_program_that_replaced_itself_is_read_on(segments, rank):
     new = rank(0, 9.5)
 
     assert old.path.endswith(f".{os.getpid()}.seg") and new.path.endswith(f".{os.getpid()}.1.seg")
-    assert steps(segments.poll()) == [(0, 9.5)]
+    announced, frame = segments.poll()
+    assert steps([frame]) == [(0, 9.5)]
+    assert isinstance(announced, Announced) and not announced.again
     assert str(segments.ranks[0].path) == new.path
 
 

@@ -216,19 +216,19 @@ def fake_segments() -> type[FakeSegments]:
 
 
 @pytest.fixture
-def looping() -> Iterator[Callable[[Any, Process], None]]:
+def looping() -> Iterator[Callable[..., None]]:
     """Run a main loop on a thread: poll the process, pump the control, every 2 ms."""
     ended = threading.Event()
     threads: list[threading.Thread] = []
 
-    def run(control: Any, process: Process) -> None:
+    def run(control: Any, process: Process, withdrawn: bool) -> None:
         while not ended.is_set():
             process.poll()
-            control.pump(time.monotonic_ns())
+            control.pump(time.monotonic_ns(), withdrawn=withdrawn)
             time.sleep(0.002)
 
-    def begin(control: Any, process: Process) -> None:
-        threads.append(threading.Thread(target=run, args=(control, process)))
+    def begin(control: Any, process: Process, *, withdrawn: bool = False) -> None:
+        threads.append(threading.Thread(target=run, args=(control, process, withdrawn)))
         threads[-1].start()
 
     yield begin

@@ -24,10 +24,10 @@ def edges():
 def controlled(start, fake_segments, looping):
     """A control with a running main loop over the given ranks and command."""
 
-    def build(*ranks, argv=("sleep", "60")):
+    def build(*ranks, argv=("sleep", "60"), **loop):
         segments = fake_segments({rank.rank: rank for rank in ranks})
         control = Control(start(*argv), segments, *edges())
-        looping(control, control.process)
+        looping(control, control.process, **loop)
         return control
 
     return build
@@ -221,6 +221,29 @@ def test_relaunch_goes_to_the_relauncher(controlled):
     args = {"checkpoint": "ckpt-1"}
 
     assert controlled().relaunch(args, key="k", deadline_s=5) == {"args": (args, "k", 5)}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda control: control.command("lr_scale", LR, key="k1", deadline_s=10),
+        lambda control: control.stop(grace_s=10, term_s=5, exit_code=78),
+        lambda control: control.quarantine({"add": []}, key="k1", deadline_s=10),
+    ],
+    ids=["a command", "a stop", "a quarantine"],
+)
+def test_what_is_withdrawn_does_not_reach_the_job(controlled, fake_rank, ask):
+    """The training that it was for is over: the one in its place is not touched."""
+    rank = fake_rank()
+    control = controlled(rank, withdrawn=True)
+
+    with pytest.raises(ActionError, match="the training that it was for is over") as raised:
+        ask(control)
+
+    assert raised.value.refused
+    assert rank.letters == []
+    assert control.process.returncode is None
+    assert control.exit_code is None
 
 
 # ── stop ─────────────────────────────────────────────────────────────────────────────────────────

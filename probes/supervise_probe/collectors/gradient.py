@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add, is_
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -30,16 +30,22 @@ METRICS = (
     ),
 )
 
+NOT_ZERO = 1e-30  # a limit of 0 leaves no gradient to compare with
+
 
 class Clip:
-    """One call of a clipping function: the norm of these parameters' gradients before it.
+    """One call of a clipping function.
 
     Attributes:
+        norm: of these parameters' gradients before it.
+        own: the same of those that no clip before it has changed.
         limit: the norm that the job allows, as it passed it; None where it clips in another way.
         counted_by: id of the optimizer whose part of the step it is counted in; 0: none so far.
     """
 
-    __slots__ = ("backwards", "counted_by", "limit", "norm", "params", "unscaled")
+    __slots__ = (
+        "backwards", "counted_by", "limit", "norm", "own", "params", "unscaled",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class Clip:
         limit: Any,
     ) -> None:
         self.params = params
-        self.norm = norm
+        self.norm = self.own = norm
         self.unscaled = unscaled
         self.backwards = backwards
         self.limit = limit
@@ -75,26 +81,55 @@ class Collector(Base):
         self._scaling = probe.scaling
         self.clips: List[Clip] = []
         self._backwards = 0
+        self._covered: Tuple[Optional[Clip], Set[int]] = None, set()  # first clip, ids of all
         # By optimizer, since one whose step raised is measured again.
         self._squares: Dict[int, Number] = {}
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
+        if self._squares:  # its step raised, and these are other gradients
+            self._squares.clear()
 
     def saw_clip(self, params: List[Any], norm: Optional[Any], limit: Any = None) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
-        for clip in self.clips:
-            if _same(clip.params, params) or clip.ids() == frozenset(map(id, params)):
-                if clip.backwards == self._backwards:
-                    return  # clipped twice: the first saw the true norm
-                self.clips.remove(clip)
-                break
-        if norm is not None and type(norm) is self.torch.Tensor:
-            value = self.scalars.value(norm)
-        else:
-            with self.torch.no_grad():
-                value = self.norm_of([p.grad for p in params if p.grad is not None])
+        fresh = self._fresh(params) if self.clips else params
+        if fresh is None:
+            return  # clipped twice: the first saw the true norm
+        told = type(norm) is self.torch.Tensor
+        value = self.scalars.value(norm) if told else self._norm_now(params)
         self.clips.append(Clip(params, value, self._scaling.unscaled, self._backwards, limit))
+        if fresh is not params:
+            own = self._norm_now(fresh)
+            if told:  # the clip has divided all of them by the same number
+                own = own / (self._norm_now(params) + NOT_ZERO) * value
+            self.clips[-1].own = own
+
+    def _fresh(self, params: List[Any]) -> Optional[List[Any]]:
+        """Return those that no clip has changed yet; None where one covered just these."""
+        clips, ids = self.clips, set(map(id, params))
+        if clips[0].backwards != self._backwards:  # it saw only a part of these gradients
+            now = self._backwards
+            clips[:] = [c for c in clips if c.backwards == now or not ids.issuperset(c.ids())]
+            self._covered = None, set()
+        if not clips:
+            return params
+        first, covered = self._covered
+        if first is not clips[0]:
+            covered = {id(p) for clip in clips for p in clip.params}
+            self._covered = clips[0], covered
+        if ids.isdisjoint(covered):
+            covered |= ids
+            return params
+        if any(len(c.params) == len(params) and c.ids() == ids for c in clips):
+            return None
+        fresh = [p for p in params if id(p) not in covered]
+        covered |= ids
+        return fresh
+
+    def _norm_now(self, params: List[Any]) -> Number:
+        with self.torch.no_grad():
+            gradients = [p.grad for p in params if p.grad is not None]
+            return self.norm_of(gradients) if gradients else 0.0
 
     def forget(self) -> None:
         self.clips.clear()
@@ -103,11 +138,11 @@ class Collector(Base):
     def measure(self, update: Update) -> None:
         clips = self.clips
         known, key = update.known, id(update.optimizer)
-        self._squares.pop(key, None)
+        first = self._squares.pop(key, None)
         if len(clips) == 1 and _same(clips[0].params, known.clipped_as):
             update.gradient_norm = self._counted(clips[0], update)
             return
-        covered: FrozenSet[int] = frozenset()
+        covered: Set[int] = set()
         own: Number = 0.0
         for clip in clips:
             ids = clip.ids()
@@ -115,22 +150,39 @@ class Collector(Base):
                 continue
             if ids >= known.ids:
                 known.clipped_as = clip.params
-            covered = covered | ids
+            covered |= ids
             norm = self._counted(clip, update)
             own = own + norm * norm
-        left = [p.grad for p in update.params if id(p) not in covered]
+        left = [p for p in update.params if id(p) not in covered]
         if left:
-            norm = self.norm_of(left)
-            still_scaled = getattr(update.optimizer, "grad_scale", None)
-            if still_scaled is not None:  # a fused optimizer unscales inside its kernel
-                norm = norm / self.scalars.value(still_scaled)
-            own = own + norm * norm
-            self._add(key, norm * norm)
+            square = self._square(update, left)
+            own = own + square
+            if known.shared:
+                left = self._not_counted(update, left)
+                square = self._square(update, left) if left else 0.0
+            self._add(key, square)
         update.gradient_norm = own**0.5
+        if first is not None:  # its step raised: what has changed them since is a clip or an order
+            self._squares[key] = first
+
+    def _square(self, update: Update, params: List[Any]) -> Number:
+        norm = self.norm_of([p.grad for p in params])
+        still_scaled = getattr(update.optimizer, "grad_scale", None)
+        if still_scaled is not None:  # a fused optimizer unscales inside its kernel
+            norm = norm / self.scalars.value(still_scaled)
+        return norm * norm
+
+    def _not_counted(self, update: Update, params: List[Any]) -> List[Any]:
+        """Return those that no other optimizer of this step, which was measured before, holds."""
+        known = update.known
+        others = (each for reference in known.everyone if (each := reference()) is not None)
+        others = (each for each in others if each is not known)
+        counted = [each.ids for each in others if id(each.reference()) in self._squares]
+        return [p for p in params if not any(id(p) in ids for ids in counted)]
 
     def _counted(self, clip: Clip, update: Update) -> Number:
         """Return the unscaled norm of a clip; the first optimizer that it covers counts it."""
-        norm, key = clip.norm, id(update.optimizer)
+        norm, key = clip.own, id(update.optimizer)
         if update.scaler is not None and key not in clip.unscaled:
             norm = norm / update.scale
         if clip.counted_by in (0, key):
@@ -141,7 +193,6 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         squares, self._squares = self._squares, {}
         self.clips.clear()
-        self._backwards = 0
         if squares:
             values["grad_global_norm"] = reduce(add, squares.values()) ** 0.5
 
@@ -169,6 +220,17 @@ class Collector(Base):
         for norm in found:
             squares = squares + norm * norm
         return squares**0.5
+
+    def norms_of(self, gradients: List[Any]) -> List[Any]:
+        """Return the 2-norm of each, as `norm_of` counts it; 0-dim tensors, where they are."""
+        torch = self.torch
+        local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
+        strided = torch.strided
+        dense = [g if g.layout is strided else g.coalesce().values() for g in local]
+        low = any(g.dtype in (torch.float16, torch.bfloat16) for g in dense)
+        wide = {"dtype": torch.float32} if low else {}
+        norms: List[Any] = torch._foreach_norm(dense, 2, **wide)
+        return norms
 
     def _add(self, key: int, square: Number) -> None:
         known = self._squares.get(key)

@@ -3,8 +3,8 @@
 Embeddings move in their own way: most rows have no gradient in a step, and a spike mostly begins
 there. So their weights count as a member of their own, `embedding`, and not in their group.
 
-Norms are those before clipping, as the global one: what is measured behind the clip is scaled back
-by the global norm, which is exact where one clip covers the whole optimizer.
+Norms are those before clipping, as the global one: in a sampled step each gradient is measured
+right before the first of torch's clipping functions that changes it, else when it is final.
 """
 
 from __future__ import annotations
@@ -44,24 +44,22 @@ GROUPS = 7
 EMBEDDING = "embedding"
 EXACT = 1_000_000  # parameters of an optimizer; of more, only a sample is copied
 RUN = 64  # neighbours taken together
+NOT_CLIPPED: Tuple[None, FrozenSet[int]] = None, frozenset()
 
 Members = Dict[str, List[Any]]
 
 
 class Collector(Base):
-    """Splits each optimizer's parameters into members: its groups, and the embeddings.
-
-    Attributes:
-        factor: global norm over the norm of the same gradients behind the clip, of the newest
-            sampled step; 1.0 where nothing was clipped.
-    """
+    """Splits each optimizer's parameters into members: its groups, and the embeddings."""
 
     SAMPLED = "gradients"
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._probe = probe
-        self.factor: Number = 1.0
+        # By parameter: norm before its first clip, and which optimizers were unscaled then.
+        self._before_clip: Dict[int, Tuple[Any, FrozenSet[int]]] = {}
+        self._counted_by: Dict[int, int] = {}  # optimizer, by embedding
         # By optimizer and label, since an optimizer whose step raised is measured again.
         self._squares: Dict[int, Dict[str, Number]] = {}
         self._moved: Dict[str, Tuple[Number, Number]] = {}
@@ -70,21 +68,52 @@ class Collector(Base):
         self._modules = -1
         self._turn = 0
 
+    def after_backward(self, loss: Number) -> None:
+        """What was seen before this backward were other gradients."""
+        self._before_clip.clear()
+        self._squares.clear()
+        self._counted_by.clear()
+
+    def before_clip(self, params: List[Any]) -> None:
+        """In a sampled step, the job is about to clip the gradients of `params`."""
+        known, unscaled = self._before_clip, self._probe.scaling.unscaled
+        fresh = [p for p in params if p.grad is not None and id(p) not in known]
+        if fresh:
+            norms = self._probe.collectors["gradient"].norms_of([p.grad for p in fresh])
+            known.update((id(p), (norm, unscaled)) for p, norm in zip(fresh, norms))
+
     def measure(self, update: Update) -> None:
-        total = update.gradient_norm
-        if total is None:
+        key = id(update.optimizer)
+        if key in self._squares:  # its step raised: what was changed since was changed behind this
             return
-        members = self._members(update)
-        found: Dict[str, Number] = {}
-        squares: Number = 0.0
-        for label, params in members.items():
-            gradients = [p.grad for p in params if p.grad is not None]
+        found = self._squares[key] = {}
+        for label, params in self._members(update).items():
+            params = [p for p in params if p.grad is not None]
+            if label == EMBEDDING:  # the only member that several optimizers can have
+                params = [p for p in params if self._counted_by.setdefault(id(p), key) == key]
+            if params:
+                found[label] = self.square(update, params)
+
+    def square(self, update: Update, params: List[Any]) -> Number:
+        """Return the squared norm of the gradients of `params`, unclipped and unscaled."""
+        known, key = self._before_clip, id(update.optimizer)
+        plain, scaled, now = [], [], []
+        for p in params:
+            norm, unscaled = known.get(id(p), NOT_CLIPPED)
+            if norm is None:
+                now.append(p.grad)
+            elif update.scaler is None or key in unscaled:
+                plain.append(norm)
+            else:
+                scaled.append(norm)
+        kernel = getattr(update.optimizer, "grad_scale", None)  # a fused one unscales by itself
+        left: Number = 1.0 if kernel is None else self.scalars.value(kernel)
+        total: Number = 0.0
+        for gradients, scale in ((plain, 1.0), (scaled, update.scale), (now, left)):
             if gradients:
-                found[label] = self._norm_of(gradients)
-                squares = squares + found[label] * found[label]
-        self.factor = self._ratio(total, squares**0.5)
-        norms = {label: norm * self.factor for label, norm in found.items()}
-        self._squares[id(update.optimizer)] = {k: norm * norm for k, norm in norms.items()}
+                norm = self._norm_of(gradients) / scale
+                total = total + norm * norm
+        return total
 
     def before_update(self, update: Update) -> None:
         self._before = []
@@ -109,6 +138,8 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         measured, self._squares = self._squares, {}
+        self._before_clip.clear()
+        self._counted_by.clear()
         squares: Dict[str, Number] = {}
         for found in measured.values():
             for label, square in found.items():
@@ -120,12 +151,6 @@ class Collector(Base):
         for label, (change, weight) in moved.items():
             if label and len(moved) > 1 and (not self.scalars.on_host(weight) or weight > 0.0):
                 values["update_to_weight." + label] = (change / weight) ** 0.5
-
-    def _ratio(self, total: Number, measured: Number) -> Number:
-        if self.scalars.on_host(total) and self.scalars.on_host(measured):
-            usable = 0.0 < measured < float("inf") and total < float("inf")
-            return total / measured if usable else 1.0
-        return total / measured
 
     def _members(self, update: Update) -> Members:
         """Return the parameters by label; "" holds those past the last group with a column."""

@@ -77,7 +77,8 @@ class Collector(Base):
         probe = self._probe
         if probe.boundary.number != self._step:
             self._step, self._backwards = probe.boundary.number, 0
-            self._first, self._squares = {}, {}
+            self._first = {}
+        self._squares = {}
         forward, self._forward_ns = self._forward_ns, probe.times.forward
         self._backwards += 1
         if self._backwards == 1:
@@ -97,6 +98,8 @@ class Collector(Base):
 
     def measure(self, update: Update) -> None:
         if self._step != self._probe.boundary.number or update.gradient_norm is None:
+            return
+        if id(update.optimizer) in self._squares:  # its step raised, and the gradients are clipped
             return
         small: Optional[Number]
         if self._probe.world_size == 1:
@@ -140,7 +143,7 @@ class Collector(Base):
         """Return squares of the rank's own and of the reduced gradient, of the same parameters."""
         sketch: Any = self._probe.collectors["sketch"]
         known = [
-            (square, param.grad)
+            (square, param)
             for index, square in sketch.own.items()
             for param in sketch.params[index : index + 1]
             if id(param) in update.known.ids and param.grad is not None
@@ -150,9 +153,8 @@ class Collector(Base):
         own: Number = 0.0
         for square, _ in known:
             own = own + self.scalars.value(square)
-        factor = self._probe.collectors["groups"].factor
-        norm = self._norm_of([grad for _, grad in known]) * factor
-        return own, norm * norm
+        large: Number = self._probe.collectors["groups"].square(update, [p for _, p in known])
+        return own, large
 
     def _norm_of(self, tensors: List[Any]) -> Number:
         norm: Number = self._probe.collectors["gradient"].norm_of(tensors)

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..actions.stop import HUMAN
-from ..core import replay
+from ..core import replay, trainings
 from ..core.incident import verb_of
-from ..core.runner import awaited
-from ..core.values import Adopted, Decision, Event
+from ..core.steps import awaited
+from ..core.values import Adopted, Decision, Event, Finished
 from ..errors import StoreError
 from ..inputs import clock
 from ..inputs.company import Company
@@ -124,13 +124,17 @@ class Adoption:
         if run is None or run.waiting_for is None:
             return
         verb = verb_of(awaited(self._desk.state))
+        answered = self._control.answered(self._desk.key(run.waiting_for))
+        if trainings.withdrawn(self._desk.state) and not answered:
+            lost = f"{trainings.WITHDRAWN}, and so is who asked for it"
+            self._desk.take(Finished(clock.monotonic_ns(), run.waiting_for, False, {}, lost))
+            return
         why = f"{run.waiting_for} was under way: performed again under its key"
         action = {"id": run.waiting_for, "verb": verb}
         self._recorder.note("recovered", self._desk.state.step, why, {"action": action})
         if verb == "stop" and self._control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
             self._control.exit_code = run.args["exit_code"]
-        answered = self._control.answered(self._desk.key(run.waiting_for))
         self._desk.again()
         until = time.monotonic() + ANSWER_S
         while answered and self._desk.performing and time.monotonic() < until:

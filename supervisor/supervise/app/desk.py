@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..actions.relaunch import Relaunch
-from ..core import engine, runner
+from ..core import engine, steps
 from ..core.incident import Run, verb_of
 from ..core.values import Announced, Decision, Event, Finished, Frame, Noticed, Told
 from ..errors import ActionError
@@ -161,7 +161,7 @@ class Desk:
         incident = self.state.incident
         assert incident is not None
         assert incident.run is not None
-        verb = verb_of(runner.awaited(self.state))
+        verb = verb_of(steps.awaited(self.state))
         self._start({"id": incident.run.waiting_for, "verb": verb, "args": incident.run.args})
 
     def key(self, action_id: str) -> str:
@@ -175,7 +175,7 @@ class Desk:
             self.take(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
             return
         self.performing = action["verb"]
-        awaited, key = runner.awaited(self.state), self.key(action["id"])
+        awaited, key = steps.awaited(self.state), self.key(action["id"])
         self.performer.start(action["id"], awaited, action["args"], key=key)
 
     def _post(self, decision: Decision, seq: int | None) -> None:

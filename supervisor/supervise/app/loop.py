@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..core import sampling, sparing
+from ..core import sampling, sparing, trainings
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
@@ -162,7 +162,7 @@ class App:
     def _round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
         desk, found = self.desk, self._read()
-        control.pump(clock.monotonic_ns())
+        control.pump(clock.monotonic_ns(), withdrawn=trainings.withdrawn(desk.state))
         for sentence in (*control.late(), *self._machine.troubles()):
             desk.take(Noticed(clock.monotonic_ns(), "note", sentence))
         for event in self._guard.poll():

@@ -111,9 +111,9 @@ class Relauncher:
         """Stop, put back, start; see `core.action.Job.relaunch` for what is returned.
 
         Raises:
-            ActionError: the checkpoint cannot be put back, and the job goes on; the old gang is
-                still alive; or the checkpoint is not in its place, or the command could not be
-                started, and the job has ended.
+            ActionError: the checkpoint cannot be put back, or the training that it was for is over,
+                and the job goes on; the old gang is still alive; or the checkpoint is not in its
+                place, or the command could not be started, and the job has ended.
         """
         until = time.monotonic() + deadline_s
         name = _marks(key)
@@ -124,6 +124,7 @@ class Relauncher:
             self._carefully(lambda: self._guard.prepare(prepared))
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
+            job.insist()
             done |= self._stop(job, name, done)
             done["args"] = dict(args)
             self._write(name, done)

@@ -87,13 +87,13 @@ class Bank:
         self._feeder.settle()
         return self._watches
 
-    def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> bool:
-        """Bind metric names to columns; another program of the same rank starts from nothing.
+    def replaced(self, program: tuple[int, int] | None) -> bool:
+        """Return whether that program takes the place of one that nobody knew to have ended."""
+        return self.program not in (None, program) and not self.gone
 
-        Return whether it took the place of one that nobody knew to have ended.
-        """
-        watches, fresh = self.watches, self.program not in (None, program)
-        unexpected, self.gone = fresh and not self.gone, False
+    def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> None:
+        """Bind metric names to columns; another program of the same rank starts from nothing."""
+        watches, fresh, self.gone = self.watches, self.program not in (None, program), False
         if fresh:
             for watch in watches:
                 watch.reset()
@@ -102,7 +102,6 @@ class Bank:
         self.history.announce(names, fresh=fresh)
         self.program, self.names = program, names
         self._plan()
-        return unexpected
 
     def _plan(self) -> None:
         self._feeder = Feeder(self.detectors, self._watches, self.names)

@@ -70,7 +70,7 @@ def close(
     approvals.settle(turn, "withdrawn", f"{incident.id} is over")
     turn.state.checkpoints.judge(incident.id, turn.state.attempt if recovered else None)
     acted = incident.runs > 0
-    found = questions.conclude(turn, incident)
+    found = incident.verdict if incident.over else questions.conclude(turn, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
     turn.say(

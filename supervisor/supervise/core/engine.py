@@ -25,6 +25,7 @@ from . import (
     runner,
     suspicion,
     takeover,
+    trainings,
     verification,
     words,
 )
@@ -114,14 +115,9 @@ def _bank(turn: Turn, rank: int) -> Bank:
 def _announced(turn: Turn, event: Announced) -> None:
     state, rank = turn.state, event.rank
     bank = _bank(turn, rank)
-    before = bank.step
-    if bank.announce(event.names, event.program):
-        turn.say(
-            "note",
-            f"another program of rank {rank} began after step {before}, in the same launch: its "
-            "steps may have numbers that were there before",
-            what="program", rank=rank, pid=event.pid, last_step=before,
-        )  # fmt: skip
+    if bank.replaced(event.program):
+        trainings.another(turn, bank, event)
+    bank.announce(event.names, event.program)
     state.blame.announced(rank, event.names, event.program)
     state.world_size = event.world_size
 
@@ -143,8 +139,9 @@ def _frame(turn: Turn, frame: Frame) -> None:
         _jump(turn, bank, frame)
     bank.lost = 0
     moved = bank.feed(frame, state.pace)
-    if state.machine == machine.WARMING and bank.frames >= turn.policy.warmup_steps:
-        turn.move("ready", f"{bank.frames} frames seen")
+    seen = state.pace - state.began
+    if state.machine == machine.WARMING and seen >= turn.policy.warmup_steps:
+        turn.move("ready", f"{seen} frames seen")
     if bank.notes:
         _notes(turn, bank)
     if state.incident is not None:
@@ -158,7 +155,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
     incident = state.incident
     if incident is not None and incident.waiting:
         response.waited(turn)
-    if incident is not None and leads:
+    if incident is not None and leads and not incident.over:
         verification.watch(turn, incident, frame)
         _settle(turn, incident)
 
@@ -208,6 +205,7 @@ def _tick(turn: Turn, tick: Tick) -> None:
 
 def _waited(turn: Turn) -> None:
     """An action is over: first the words that waited for it, then what was worse than it."""
+    trainings.settle(turn)
     words.waited(turn)
     response.waited(turn)
 

@@ -93,6 +93,7 @@ class Incident:
         anew: what is asked for again when the run under way ends: runbook, rung, why, climbed.
         lacked: number of the newest run, when it was refused for want of a good checkpoint: its
             runbook, why it was to run, climbed.
+        over: its training is, why: it is closed when what is under way has come to its end.
         back: the attempt that the job was last taken back to; what older frames tell is over.
         acked: who said that a person looks after it.
         tainted: attempt -> step from which checkpoints of it are suspect because of this.
@@ -144,6 +145,7 @@ class Incident:
     anew: tuple[str, int, str, bool] | None = None
     lacked: tuple[int, str, str, bool] | None = None
     back: int = 0
+    over: str = ""
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule that fires; return True when it raised the incident's severity."""

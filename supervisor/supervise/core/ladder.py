@@ -17,6 +17,15 @@ def entry(ladder: Ladder, wanted: str, floor: int) -> tuple[str, int]:
     return (wanted, rung) if rung >= floor else at(ladder, floor)
 
 
+def floor(ladder: Ladder, last: tuple[int, int] | None, pace: int) -> int:
+    """Return the rung that the last incident came to, unless that was long enough ago.
+
+    Args:
+        last: (rung, pace) of it, None when none acted.
+    """
+    return last[0] if last is not None and pace - last[1] < ladder.reset_after_steps else -1
+
+
 def climb(ladder: Ladder, rung: int) -> tuple[str, int]:
     """Return the rung above `rung`; past the last one there is only `hold`.
 

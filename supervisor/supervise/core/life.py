@@ -24,6 +24,8 @@ def launched(turn: Turn, event: Launched) -> None:
     state = turn.state
     state.returncode, state.ended, state.stays = None, False, ""
     state.launched = event.attempt
+    if state.incident is not None:
+        state.incident.over = ""  # it was taken back from a training that had just begun
     state.checkpoints.launched(event.attempt)
     for bank in state.banks.values():
         bank.leave()

@@ -105,10 +105,15 @@ def _answer(
 
 
 def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) -> str | None:
-    """Return `silence:<who>`, `inhibit:<rule, state>` or `planned:<what>`; None: it may speak."""
-    silent = turn.state.silence(rule.id)
-    if silent is not None:
+    """Return what mutes a rule, None: it may speak.
+
+    `silence:<who>`, `over:<incident>`, `inhibit:<rule, state>` or `planned:<what>`.
+    """
+    incident = turn.state.incident
+    if (silent := turn.state.silence(rule.id)) is not None:
         return f"silence:{silent}"
+    if incident is not None and incident.over:
+        return f"over:{incident.id}"
     for inhibit in turn.policy.inhibit:
         if rule.id not in inhibit.mute:
             continue
@@ -160,7 +165,8 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     assert incident is not None
     assert rule.runbook is not None
     incident.asks |= policy.mode_of(rule) == "approve"
-    name, rung = ladder.entry(policy.ladder, rule.runbook, _floor(turn))
+    floor = ladder.floor(policy.ladder, state.floor, state.pace)
+    name, rung = ladder.entry(policy.ladder, rule.runbook, floor)
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
         turn.say("suppressed", f"{rule.id}: held, a person is needed", rule=rule.id,
@@ -231,13 +237,6 @@ def _answered(turn: Turn, bank: Bank, rule: Rule) -> int | None:
         if other is not bank and other.rules[index].firing and other.rules[index].answered:
             return rank
     return None
-
-
-def _floor(turn: Turn) -> int:
-    """Return the rung that the last incident came to, unless that was long enough ago."""
-    floor, state = turn.state.floor, turn.state
-    recent = floor is not None and state.pace - floor[1] < turn.policy.ladder.reset_after_steps
-    return floor[0] if floor is not None and recent else -1
 
 
 def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -> None:

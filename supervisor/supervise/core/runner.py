@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import aiming, approvals, choosing, ending, ladder, opening, steps, undoing
-from .action import Action
 from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
 from .rule import HOLD, Runbook
-from .state import State, Turn
+from .state import Turn
 from .values import Finished
 
 
@@ -111,6 +110,8 @@ def _acts(turn: Turn, incident: Incident, why: str) -> None:
 def proceed(turn: Turn, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
+        if incident.over:
+            return  # nothing follows, see `trainings`
         if run.failed is not None:
             if not run.undoing or turn.state.returncode is not None:
                 _after_failure(turn, incident, run)
@@ -145,15 +146,6 @@ def proceed(turn: Turn, incident: Incident) -> None:
             if why is not None:
                 fail(turn, incident, why, sent=False)
             return
-
-
-def awaited(state: State) -> Action:
-    """Return the action that the newest intent asked for."""
-    run = state.incident.run if state.incident is not None else None
-    assert run is not None
-    assert run.waiting_for is not None
-    assert run.action is not None
-    return run.action
 
 
 def finished(turn: Turn, event: Finished) -> None:
@@ -203,7 +195,10 @@ def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None
     run = incident.run
     assert run is not None
     run.waiting_for = None
-    if run.failed is None and run.runbook.verbs[run.index] != "undo":
+    if incident.over:
+        undoing.left_open(incident, run)
+        run.failed = why
+    elif run.failed is None and run.runbook.verbs[run.index] != "undo":
         run.failed = why
         run.undoing = undoing.of_run(incident, run, run.index if sent else None)
     else:  # an undo: it is not tried again, a person must know

@@ -42,6 +42,7 @@ class State:
 
     Attributes:
         pace: frames of the leading rank since launch; unlike `step` it never goes back.
+        began: the pace at which the newest training began.
         cooldown: rule id -> (pace, rung) of its last runbook.
         floor: (rung, pace) of the last incident that acted; the next one enters no lower.
         flips: (rule id, rank) -> paces of its last changes, to tell flapping.
@@ -69,6 +70,7 @@ class State:
     step: int = -1
     attempt: int = 0
     pace: int = 0
+    began: int = 0
     world_size: int = 1
     banks: dict[int, Bank] = field(default_factory=dict)
     incident: Incident | None = None

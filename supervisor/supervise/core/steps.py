@@ -7,7 +7,7 @@ from typing import Any
 from . import aiming
 from .action import Action, Refused
 from .incident import Incident, Run, brief, verb_of
-from .state import Turn
+from .state import State, Turn
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
 
@@ -34,6 +34,15 @@ def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) 
     if spent is None:
         _intend(turn, incident, run, action, verb, f"{run.index}-{verb}", args)
     return spent
+
+
+def awaited(state: State) -> Action:
+    """Return the action that the newest intent asked for."""
+    run = state.incident.run if state.incident is not None else None
+    assert run is not None
+    assert run.waiting_for is not None
+    assert run.action is not None
+    return run.action
 
 
 def helped(turn: Turn, incident: Incident) -> None:

@@ -5,9 +5,8 @@ Budgets, holds, requests for approval and the open incident are in the state, an
 
 from __future__ import annotations
 
-from . import runner
+from . import steps
 from .state import Turn
-from .steps import OVERDUE_S
 from .values import Adopted
 
 
@@ -29,5 +28,5 @@ def take(turn: Turn, event: Adopted) -> None:
     if run is not None:
         run.verify_ns = event.at_ns
         if run.waiting_for is not None:
-            within_s = runner.awaited(state).limit_s(run.args) + OVERDUE_S
+            within_s = steps.awaited(state).limit_s(run.args) + steps.OVERDUE_S
             run.overdue_ns = event.at_ns + int(within_s * 1e9)

@@ -14,6 +14,8 @@ from .action import Action
 from .incident import Incident, Run, verb_of
 
 GOES_BACK = ("rollback", "relaunch")
+# When a training is over: its data is no better for the next one, and what trains is not paused.
+STAY = ("unquarantine", "resume")
 CLEAR = 20  # steps behind the first breach, for a runbook that does not verify; project default
 
 
@@ -40,6 +42,20 @@ def tried(incident: Incident, action: Action) -> None:
 def everything(incident: Incident) -> list[Action]:
     """Return what takes back all that stands, newest first."""
     return [undo for _, undo in reversed(incident.standing)]
+
+
+def left_open(incident: Incident, run: Run) -> None:
+    """Take note of an action that may have been done: its outcome went with its training."""
+    if run.action is None or run.operator or run.undoing or run.refused:
+        return
+    opposite = run.action.undo()
+    if opposite is not None and opposite not in everything(incident):
+        incident.standing.append((run.number, opposite))
+
+
+def of_training(incident: Incident) -> list[Action]:
+    """Return what takes back all that would act on the next training, newest first."""
+    return [undo for undo in everything(incident) if verb_of(undo) not in STAY]
 
 
 def of_run(incident: Incident, run: Run, sent: int | None) -> list[Action]:

@@ -40,6 +40,8 @@ class Announced:
     """A rank's probe published its table of metric names (again, when names came late).
 
     `segment` tells which segment it and the frames after it were read from: when that was made.
+    `again` that its process took the place of one that did not come to a good end: whoever starts
+    such a one, a launcher for instance, means the same training.
     """
 
     at_ns: int
@@ -48,6 +50,7 @@ class Announced:
     pid: int
     names: tuple[str, ...]
     segment: int = 0
+    again: bool = False
 
     @property
     def program(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ..core.trainings import WITHDRAWN
 from ..core.values import Beat
 from ..errors import ActionError
 
@@ -85,7 +86,8 @@ def judge(asked: Asked, answers: Mapping[int, Ack], deadline_s: float) -> None:
         raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=meant)
     silent = sorted(set(asked.sent or {}) - set(answers))
     if asked.sent is None:
-        raise ActionError(f"{verb} was not sent: {asked.refusal or 'the main loop is busy'}")
+        why, meant = asked.refusal or "the main loop is busy", asked.refusal == WITHDRAWN
+        raise ActionError(f"{verb} was not sent: {why}", refused=meant)
     if not silent:
         return
     why = asked.refusal or "; ".join(asked.gone[rank] for rank in silent if rank in asked.gone)

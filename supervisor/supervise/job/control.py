@@ -26,9 +26,10 @@ import psutil
 
 from supervise_probe.wire import WireError
 
+from ..core.trainings import WITHDRAWN
 from ..errors import ActionError, SuperviseError
 from .asking import Ack, Asked, Rank, Ranks, ending, judge
-from .halting import halt
+from .halting import LOOP_S, halt
 from .process import Process
 from .quarantine import Manifest, quarantine
 from .working import work
@@ -54,6 +55,7 @@ class Control:
         exit_code: what the supervisor exits with because a policy stopped the job; None when the
             job's own result counts.
         paused: True between an acknowledged `pause` and `resume`.
+        withdrawn: the action under way is to ask nothing more of the job.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Control:
         self.process = process
         self.exit_code: int | None = None
         self.paused = False
+        self.withdrawn = False
         self._segments = segments
         self._collect = collect
         self._relaunch = relaunch
@@ -83,9 +86,9 @@ class Control:
 
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
-    def pump(self, now_ns: int) -> None:
+    def pump(self, now_ns: int, *, withdrawn: bool = False) -> None:
         """Send what is queued, file acks, renew leases. Call after every `segments.poll()`."""
-        ranks = self._segments.ranks
+        ranks, self.withdrawn = self._segments.ranks, withdrawn
         if ranks:
             self._world_size = max(rank.world_size for rank in ranks.values())
         while self._work:
@@ -152,6 +155,8 @@ class Control:
             asked.sent = dict(ranks)
         elif self.process.returncode is not None:
             asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
+        elif self.withdrawn:
+            asked.refusal = WITHDRAWN
         elif not ranks:
             asked.refusal = "no probe is attached to the job"
         elif len(ranks) < self._world_size and not partly:
@@ -214,6 +219,13 @@ class Control:
             raise failure[0]
         return result[0]
 
+    def insist(self) -> None:
+        """Raise ActionError when the action under way is withdrawn; before it ends the job."""
+        with suppress(ActionError):  # a loop that is stuck withdraws nothing
+            self.on_loop(lambda: None, LOOP_S)
+        if self.withdrawn:
+            raise ActionError(WITHDRAWN, refused=True)
+
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
     ) -> dict[str, Any]:
@@ -272,6 +284,7 @@ class Control:
             `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
             `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
         """
+        self.insist()
         seen = halt(self, grace_s=grace_s, term_s=term_s)
         if seen["how"] != "ended":
             self.exit_code = exit_code

@@ -35,6 +35,7 @@ def quarantine(
     With one rank it takes effect at the next step boundary. With several it waits for the next
     launch: ranks that pass over different numbers of batches would wait for each other for ever.
     """
+    job.insist()
     if manifest is None:
         raise ActionError("this run keeps no quarantine")
     live = job.world_size == 1

@@ -11,7 +11,8 @@ from ..core import machine
 from ..core.rule import Policy
 from .played import Played
 
-PEOPLE = ("ask", "given_up")  # moves that wait for a person, or come of an order
+# Moves that wait for a person, come of an order, or need a training behind the scenario's own.
+APART = ("ask", "given_up", "anew")
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ def _shown(held: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
 
 
 def pairs(table: machine.Table) -> list[tuple[str, str]]:
-    """Return every pair of state and event that has a move, and needs no person to be made.
+    """Return every pair of state and event that has a move, and that a scenario can make.
 
     A run that has ended makes none.
     """
@@ -114,7 +115,7 @@ def pairs(table: machine.Table) -> list[tuple[str, str]]:
         (state, event)
         for state in machine.STATES
         for event in machine.EVENTS
-        if event not in PEOPLE
+        if event not in APART
         and state != machine.HALTED
         and machine.move(table, state, event) is not None
     ]

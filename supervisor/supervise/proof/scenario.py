@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..catalog.scenario import InjectForm, ScenarioForm
-from ..core import engine, machine, runner
+from ..core import engine, machine, steps
 from ..core.action import Action
 from ..core.rule import Policy
 from ..core.state import State
@@ -196,7 +196,7 @@ class Player:
         self.played.log += [(self.slot, decision) for decision in made]
         for decision in made:
             if decision.kind == "intent":
-                action = runner.awaited(self.state)
+                action = steps.awaited(self.state)
                 intent = decision.data["action"]
                 self.pending = (self.now + self.delay, intent["id"], action, intent)
         if self.crash is not None and any(d.kind == self.crash for d in made):

@@ -74,6 +74,70 @@ def test_a_step_that_is_made_again_counts_once(probed):
     assert {"grad_noise_scale", "grad_global_norm.1", "adam_rms_ratio"} <= set(once[-1])
 
 
+CHANGED_AND_MADE_AGAIN = (
+    MODEL
+    + """
+class Raises(torch.optim.SGD):
+    soon = False
+
+    def step(self, closure=None):
+        if self.soon:
+            self.soon = False
+            raise torch.OutOfMemoryError("no memory")
+        return super().step(closure)
+
+embed = nn.Embedding(10, 8)
+params = [embed.weight, *model.parameters()]
+optimizer = Raises([{"params": [p]} for p in params], lr=0.05)
+
+def backward():
+    for part in range(2):
+        (model(embed(torch.randint(0, 10, (16,)))) - 1.0).square().mean().backward()
+
+def look():
+    row = {f"grad_global_norm.{i or 'embedding'}": norm([p.grad]) for i, p in enumerate(params)}
+    return {"grad_global_norm": norm(p.grad for p in params), **row}
+
+for step in range(12):
+    if step == 2:
+        barrier("go")
+    optimizer.zero_grad()
+    backward()
+    if step == 6:
+        params[-1].grad[0] = math.nan
+    row = look()
+    optimizer.soon = step > 2
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        if step > 8:        # from other gradients
+            optimizer.zero_grad()
+            backward()
+            row = look()
+        optimizer.step()
+    tell(**row)
+"""
+)
+
+
+def test_norms_are_those_that_the_first_attempt_found(probed):
+    """A bound and a standing order change the gradients before the step raises; the frame holds
+    what they were. Where the job makes new gradients, those count."""
+    order = {"zero_nonfinite": {"max": 3, "per": 128}}
+    job = probed.start(CHANGED_AND_MADE_AGAIN, sampling=ALWAYS, standing_orders=order)
+    job.reached()
+    key = job.send("clip", max_norm=0.01)
+    job.go()
+    assert job.answer(key).ok
+    probed.wait(job)
+    assert job.err == "" and [n.kind for n in job.notices].count("standing-order") == 1
+    assert len(job.frames) == len(job.told) == 12
+    for frame, row in zip(job.frames[2:], job.told[2:], strict=True):
+        for metric, value in row.items():
+            expected = pytest.approx(value, rel=1e-5, nan_ok=True)
+            assert frame[metric] == expected, (metric, frame["step"])
+
+
 SKIPPED_AND_MADE_AGAIN = (
     MODEL
     + """

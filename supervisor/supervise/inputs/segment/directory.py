@@ -182,6 +182,7 @@ class Segments:
         while old is not None and self.ranks.get(old.rank) is old and idle < wire.PATIENCE:
             idle = 0 if self._read(old, events) else idle + 1
         if old is not None:
+            segment.again = old.pid != segment.pid and not _ended_well(old)
             old.close()
             if old.pid == segment.pid:  # a process may begin one training after the other
                 with suppress(OSError):
@@ -257,6 +258,15 @@ def _trains(segment: Segment) -> bool:
         return alive and segment.end() is None
     except (OSError, ValueError, IndexError, SegmentError):
         return False
+
+
+def _ended_well(segment: Segment) -> bool:
+    """Whether the process that wrote `segment` said that it ends with code 0."""
+    try:
+        end = segment.end()
+    except SegmentError:
+        return False
+    return end is not None and end[0] == 0
 
 
 def _names(directory: Path) -> list[str]:

@@ -41,14 +41,14 @@ class Segment:
 
     Attributes:
         rank, world_size, pid, start_ticks, created_ns: as the probe wrote them at its start.
+        again: see `core.values.Announced`; to be set before the first poll.
     """
 
     def __init__(self, file: SegmentFile, clock: Callable[[], int]) -> None:
         header = file.header
         self.path = file.path
-        self.rank = header.rank
-        self.world_size = header.world_size
-        self.pid = header.pid
+        self.rank, self.world_size, self.pid = header.rank, header.world_size, header.pid
+        self.again = False
         self.start_ticks = header.start_ticks
         self.created_ns = header.created_ns
         self._file = file
@@ -223,10 +223,10 @@ class Segment:
             return  # half-written or damaged; frames that need it wait for it
         self._generation = generation
         self._names = tuple(names)
-        found = Announced(
-            self._clock(), self.rank, self.world_size, self.pid, self._names, self.created_ns
-        )
-        events.append(found)
+        events.append(Announced(
+            self._clock(), self.rank, self.world_size, self.pid, self._names, self.created_ns,
+            self.again,
+        ))  # fmt: skip
 
     def _take_frames(self, head: int, limit: int, events: list[Event]) -> None:
         if self._tries >= wire.PATIENCE:

@@ -1,0 +1,383 @@
+"""Norms and rates of parameter groups: each against a float64 computation of the job itself."""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
+SAMPLED = ("grad_global_norm.", "update_to_weight.")
+
+# `watch` takes the true gradients before any clip, and `told` what the step has moved.
+MODEL = """
+embed, body, head = nn.Embedding(32, 16), nn.Linear(16, 24), nn.Linear(24, 32)
+model = nn.Sequential(embed, body, nn.Tanh(), head)
+SGD, Adam = torch.optim.SGD, torch.optim.Adam
+
+
+def backward(scale=lambda loss: loss):
+    x = torch.randint(0, 32, (8, 6))
+    loss = F.cross_entropy(model(x).view(-1, 32), (x * 7 + 3).view(-1) % 32)
+    scale(loss).backward()
+
+
+def watch(members, scale=1.0):
+    global row, old
+    row, old = {}, {}
+    every = {id(p): p for params in members.values() for p in params}.values()
+    row["grad_global_norm"] = norm(p.grad for p in every if p.grad is not None) / scale
+    for name, params in members.items():
+        grads = [p.grad for p in params if p.grad is not None]
+        if grads:
+            row[f"grad_global_norm.{name}"] = norm(grads) / scale
+        old[name] = [p.detach().clone() for p in params]
+
+
+def told(members, **more):
+    for name, params in members.items():
+        moved = norm(p.detach() - q for p, q in zip(params, old[name]))
+        if old[name]:
+            row[f"update_to_weight.{name}"] = moved / norm(old[name])
+    tell(**row, **more)
+"""
+
+TWO = (
+    MODEL
+    + """
+first = SGD([{"params": [body.weight]}, {"params": [body.bias]}], lr=0.05, momentum=0.9)
+second = Adam([{"params": embed.parameters()}, {"params": head.parameters()}], lr=0.01)
+members = {"0": [body.weight], "1": [body.bias], "embedding": [embed.weight],
+           "3": [head.weight, head.bias]}
+"""
+)
+
+ONE_CLIP_OVER_TWO = (
+    TWO
+    + """
+for step in range(10):
+    backward()
+    watch(members)
+    nn.utils.clip_grad_norm_(model.parameters(), torch.tensor(0.02) if step % 2 else 0.1 * step)
+    for optimizer in (first, second):
+        optimizer.step()
+        optimizer.zero_grad()       # what the first had is gone before the second steps
+    told(members)
+"""
+)
+
+CLIP_OVER_TWO_WHILE_SCALED = (
+    TWO
+    + """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+for step in range(8):
+    backward(scaler.scale)
+    scale = scaler.get_scale()
+    watch(members, scale)
+    if step % 2:
+        scaler.unscale_(first)
+        scaler.unscale_(second)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), 50.0)
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+    model.zero_grad()
+    told(members)
+"""
+)
+
+A_CLIP_FOR_EACH = (
+    TWO
+    + """
+for step in range(8):
+    backward()
+    watch(members)
+    for p in model.parameters():
+        if p is not body.bias:
+            nn.utils.clip_grad_norm_(p, 0.01 * (1 + p.dim()))
+    first.step()
+    second.step()
+    model.zero_grad()
+    told(members)
+"""
+)
+
+CLIPS = """
+for step in range(8):
+    backward()
+    watch(members)
+    CLIP
+    first.step()
+    second.step()
+    model.zero_grad()
+    told(members)
+"""
+EVERY = "model.parameters()"
+BY_VALUE = TWO + CLIPS.replace("CLIP", f"nn.utils.clip_grad_value_({EVERY}, 0.002)")
+BY_ANOTHER_NORM = TWO + CLIPS.replace(
+    "CLIP", f'nn.utils.clip_grad_norm_({EVERY}, 0.01, norm_type="inf")'
+)
+BY_NORM_THEN_VALUE = TWO + CLIPS.replace(
+    "CLIP",
+    f"nn.utils.clip_grad_norm_({EVERY}, 0.1)\n    nn.utils.clip_grad_value_({EVERY}, 0.002)",
+)
+BY_VALUE_THEN_NORM = TWO + CLIPS.replace(
+    "CLIP",
+    f"nn.utils.clip_grad_value_({EVERY}, 0.002)\n    nn.utils.clip_grad_norm_({EVERY}, 0.01)",
+)
+TWICE = TWO + CLIPS.replace(
+    "CLIP", "\n    ".join(f"nn.utils.clip_grad_norm_({EVERY}, {limit})" for limit in (0.1, 0.05))
+)
+ALL, HEAD = f"nn.utils.clip_grad_norm_({EVERY}, 0.1)", "nn.utils.clip_grad_norm_({}, 0.02)"
+HEAD = HEAD.format("head.parameters()")
+A_PART_THEN_ALL = TWO + CLIPS.replace("CLIP", f"{HEAD}; {ALL}")
+ALL_THEN_A_PART = TWO + CLIPS.replace("CLIP", f"{ALL}; {HEAD}")
+WITHOUT_A_CLIP = TWO + CLIPS.replace("CLIP", "pass")
+
+A_GROUP_MORE = (
+    MODEL
+    + """
+late = nn.Linear(24, 32)
+first = SGD([{"params": [body.weight]}], lr=0.05)
+second = Adam([{"params": embed.parameters()}, {"params": head.parameters(), "lr": 0.02}], lr=0.01)
+members = {"0": [body.weight], "embedding": [embed.weight], "2": [head.weight, head.bias]}
+rates = {"learning_rate": 0.05, "learning_rate.1": 0.01, "learning_rate.2": 0.02}
+for step in range(10):
+    if step == 3:
+        first.add_param_group({"params": [body.bias], "lr": 0.5})
+        members = {"0": [body.weight], "1": [body.bias], "embedding": [embed.weight],
+                   "3": [head.weight, head.bias]}
+        rates.update({"learning_rate.1": 0.5, "learning_rate.2": 0.01, "learning_rate.3": 0.02})
+    if step == 6:           # the same parameters in the same order, in one group more
+        second.param_groups[1]["params"] = [head.weight]
+        second.param_groups.append({**second.param_groups[1], "params": [head.bias], "lr": 0.03})
+        members.update({"3": [head.weight], "4": [head.bias]})
+        rates["learning_rate.4"] = 0.03
+    if step == 8:
+        first.param_groups.pop()
+        members = {"0": [body.weight], "embedding": [embed.weight], "2": [head.weight],
+                   "3": [head.bias]}
+        rates = {"learning_rate": 0.05, "learning_rate.1": 0.01, "learning_rate.2": 0.02,
+                 "learning_rate.3": 0.03}
+        body.bias.requires_grad_(False)
+    backward()
+    watch(members)
+    first.step()
+    second.step()
+    model.zero_grad()
+    told(members, **rates)
+"""
+)
+
+FROZEN = (
+    TWO
+    + """
+body.weight.requires_grad_(False)
+for step in range(10):
+    head.bias.requires_grad_(step % 3 > 0)      # without a gradient in some steps
+    embed.weight.requires_grad_(step % 4 > 0)
+    backward()
+    watch(members)
+    if step % 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    first.step()
+    second.step()
+    for optimizer in (first, second):
+        optimizer.zero_grad()
+    told(members)
+"""
+)
+
+EMPTIED = (
+    TWO
+    + """
+for step in range(8):
+    if step == 4:
+        first.param_groups[1]["params"].clear()
+        second.param_groups[1]["params"].append(body.bias)
+        members = {"0": [body.weight], "embedding": [embed.weight],
+                   "3": [head.weight, head.bias, body.bias]}
+    backward()
+    watch(members)
+    if step % 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    first.step()
+    second.step()
+    model.zero_grad()
+    told(members)
+"""
+)
+
+TIED = """
+embed, body, head = nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32)
+head.weight = embed.weight
+""" + MODEL.partition("\n")[2].partition("\n")[2]
+TIED = (
+    TIED
+    + """
+second = SGD([{"params": [body.weight]}, {"params": [body.bias, head.bias]}], lr=0.05)
+first = Adam([head.weight], lr=torch.tensor(0.01))
+members = {"embedding": [embed.weight], "1": [body.weight], "2": [body.bias, head.bias]}
+for step in range(8):
+    first.param_groups[0]["lr"].fill_(0.01 / (step + 1))
+    rate = 0.01 / (step + 1)
+    backward()
+    watch(members)
+    if step % 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    first.step()
+    second.step()
+    model.zero_grad()
+    told(members, **{"learning_rate": rate, "learning_rate_scheduled": rate})
+"""
+)
+
+# As an actor and a critic with one encoder. What both have moved has no exact number.
+IN_BOTH = (
+    MODEL
+    + """
+first = SGD([{"params": embed.parameters()}, {"params": body.parameters()}], lr=0.05)
+second = SGD([embed.weight, *head.parameters(), body.weight], lr=0.01)
+members = {"embedding": [embed.weight], "1": list(body.parameters()),
+           "2": [*head.parameters(), body.weight]}
+for step in range(8):
+    backward()
+    watch(members)
+    if step % 3 == 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    first.step()
+    second.step()
+    model.zero_grad()
+    tell(**row)
+"""
+)
+
+MANY = """
+layers = [nn.Linear(6, 6) for _ in range(10)]
+model = nn.Sequential(*layers)
+first = torch.optim.SGD([{"params": layer.parameters()} for layer in layers[:5]], lr=0.05)
+second = torch.optim.Adam([{"params": p, "lr": 0.01 * (i + 1)} for i, p in
+                           enumerate(p for layer in layers[5:] for p in layer.parameters())])
+members = {str(i): list(layer.parameters()) for i, layer in enumerate(layers[:5])}
+members.update({"5": [layers[5].weight], "6": [layers[5].bias]})
+rates = {f"learning_rate.{5 + i}": 0.01 * (i + 1) for i in range(10)}
+for step in range(6):
+    (model(torch.randn(8, 6)) ** 2).mean().backward()
+    row = {f"grad_global_norm.{k}": norm(p.grad for p in ps) for k, ps in members.items()}
+    row["grad_global_norm"] = norm(p.grad for p in model.parameters())
+    old = {k: [p.detach().clone() for p in ps] for k, ps in members.items()}
+    if step % 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    first.step()
+    second.step()
+    model.zero_grad()
+    for k, ps in members.items():
+        row[f"update_to_weight.{k}"] = norm(p - q for p, q in zip(ps, old[k])) / norm(old[k])
+    tell(**row, **rates)
+"""
+
+# Two ranks, one of which speaks: the gradients are those that the ranks have averaged.
+RANKS = (
+    TWO
+    + """
+import atexit
+import torch.distributed as dist
+
+os.environ.update(RANK="0", WORLD_SIZE="2")
+child = os.fork()
+rank = 0 if child else 1
+os.environ["RANK"] = str(rank)
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank,
+                        world_size=2)
+inner, model = model, nn.parallel.DistributedDataParallel(model)
+torch.manual_seed(rank + 1)
+for step in range(8):
+    backward()
+    watch(members)
+    if step % 4 == 1:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    if step % 4 == 2:
+        nn.utils.clip_grad_value_(inner.parameters(), 0.001)
+    first.step()
+    second.step()
+    model.zero_grad()
+    if child:
+        told(members)
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    atexit._run_exitfuncs()
+    os._exit(0)
+"""
+)
+
+LOOPS = {
+    "one-clip-over-two": ONE_CLIP_OVER_TWO,
+    "clip-over-two-while-scaled": CLIP_OVER_TWO_WHILE_SCALED,
+    "a-clip-for-each": A_CLIP_FOR_EACH,
+    "by-value": BY_VALUE,
+    "by-another-norm": BY_ANOTHER_NORM,
+    "by-norm-then-value": BY_NORM_THEN_VALUE,
+    "by-value-then-norm": BY_VALUE_THEN_NORM,
+    "twice": TWICE,
+    "a-part-then-all": A_PART_THEN_ALL,
+    "all-then-a-part": ALL_THEN_A_PART,
+    "without-a-clip": WITHOUT_A_CLIP,
+    "a-group-more": A_GROUP_MORE,
+    "frozen": FROZEN,
+    "emptied": EMPTIED,
+    "tied": TIED,
+    "in-both": IN_BOTH,
+    "many": MANY,
+    "ranks": RANKS,
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_group_is_measured_as_the_job_would(probed, bare, name, late):
+    """Each frame holds what the script computes, and of the groups nothing else; the script
+    computes what it does without the probe, to the bit."""
+    job = probed.run(LOOPS[name], late=late, sampling=ALWAYS)
+    assert job.err == "" and job.kinds() == []
+    assert job.told == bare.run(LOOPS[name]).told
+    assert [frame["step"] for frame in job.frames] == list(range(len(job.told)))
+    for frame, row in zip(job.frames, job.told, strict=True):
+        of_groups = {metric for metric in row if metric.startswith(SAMPLED)}
+        kinds = tuple(metric.partition(".")[0] + "." for metric in of_groups)
+        if frame["step"] < 2:  # nothing is sampled yet
+            row = {metric: value for metric, value in row.items() if metric not in of_groups}
+        else:
+            assert {metric for metric in frame if metric.startswith(kinds)} == of_groups
+        for metric, value in row.items():
+            near = math.isclose(frame[metric], value, rel_tol=1e-5, abs_tol=1e-9)
+            assert near, (metric, frame["step"], frame[metric], value)
+
+
+REPLACED = """
+import gc, weakref
+
+gc.disable()
+gone = []
+for training in range(4):
+    model = nn.Linear(8, 1)
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    for step in range(3):
+        model(torch.randn(4, 8)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    gone.append(weakref.ref(model.weight))
+    del model, optimizers, optimizer
+tell(left=[reference() is not None for reference in gone])
+"""
+
+
+def test_what_is_counted_together_keeps_no_weights_alive(probed):
+    """Those of optimizers that are gone are freed when the next one steps, without the collector
+    of cycles."""
+    job = probed.run(REPLACED, sampling=ALWAYS)
+    assert job.told[0]["left"][:-1] == [False, False, False]
