@@ -76,8 +76,6 @@ class Boundary:
             return None
         if (probe.writer is None or not probe.on) and not probe.open():
             return None
-        if probe.thread is None:
-            probe.threads.first()
         key = id(optimizer)
         if key in self._round.members:
             self.close(on_time=False)
@@ -268,8 +266,7 @@ class Boundary:
             self.close(on_time=False)
             self._round, self._began, self._mark_ns = Round(), self.number, 0
             trainings.begin(self._probe)
-        self._known.pop(key, None)
-        self._known = in_order({**self._known, key: known})
+        self._known = in_order(self._known, key, known, self._round.members)
         if self.handmade.on:
             self.handmade.optimizer_steps()
         self._probe.optimizer_appeared(optimizer)

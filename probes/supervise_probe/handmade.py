@@ -226,8 +226,6 @@ class Handmade:
         self._forget()
         probe.collectors["counters"].rewind({"steps_seen": float(number)})
         self._search_at = self._backwards + AGAIN
-        if probe.thread is None:
-            probe.threads.first()
         boundary.infer(id(self._hands), probe.config.first_step + number)
         probe.rollbacks.never(WHY)
         probe.tools.cannot(WHY)
@@ -257,7 +255,7 @@ class Handmade:
         if self._update is None or not self._update.measured:
             return
         self._update = None
-        loss = self._probe.loss_so_far()
+        loss = self._probe.collectors["loss"].total
         self._forget()
         self._probe.collectors["loss"].total = loss
 

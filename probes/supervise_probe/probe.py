@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections import deque
-from threading import get_ident
+from threading import Lock, get_ident
 from time import monotonic_ns
 from typing import Any, Deque, Dict, Optional
 
@@ -26,7 +26,7 @@ from .guard import Guard, Part
 from .learning_rate import LearningRate
 from .publisher import Publisher
 from .registry import Registry
-from .scalars import Number, Scalars
+from .scalars import Scalars
 from .scaling import Scaling
 from .threads import Threads
 from .tools import Tools
@@ -46,7 +46,7 @@ class Probe:
         adapted: whether the job reports values of its own.
         finite: whether the newest frame held finite values only.
         phase: of the newest beat.
-        thread: the only one that is watched, None before the first step; `pristine`: counters then.
+        thread: the one that is watched, None before any backward; `pristine`: counters then.
         has_cuda: this torch was built for such devices.
     """
 
@@ -95,6 +95,7 @@ class Probe:
         self.finite, self.phase, self.adapted = True, "", False
         self.thread: Optional[int] = None
         self.threads = Threads(self)
+        self._opening = Lock()
         self._status_due, self._status_age = True, 0
         self.pristine = self.state()
 
@@ -111,8 +112,7 @@ class Probe:
     def absent(self) -> bool:
         """Whether a hook must do nothing where no functorch transform can be at work.
 
-        Off; in another thread than the one that trains; while a tracer would record what we compute
-        for the job's own; or while a graph is captured.
+        Off; in another thread than the one that trains; while a tracer or a capture is at work.
         """
         return (
             not self.on
@@ -130,9 +130,17 @@ class Probe:
         return self.absent() or self._transforming()
 
     def open(self) -> bool:
-        """Become a rank, if this process is none yet. False: the probe is off."""
+        """Become a rank, if this process is none yet; whether it is one."""
         if self.writer is not None or not self.on:
             return self.on
+        if not self._opening.acquire(blocking=False):
+            return False  # another thread is at it
+        try:
+            return self._open()
+        finally:
+            self._opening.release()
+
+    def _open(self) -> bool:
         from . import wire
         from .mailbox import Mailbox
         from .writer import Writer
@@ -146,11 +154,12 @@ class Probe:
         except (OSError, wire.WireError) as error:
             self.off(f"no segment in {config.shm}: {error}")
             return False
+        self.threads.begins()
         self._phases = {name: index for index, name in enumerate(wire.PHASES)}
         self._mailbox = Mailbox(self.writer)
         try:
             self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
-            self.publisher = Publisher(self.writer, self.scalars, self._finish, self._no_room)
+            self.publisher = Publisher(self.writer, self.scalars, self._finish, self.notice)
             verbs.start(self)
             self.drills = Drills(self, config.drills)
             self.drills.begin(self.boundary.number)
@@ -206,10 +215,6 @@ class Probe:
         else:
             self.notice("collector-off", f"{part.name} is off: {reason}", {"collector": part.name})
 
-    def _no_room(self, name: str) -> None:
-        room = self.writer.capacity
-        self.notice("note", f"a frame holds {room} metrics; {name!r} and later ones are left out")
-
     def without_grad(self, function: Any, *args: Any) -> Any:
         """Call `function` with gradients off. As `torch.no_grad`, at a tenth of its cost."""
         enabled = self._is_grad_enabled()
@@ -220,11 +225,6 @@ class Probe:
             self._set_grad_enabled(enabled)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────
-
-    def loss_so_far(self) -> Optional[Number]:
-        """Return the loss of the step under way."""
-        total: Optional[Number] = self.collectors["loss"].total
-        return total
 
     def optimizer_appeared(self, optimizer: Any) -> None:
         """An optimizer steps for the first time: look which modules it trains."""

@@ -42,7 +42,7 @@ class Publisher:
         scalars: brings values to the host.
         finish: given `(step, attempt, values)` with every value on the host, adds those that are
             derived from them.
-        refused: told of a name for which a frame has no room.
+        notice: told, as a kind and a sentence, of names for which a frame has no room.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Publisher:
         writer: Any,
         scalars: Scalars,
         finish: Callable[[int, int, Dict[str, float]], None],
-        refused: Callable[[str], None],
+        notice: Callable[[str, str], None],
     ) -> None:
         self._writer = writer
         self._scalars = scalars
         self._finish = finish
-        self._refused = refused
+        self._notice = notice
         self._names: List[str] = []
         self._known: Set[str] = set()
         self._drafts: Deque[Draft] = deque()
@@ -108,4 +108,5 @@ class Publisher:
             self._writer.announce(self._names)
         if len(late) > room and not self._overflow:
             self._overflow = True
-            self._refused(late[room])
+            left_out = f"{late[room]!r} and later ones are left out"
+            self._notice("note", f"a frame holds {self._writer.capacity} metrics; {left_out}")

@@ -152,7 +152,8 @@ class StandingOrders:
             return
         if self._skip is None:
             return
-        probe, loss, norm = self._probe, self._probe.loss_so_far(), update.gradient_norm
+        probe, norm = self._probe, update.gradient_norm
+        loss: Optional[Number] = probe.collectors["loss"].total
         why = self._skip.why_skip((loss, norm))
         if why:
             probe.tools.acting = True

@@ -71,9 +71,23 @@ class Known:
         return True
 
 
-def in_order(known: Dict[int, Known]) -> Dict[int, Known]:
-    """Return those whose optimizers live, their groups counted through."""
-    living = {key: each for key, each in known.items() if each.reference() is not None}
+def in_order(known: Dict[int, Known], key: int, new: Known, beside: List[int]) -> Dict[int, Known]:
+    """Return those whose optimizers live and a `new` one, their groups counted through.
+
+    They stand in order of first step, but for one that takes parameters over: it stands in front
+    of whoever had them, and mostly steps no more.
+
+    Args:
+        beside: keys of those that it steps together with.
+    """
+    living: Dict[int, Known] = {}
+    for other, each in known.items():
+        if other == key or each.reference() is None:
+            continue
+        if other not in beside and not new.ids.isdisjoint(each.ids):
+            living.setdefault(key, new)
+        living[other] = each
+    living.setdefault(key, new)
     everyone = list(map(weakref.ref, living.values()))  # a cycle would keep weights alive
     for each in living.values():
         each.everyone = everyone

@@ -11,6 +11,7 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from .guard import from_signal_handler
 from .hidden import Hidden, as_it_is
 from .hidden import hidden as hide
 from .stacklevel import uncounted
@@ -57,8 +58,17 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
         guard.run(core, probe.without_grad, probe.boundary.after_step, update)
 
     @hidden
+    def claims() -> bool:
+        return probe.threads.steps_first()
+
+    @hidden
     def unseen(optimizer: Any) -> None:
-        probe.threads.stepped(optimizer)
+        try:  # not `guard.run`: the clocks are of the thread that is watched
+            probe.threads.stepped(optimizer)
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            guard.failed(core, error)
 
     def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
         @uncounted
@@ -88,7 +98,7 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
         @uncounted
         def step(*args: Any, **kwargs: Any) -> Any:
-            if probe.inside or probe.absent():
+            if probe.inside or (probe.absent() and not claims()):
                 result = inner(*args, **kwargs)
                 unseen(args[0])
                 return result

@@ -1,11 +1,12 @@
-"""Which thread trains: the one that stepped first, until it stops and another one goes on.
+"""Which thread trains: the one that steps first, until it stops and another one goes on.
 
 One thread is watched at a time, and all others run free: numbers of two trainings are never mixed.
 The one that is watched stays while it gives any sign of life. It is followed by another that steps
 an optimizer when it has ended, or when it has been still for long and the other made several steps
 meanwhile. A thread that waits for another is believed sooner: `Thread.join`, `Future.result`.
 
-What is not seen: the steps of the new thread until then. The first is seen from its forward on.
+What is not seen: the steps of the new thread until then. The first is seen from its forward on; of
+threads that begin together, the first frame may hold the others' inputs.
 """
 
 from __future__ import annotations
@@ -35,10 +36,35 @@ class Threads:
         self._others = 0  # steps of others since then
         self._told = False
 
-    def first(self) -> None:
-        """This thread trains, and nobody was watched."""
+    def begins(self) -> None:
+        """The process becomes a rank in this thread, by a backward or a step."""
+        if self._probe.thread is None:
+            self._watch()
+
+    def steps_first(self) -> bool:
+        """Whether this thread is the first to step, and is watched from here on."""
+        probe, watched = self._probe, self._probe.thread
+        if probe.boundary.entries or watched in (None, get_ident()) or not probe.on:
+            return False
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if probe.boundary.entries or probe.thread != watched:
+                return False
+            self._watch()
+            probe.guard.run(probe.core, self._forget)
+        finally:
+            self._lock.release()
+        return not probe.absent()
+
+    def _watch(self) -> None:
         self._probe.thread = get_ident()
         self._began = monotonic_ns(), self._probe.boundary.entries
+
+    def _forget(self) -> None:
+        """What was seen since the last step is another thread's."""
+        self._probe.batches.look()
+        self._probe.guard.run_all(self._probe.calls["forget"])
 
     def stepped(self, optimizer: Any) -> None:
         """A step that is not looked at has just been made, perhaps in another thread."""
@@ -75,10 +101,9 @@ class Threads:
     def _follow(self, optimizer: Any) -> None:
         """This thread is watched from now on; it stands right behind its step."""
         probe = self._probe
-        self.first()
+        self._watch()
         probe.boundary.pass_on(optimizer)
-        probe.batches.look()
-        probe.guard.run_all(probe.calls["forget"])
+        self._forget()
         probe.beat("step")
         if not self._told:
             self._told = True

@@ -193,7 +193,7 @@ def test_a_step_that_is_not_newer_is_not_taken(read):
         ({"gt": 0.0}, "gt"),
         ({"gt": math.inf}, "gt"),
         ({"clear": 4.0}, "clear"),
-        ({"min_": 1}, "min"),
+        ({"min_": 0}, "min"),
         ({"min_": 16}, "min"),
         ({"freeze": 0}, "freeze"),
         ({"freeze": 16}, "freeze"),

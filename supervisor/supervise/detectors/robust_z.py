@@ -36,8 +36,9 @@ class RobustZ(Detector):
     until z is past `clear`. When `freeze` of the newest 2 * `window` samples breached, the newest
     `freeze` samples become the baseline, with a `rebaseline` note.
 
-    UNKNOWN while the window holds fewer than `min` samples, for absent and NaN samples, and under
-    `log` for samples that are not positive. `rewind` keeps the window of before.
+    UNKNOWN while the window holds fewer than `min` samples (the scale of one alone is its floor),
+    for absent and NaN samples, and under `log` for samples that are not positive. `rewind` keeps
+    the window of before.
 
     Example:
         {kind: robust_z, metric: update_norm, transform: log, gt: 8.0, clear: 4.0, m_of_n: [2, 3]}
@@ -74,8 +75,8 @@ class RobustZ(Detector):
             wrong.append(("gt", f"must be a positive number of scales, not {self.gt}"))
         if self.clear is not None and not 0.0 < self.clear < self.gt:
             wrong.append(("clear", f"must be above 0 and below `gt` ({self.gt}), not {self.clear}"))
-        if not 2 <= self.min_ <= self.window:
-            wrong.append(("min", f"must be 2 to `window` ({self.window}), not {self.min_}"))
+        if not 1 <= self.min_ <= self.window:
+            wrong.append(("min", f"must be 1 to `window` ({self.window}), not {self.min_}"))
         if not 1 <= self.freeze <= self.window:
             wrong.append(("freeze", f"must be 1 to `window` ({self.window}), not {self.freeze}"))
         for name, floor in (("rel_floor", self.rel_floor), ("abs_floor", self.abs_floor)):

@@ -357,6 +357,30 @@ def test_each_group_is_measured_as_the_job_would(probed, bare, name, late):
             assert near, (metric, frame["step"], frame[metric], value)
 
 
+TAKEN_OVER = """
+model = nn.Linear(8, 1)
+first = torch.optim.AdamW(model.parameters(), lr=0.1)
+second = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.01)
+for step in range(12):
+    optimizer = first if step < 5 else second
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_optimizer_that_takes_parameters_over_takes_their_numbers(probed):
+    """The one before is kept by the job and steps no more: its groups stand behind."""
+    job = probed.run(TAKEN_OVER)
+    rates = [
+        {name: value for name, value in frame.items() if name.startswith("learning_rate")}
+        for frame in job.frames
+    ]
+    alone = {"learning_rate": 0.1, "learning_rate_scheduled": 0.1}
+    assert rates[:5] == [alone] * 5
+    assert rates[5:] == [dict.fromkeys((*alone, "learning_rate.1"), 0.01)] * 7
+
+
 REPLACED = """
 import gc, weakref
 

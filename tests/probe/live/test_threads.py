@@ -119,6 +119,33 @@ def test_of_threads_that_train_at_once_the_first_is_watched(probed):
     assert not [n for n in job.notices if "thread" in n.message]
 
 
+FROM_THE_START = (
+    TRAINING
+    + """
+barrier, trained = threading.Barrier(3), [training(1) for _ in range(3)]
+threads = [
+    threading.Thread(target=lambda i=i: (barrier.wait(), steps(60, *trained[i], 6 + i)))
+    for i in range(3)
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+)
+
+
+def test_of_threads_that_begin_together_one_is_watched(probed):
+    """Each would make the segment; whoever is second there trains on unseen."""
+    job = probed.run(FROM_THE_START)
+    assert job.err == "" and "off" not in job.kinds()
+    whole = job.frames[1:]  # the first may hold what went into the models before
+    (tokens,) = {frame["tokens_per_update"] for frame in whole}
+    rows = [row for row in job.told if row["tokens_per_update"] == tokens]
+    assert len(rows) == 60 and len(whole) >= 50  # it may begin while another one makes it
+    same(whole, rows[-len(whole) :])
+
+
 COMES_BACK = (
     TRAINING
     + """
