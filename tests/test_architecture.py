@@ -58,6 +58,7 @@ ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
     "supervise.inputs.checkpoints": ("supervise.store.checkpoints", "supervise.store.files"),
     "supervise.store.history": ("supervise_probe.wire",),
+    "supervise.catalog.references": ("supervise_probe.wire",),
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
 }

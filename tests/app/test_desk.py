@@ -22,7 +22,7 @@ def desk():
     settings = SimpleNamespace(policy=Policy("p", "sha256:0", "enforce", {}, ()), run=None,
                                reloader=None)  # fmt: skip
     quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
-    desk = Desk(settings, SimpleNamespace(trouble=None, **quiet))
+    desk = Desk(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     run = Run(1, BOOK, "SEV1", waiting_for="inc-1/1/0-relaunch", action=BOOK.steps[0],
               verb="relaunch", args={"checkpoint": "a", "step": 19})  # fmt: skip
     desk.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)

@@ -61,11 +61,20 @@ def test_decisions_that_were_not_written_any_more_are_known(troubled):
 
 def test_a_log_that_says_something_else_is_not_gone_on_with(troubled, keep_run, make_frames):
     """Its journal belongs to another run: decisions would not follow from it."""
-    other = keep_run(make_frames(0, *[2.0] * 20), ended=False, name="other")
+    other = keep_run(make_frames(0, *[2.0] * 9, 8.0, *[2.0] * 40), ended=False, name="other")
     shutil.rmtree(troubled.journal_path)
     shutil.copytree(other.journal_path, troubled.journal_path)
 
     with pytest.raises(StoreError, match="does not follow from its journal from record"):
+        Past.read(troubled, load_policy)
+
+
+def test_a_run_whose_journal_lost_its_end_is_not_gone_on_with(troubled):
+    """What was decided then cannot be judged again; the cause is told as it is."""
+    [segment] = troubled.journal_path.iterdir()
+    segment.write_bytes(segment.read_bytes()[:-900])
+
+    with pytest.raises(StoreError, match="is incomplete, so nobody can take the run over"):
         Past.read(troubled, load_policy)
 
 

@@ -40,11 +40,11 @@ def test_a_peak_of_nothing_is_refused(tmp_path):
 def test_savepoints_for_another_process_are_written_where_a_relaunch_needs_them(tmp_path):
     """A job that cannot resume by itself goes on from one; others pay for none."""
     run = SimpleNamespace(id="r", path=tmp_path, marks_path=Path("m"), quarantine_path=Path("q"))
-    kept = {"every": 25, "keep": 3}
 
     def told(how):
-        policy = load(tmp_path, f"job: {{relaunch: {{resume: {how}}}}}\n")
-        policy = replace(policy, mode="enforce", savepoints=kept)
+        job = f"job: {{relaunch: {{resume: {how}}}}}\nsavepoints: {{every: 25, keep: 3}}\n"
+        kept = {"every": 25, "keep": 3}  # only a policy that acts has them
+        policy = replace(load(tmp_path, job), mode="enforce", savepoints=kept)
         return probe_config(run, tmp_path, policy, ())["savepoints"]
 
     assert told("savepoint")["portable"] == {

@@ -148,7 +148,7 @@ CHANGES = [
     ("mode: enforce", "savepoints: ¦{keep: 4}", "savepoints needs the key 'every'"),
     ("mode: enforce", "job: {rollback: ¦relaunch}", "job.rollback should be 'in_process', not"),
     ("mode: enforce", "override: {high: ¦{gt: 1}}", "override of 'high': no pack in use has it"),
-    ("mode: enforce", "machine: {warming: {¦ready: nominl}}", "machine: unknown target 'nominl'"),
+    ("mode: enforce", "machine: {warming: {ready: ¦nominl}}", "machine: unknown target 'nominl'"),
     ("mode: enforce", "machine: {¦waiting: {}}", "machine: unknown state 'waiting'"),
     ("mode: enforce", "machine: {warming: {¦redy: nominal}}", "machine: unknown event 'redy'"),
     ("mode: enforce", "machine: ¦{any: {exited: halted}}", "machine: 'acting' can never be reac"),

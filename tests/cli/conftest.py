@@ -10,6 +10,7 @@ from supervise.catalog import load_policy
 from supervise.cli import invoke as run_cli
 from supervise.core import engine
 from supervise.core.values import Announced, Event, Exited, Frame, Launched
+from supervise.errors import StoreError
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
@@ -45,9 +46,13 @@ def story() -> list[Event]:
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A function that records events as the supervisor does, and returns the run directory."""
+    """A function that records events as the supervisor does, and returns the run directory.
 
-    def record(events=None) -> RunDir:
+    `end` is the exit code of the run, None where its supervisor was killed; from event number
+    `fails_at` on the journal cannot be written.
+    """
+
+    def record(events=None, *, end: int | None = 3, fails_at: int | None = None) -> RunDir:
         policy = load_policy("nano")
         run = RunDir.create(tmp_path / "run", argv=["python", "train.py"], policy=policy, wall=WALL)
         audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
@@ -57,11 +62,15 @@ def recorded(tmp_path):
         )
         recorder.note("run_start", -1, "the job was started", {})
         state = engine.start(policy)
-        for event in story() if events is None else events:
+        for at, event in enumerate(story() if events is None else events):
+            if at == fails_at:
+                recorder.failed(StoreError("cannot write the journal: No space left on device"))
             number = recorder.event(event)
             state, decisions = engine.step(policy, state, event)
             for decision in decisions:
                 recorder.decision(decision, number, event.at_ns)
+        if end is not None:
+            recorder.note("run_end", state.step, f"exit code {end}", {"exit_code": end})
         recorder.close()
         return run
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from supervise.core.values import Frame
+from supervise.store import journal
 from supervise.store.audit import read
 from supervise.store.journal import Journal
 
@@ -38,9 +39,9 @@ def test_a_changed_journal_is_a_difference(supervise, recorded, tmp_path):
     run = recorded()
     for path in run.journal_path.iterdir():
         path.unlink()
-    journal = Journal.open(run.journal_path)
-    journal.append(Frame(1, 0, 0, 0, ()))
-    journal.close()
+    made = Journal.open(run.journal_path)
+    made.append(Frame(1, 0, 0, 0, ()))
+    made.close()
 
     code, out, _ = supervise("replay", run.path)
 
@@ -50,7 +51,7 @@ def test_a_changed_journal_is_a_difference(supervise, recorded, tmp_path):
 
 def test_a_killed_run_can_be_replayed(supervise, recorded):
     """It died after the job's end was seen and before it was judged: no difference."""
-    run = recorded()
+    run = recorded(end=None)
     (segment,) = run.journal_path.iterdir()
     lines = run.audit_path.read_bytes().splitlines(keepends=True)
     last = json.loads(lines[-1][65:])["event"]
@@ -59,6 +60,24 @@ def test_a_killed_run_can_be_replayed(supervise, recorded):
     segment.write_bytes(segment.read_bytes() + b"half an event")
 
     assert supervise("replay", run.path)[0] == 0
+
+
+def test_a_journal_that_lost_its_end_is_called_incomplete(supervise, recorded):
+    """Exit code 2, from which event on, and what was compared up to there: not NONDETERMINISM."""
+    run = recorded()
+    (segment,) = run.journal_path.iterdir()
+    segment.write_bytes(segment.read_bytes()[:-20])
+    events = len(list(journal.read(run.journal_path)))
+    known = [r for r in read(run.audit_path) if r["actor"] == "engine" and r["event"] < events]
+
+    code, out, _ = supervise("replay", run.path)
+
+    assert code == 2
+    assert out.splitlines()[0] == (
+        f"incomplete: the journal ends before event {events}; "
+        f"{len(known)} decisions follow from what is there"
+    )
+    assert "NONDETERMINISM" not in out
 
 
 @pytest.mark.parametrize("what", ["journal", "audit.log", "policy.yaml"])

@@ -429,3 +429,23 @@ def test_a_runbook_that_starts_the_job_again_goes_on_when_it_crashes_meanwhile(t
 
     assert story.actions()[-1] == "inc-1/1/2-relaunch"
     assert not story.state.over
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "told"),
+    [
+        (True, -2, "INFO interrupted at step 49"),
+        (True, 130, "INFO interrupted at step 49"),
+        (True, 1, "SEV1 the job ended with code 1 at step 49"),
+        (False, -2, "SEV1 the job ended with signal 2 at step 49"),
+    ],
+)
+def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
+    """It is the end that somebody at the terminal wanted; an error on the way out is none."""
+    story = crashing(tell)
+    about = {"signal": "SIGINT", "final": True, "killed": False, "typed": typed}
+    story.send(Noticed(story.at_ns, "signal", "SIGINT was typed at the terminal", data=about))
+    story.send(Exited(story.at_ns, code))
+
+    (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
+    assert f"{message['severity']} {message['title']}" == told

@@ -88,3 +88,40 @@ def test_non_finite_numbers_survive_json():
 
     assert record(made)["data"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
     assert plain({"k": (1, 2)}) == {"k": [1, 2]}
+
+
+def test_a_journal_that_ends_before_the_log_is_incomplete(tell):
+    """Its end was lost, or never written: told apart from another decision."""
+    story = full_story(tell)
+    events = list(enumerate(story.events))
+    log = [
+        {"seq": i, "event": n, "actor": "engine", **d}
+        for i, (n, d) in enumerate(decisions(story.policy, events))
+    ]
+    kept = int(log[7]["event"])
+
+    count, [cut] = compare(story.policy, events[:kept], log)
+
+    assert (cut.lacking, cut.event, cut.recorded) == (True, kept, log[count])
+    assert int(log[count - 1]["event"]) < kept <= int(log[count]["event"])
+    unwritten = [{**r, "event": -1} if int(r["event"]) >= kept else r for r in log]
+    assert compare(story.policy, events[:kept], unwritten)[1][0].lacking
+    log[2] = {**log[2], "reason": "another"}
+    assert not compare(story.policy, events[:kept], log)[1][0].lacking
+
+
+def test_a_log_without_the_last_decisions_before_the_journal_was_lost_is_incomplete(tell):
+    """Neither could be written; then the log could be again, and speaks of no event."""
+    story = full_story(tell)
+    events = list(enumerate(story.events))
+    log = [
+        {"seq": i, "event": n, "actor": "engine", **d}
+        for i, (n, d) in enumerate(decisions(story.policy, events))
+    ]
+    last = int(log[7]["event"])
+    left = [{**r, "event": -1} if int(r["event"]) > last else r for r in log]
+    left = [r for r in left if r["event"] != last]
+
+    count, [cut] = compare(story.policy, events[: last + 1], left)
+
+    assert (cut.lacking, cut.event, left[count]["event"]) == (True, last + 1, -1)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from supervise.core import spike
+from supervise.core import questions, spike
 from supervise.core.band import Band
-from supervise.core.spike import Evidence, Happened
+from supervise.core.happened import Happened
+from supervise.core.spike import Evidence
 
 ONSET = 1000
 BAND = Band(onset=ONSET, level=2.0, slope=-0.2, spread=0.02, samples=256)
@@ -249,4 +250,4 @@ def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, 
 )
 def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
     """At the edges of both."""
-    assert bool(spike.recurring(onsets)) is series
+    assert bool(questions.recurring(onsets)) is series

@@ -229,6 +229,27 @@ def test_one_launch_whenever_the_supervisor_dies(
     supervise.prove("run")
 
 
+def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
+    tmp_path, supervise, comes_back, resuming_job
+):
+    """It died while it started the job again, or while it wrote the run's last record."""
+    lives = Lives(tmp_path, resuming_job(), HIT, comes_back.read_text())
+
+    assert lives.begin("event Exited") == KILLED, lives.out.read_text()
+    status = " ".join(supervise("status", "run").stdout.split())
+    assert "but its supervisor died while it was starting it again: `supervise adopt RUN`" in status
+    assert lives.adopt() == 0, lives.out.read_text()
+    log = lives.run / "audit.log"
+    os.truncate(log, log.stat().st_size - 20)
+    status = " ".join(supervise("status", "run").stdout.split())
+    assert "ended with exit code 0, but its supervisor died before it was over" in status
+    assert lives.adopt() == 0, lives.out.read_text()
+
+    assert supervise.records("run")[-1]["data"]["exit_code"] == 0
+    assert "job ended with exit code 0 state" in " ".join(supervise("status", "run").stdout.split())
+    supervise.prove("run")
+
+
 @pytest.mark.parametrize("death", ["event Exited", "event Finished", "abort failed"])
 def test_a_relaunch_that_fails_needs_a_person_whoever_is_there_by_then(
     tmp_path, supervise, comes_back, resuming_job, death

@@ -36,41 +36,81 @@ def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
     supervise.prove(run.directory)
 
 
-def test_people_are_told_by_webhook_and_slack(supervise, tiny_job, tmp_path):
+@pytest.fixture
+def receiver():
+    """A function that starts a real receiver; it returns `(url, what was received)`."""
+    servers: list[HTTPServer] = []
+
+    def start(code: int) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+        received: list[tuple[str, dict[str, object]]] = []
+
+        class Receiver(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                received.append((self.path, json.loads(body)))
+                self.send_response(code)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Receiver)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}", received
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def told_by(tmp_path):
+    """A function that writes the policy nano with these channels too."""
+
+    def write(*channels: str) -> Path:
+        nano = Path(__file__).parents[2] / "policies" / "nano.yaml"
+        policy = tmp_path / "told.yaml"
+        lines = "".join(f"  {channel}\n" for channel in channels)
+        policy.write_text(nano.read_text().replace("notify:\n", f"notify:\n{lines}"))
+        return policy
+
+    return write
+
+
+def test_people_are_told_by_webhook_and_slack(supervise, tiny_job, receiver, told_by):
     """Opened, contained and closed reach both receivers; the job never waits for them."""
-    received: list[tuple[str, dict[str, object]]] = []
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append((self.path, json.loads(body)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
+    url, received = receiver(200)
     supervise.env |= {"HOOK_URL": url + "/hook", "SLACK_URL": url + "/slack"}
-    nano = Path(__file__).parents[2] / "policies" / "nano.yaml"
-    policy = tmp_path / "told.yaml"
-    policy.write_text(
-        nano.read_text().replace(
-            "notify:\n",
-            "notify:\n  webhook: {url_env: HOOK_URL}\n  slack: {url_env: SLACK_URL}\n",
-        )
-    )
+    policy = told_by("webhook: {url_env: HOOK_URL}", "slack: {url_env: SLACK_URL}")
     run = supervise.run(
         "--policy", str(policy), "--drill", "nan_grad@100",
         job=tiny_job("--steps", 200, "--sleep", 0.01),
     )  # fmt: skip
-    server.shutdown()
-    server.server_close()
 
     assert run.returncode == 0
     assert {path for path, _ in received} == {"/hook", "/slack"}
     assert any("nonfinite" in json.dumps(body) for path, body in received if path == "/slack")
     sent = [r for r in run.kinds("notify_result") if r["data"]["ok"]]
     assert len(sent) >= 2
+    assert "channel" not in supervise("status", str(run.directory)).stdout
+
+
+def test_a_pager_that_does_not_work_is_told(supervise, tiny_job, receiver, told_by):
+    """Once on the terminal, and in the status of the run, which is over; never its address."""
+    url, received = receiver(500)
+    supervise.env |= {"HOOK_URL": url + "/hook?token=secret"}
+    run = supervise.run(
+        "--policy", str(told_by("webhook: {url_env: HOOK_URL}")), "--drill", "nan_grad@100",
+        job=tiny_job("--steps", 200, "--sleep", 0.01),
+    )  # fmt: skip
+
+    assert run.returncode == 0
+    assert received
+    told = [line for line in run.stderr.splitlines() if "SEV2 webhook: " in line]
+    assert len(told) == 1 and "not delivered" in told[0]
+    status = " ".join(supervise("status", str(run.directory)).stdout.split())
+    assert "channel webhook: " in status and "last try: 500" in status
+    assert "secret" not in run.stderr + status
+    supervise.prove(run.directory)

@@ -6,6 +6,7 @@ verdict.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -62,9 +63,9 @@ FORM = {
 class Desk:
     """A guard that is driven by hand, and the job beside it."""
 
-    def __init__(self, folder):
-        self.out, self.run = folder / "out", folder / "run"
-        self.out.mkdir()
+    def __init__(self, folder, out="out", run="run"):
+        self.out, self.run = folder / out, folder / run
+        self.out.mkdir(exist_ok=True)
         self.run.mkdir()
         self.tokenizer = folder / "tokenizer.json"
         self.tokenizer.write_text("{}")
@@ -84,7 +85,7 @@ class Desk:
 
     def write(self, name, text, step=None):
         """Write a file; with a step, the probe tells of it."""
-        path = self.out / name
+        path = Path(os.path.normpath(self.out / name))
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         if step is not None:

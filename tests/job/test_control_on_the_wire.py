@@ -78,9 +78,9 @@ def live(start, looping, tmp_path, eventually):
     control = Control(process, segments, evidence.collect, lambda *_: {})
     pump = control.pump
 
-    def poll_and_pump(now_ns: int) -> None:
+    def poll_and_pump(now_ns: int, **how: bool) -> None:
         segments.poll()
-        pump(now_ns)
+        pump(now_ns, **how)
 
     control.pump = poll_and_pump
     looping(control, process)

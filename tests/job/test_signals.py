@@ -95,6 +95,27 @@ def test_term_reaches_the_job_but_not_its_workers(wrapped):
     assert popen.wait() == 7
 
 
+def test_the_third_is_known_as_what_it_was(start):
+    """It was not passed on: every process was killed."""
+    forwarder = Forwarder()
+    forwarder.install()
+    try:
+        process = start("sh", "-c", "trap '' TERM INT; echo; while :; do sleep 0.1; done")
+        forwarder.attach(process)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), signum)
+
+        assert process.wait(60.0) is not None
+        told = forwarder.notices()
+    finally:
+        forwarder.restore()
+    assert [(one.data["signal"], one.data["killed"]) for one in told] == [
+        ("SIGTERM", False), ("SIGINT", False), ("SIGTERM", True),
+    ]  # fmt: skip
+    assert "passed on" in told[1].message
+    assert told[2].message == "SIGTERM came as number 3 of INT and TERM: all of the job was killed"
+
+
 def test_a_signal_from_before_the_job_is_kept_for_it(start):
     """A scheduler that changes its mind while we start is heard."""
     forwarder = Forwarder()
@@ -105,8 +126,8 @@ def test_a_signal_from_before_the_job_is_kept_for_it(start):
         forwarder.attach(process)
 
         assert process.wait(60.0) == -signal.SIGTERM
-        assert [number for number, _ in forwarder.taken()] == [signal.SIGTERM]
-        assert forwarder.taken() == []
+        assert [one.data["signal"] for one in forwarder.notices()] == ["SIGTERM"]
+        assert forwarder.notices() == []
     finally:
         forwarder.restore()
 

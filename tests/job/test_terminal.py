@@ -78,6 +78,24 @@ def test_ctrl_c_ends_a_job_that_does_not_handle_it(shell, run):
     shell.expect("code 130")
 
 
+def test_a_typed_interrupt_is_told_from_one_that_was_sent(shell, run):
+    """The job that had the terminal and died of SIGINT was interrupted by who sat there."""
+    run("import time\nprint('first one', flush=True)\ntime.sleep(60)")
+    shell.expect(r"pid (\d+)")
+    shell.expect("first one")
+    shell.type("\x03")
+    shell.expect("interrupted at the terminal")
+    shell.expect("ready> ")
+    run("import time\nprint('second one', flush=True)\ntime.sleep(60)", " < /dev/null &")
+    pid = int(shell.expect(r"pid (\d+)")[1])
+    shell.expect("second one")
+
+    psutil.Process(pid).send_signal(2)
+    shell.type("wait %1; echo co''de $?\n")
+
+    assert "interrupted at the terminal" not in shell.expect("(?s)(.*)code 130")[1]
+
+
 def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
     """The shell says Stopped and is usable; after fg typed lines arrive again, time and again."""
     run(COUNTER)

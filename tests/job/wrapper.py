@@ -26,6 +26,8 @@ def main() -> int:
     print(f"pid {process.pid}", file=sys.stderr, flush=True)
     while process.poll() is None:
         time.sleep(0.005)
+    if process.interrupted:
+        print("interrupted at the terminal", file=sys.stderr)
     if process.suspended_ns:
         print(f"suspended for {process.suspended_ns} ns", file=sys.stderr)
     return exit_code(process.returncode)

@@ -9,11 +9,19 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import wording
 from supervise.core.values import Exited, Told
-from supervise.report import story, telling
+from supervise.report import receipt, story, telling
 from supervise.store import audit
 from supervise.store.chain import encode
 
 SECOND = 1_000_000_000
+BACK = """\
+  back:
+    meaning: The job crashed.
+    impact: Steps are lost.
+    steps: [snapshot, relaunch]
+    verify: {within: 30, clear_for: 5}
+job: {on_crash: back, relaunch: {args: ["--resume"]}}
+"""
 
 
 @pytest.fixture
@@ -247,3 +255,43 @@ def test_a_scale_in_logs_is_a_factor():
     found = {"median": 0.1, "scale": 0.5, "transform": "log"}
 
     assert wording.baseline(found) == "baseline 0.1 */ 1.649"
+
+
+def test_an_action_that_failed_is_not_counted_as_done(told, keep_run, make_frames):
+    """The list, the end and the receipt say what was done, and what was tried in vain."""
+    found, text, records = told(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
+    lines = "\n".join(telling.table(story.table(records)))
+    run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="other")
+
+    assert found["end"]["acted"] is False
+    assert "the job was acted on" not in text
+    assert "no action on the job, 2 failed" in lines  # it, and what should take it back
+    assert receipt.outcome(records)["actions"] == 0
+    assert receipt.outcome(records)["failed"] == 2
+    assert "1 incident, no action on the job, 2 failed" in receipt.closing(run)[0]
+
+
+def test_an_action_that_nobody_answered_for_is_in_doubt(told):
+    """The supervisor died over it."""
+    found, _, records = told(*SPIKE, answer=lambda action: None)
+
+    assert found["end"]["acted"] is None
+    assert "no action on the job, 1 in doubt" in "\n".join(telling.table(story.table(records)))
+    assert receipt.outcome(records)["actions"] == 0
+
+
+def test_a_closed_incident_that_was_only_looked_into_left_the_job_alone(
+    keep_run, make_frames, small
+):
+    """Its runbook was refused: evidence is no action on the job."""
+    more = BACK + "budgets:\n  restart: {max: 2, per: 1000}"
+    small.write_text(small.read_text().replace("budgets:", more, 1))
+    run = keep_run([*make_frames(0, *[2.0] * 30), Exited(99 * SECOND, 3)])
+    records = list(audit.read(run.audit_path))
+
+    found = story.tell(records, "inc-1", {}, "")
+
+    assert found["end"]["how"] == "closed"
+    assert [action["verb"] for action in found["runbooks"][0]["actions"]] == ["snapshot"]
+    assert found["end"]["acted"] is False
+    assert "; the job was not touched" in "\n".join(telling.lines(found))

@@ -68,6 +68,19 @@ def test_what_was_reloaded_is_what_the_next_reload_reads(begun, small, tmp_path)
     assert state.banks[0].policy is policy
 
 
+def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):
+    """Another file is taken as it is written, whatever mode an earlier word or the start gave."""
+    _, policy, reloader = begun(mode="enforce")
+    looks = tmp_path / "looks.yaml"
+    looks.write_text(small.read_text().replace("mode: enforce", "mode: observe"))
+
+    same, _ = ask(reloader, policy, mode="shadow")
+    new, [event] = ask(reloader, same, policy=str(looks))
+    assert (same.mode, new.mode, event.refused) == ("shadow", "observe", None)
+    again, _ = ask(reloader, new)
+    assert again.mode == "observe"
+
+
 def test_a_missing_policy_is_named(begun):
     """Replay cannot go on without it."""
     run, policy, _ = begun()

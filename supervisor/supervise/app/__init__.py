@@ -6,5 +6,6 @@ decisions and these into deeds, `loop` reads everything in its turn for as long 
 
 from .loop import App
 from .settings import Settings
+from .status import closed
 
-__all__ = ["App", "Settings"]
+__all__ = ["App", "Settings", "closed"]

@@ -11,15 +11,25 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..actions.relaunch import Relaunch
 from ..core import engine, steps
 from ..core.incident import Run, verb_of
-from ..core.values import Announced, Decision, Event, Finished, Frame, Noticed, Told
+from ..core.values import (
+    ACTING_MODES,
+    Announced,
+    Decision,
+    Event,
+    Finished,
+    Frame,
+    Noticed,
+    Told,
+)
 from ..errors import ActionError
 from ..inputs import clock
-from ..outputs.outbox import Outbox, Result, message_of
+from ..outputs.outbox import Outbox, Result, Trouble, message_of
 from ..outputs.performer import Performer
 from ..store.recorder import Recorder
 from .past import WINDOW_FRAMES, Past
@@ -63,6 +73,9 @@ class Desk:
     def take(self, event: Event) -> None:
         """Number and write an event, judge it, write the decisions, then carry them out."""
         number = self.recorder.event(event)
+        if self.recorder.ended and self.policy.mode in ACTING_MODES:
+            # Nothing would be done: a rule that fires should not say that a runbook runs.
+            self.policy = replace(self.policy, mode="observe")
         if isinstance(event, Announced):
             self.names[event.rank] = event.names
         elif isinstance(event, Frame):
@@ -112,6 +125,10 @@ class Desk:
     def delivered(self, result: Result) -> None:
         """For the outbox's threads: a message was delivered, or given up."""
         self._results.put(result)
+
+    def broken_channels(self) -> list[Trouble]:
+        """Return which channels do not deliver; people are told of each once, on the others."""
+        return self._outbox.look()
 
     def relaunching(self) -> Run:
         """Return the runbook whose relaunch is under way.
@@ -170,8 +187,9 @@ class Desk:
 
     def _start(self, action: Mapping[str, Any]) -> None:
         trouble = self.recorder.trouble
-        if trouble is not None:
-            # Law 2: a decision that is not on disk must not be acted on.
+        if trouble is not None and action["verb"] != "resume":
+            # Law 2: a decision that is not on disk must not be acted on. But nothing of ours may
+            # keep the job from going on because a disk is full: that law comes first.
             self.take(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
             return
         self.performing = action["verb"]

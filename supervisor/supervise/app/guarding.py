@@ -10,6 +10,7 @@ from ..core.rule import Policy
 from ..core.state import State
 from ..core.values import ACTING_MODES, Event, Noticed
 from ..inputs.checkpoints import Guard, Moment
+from ..store.rundir import RUNS
 from .desk import Desk
 from .past import Past
 from .settings import Settings
@@ -30,6 +31,7 @@ def guard(settings: Settings, desk: Desk) -> Guard:
         lambda: moment(desk),
         facts=facts,
         data=policy.job["manifest"],
+        runs=RUNS,
     )
 
 

@@ -7,7 +7,6 @@ the job.
 
 from __future__ import annotations
 
-import signal
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from ..inputs.segment import Segments
 from ..inputs.words import Words
 from ..job.control import Control
 from ..job.process import Process, exit_code
-from ..job.signals import FINAL, Forwarder
+from ..job.signals import Forwarder, typed
 from ..outputs.evidence import Evidence
 from ..outputs.outbox import Outbox
 from ..outputs.performer import Performer
@@ -40,8 +39,6 @@ from .past import Past
 from .relaunching import Relauncher, ends_with
 from .settings import Settings
 from .status import TICK_NS, Status
-
-SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
 
 
 class App:
@@ -85,7 +82,10 @@ class App:
         while process.poll() is None:
             process.wait(0.5)
         by_policy = None if self._called_off else ends_with(self.control, self.desk.state)
-        return exit_code(process.returncode or 0) if by_policy is None else by_policy
+        returncode = process.returncode or 0
+        if process.unknown and self.desk.state.returncode is not None:
+            returncode = self.desk.state.returncode  # a supervisor before us saw it
+        return exit_code(returncode) if by_policy is None else by_policy
 
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
@@ -167,11 +167,8 @@ class App:
             desk.take(Noticed(clock.monotonic_ns(), "note", sentence))
         for event in self._guard.poll():
             desk.take(event)
-        for signum, at_ns in self._forwarder.taken():
-            if signum not in SILENT:
-                name, final = signal.Signals(signum).name, signum in FINAL
-                data = {"signal": name, "final": final}
-                desk.take(Noticed(at_ns, "signal", f"{name} was passed on", data=data))
+        for event in self._forwarder.notices():
+            desk.take(event)
         for told in self._words.poll():
             desk.told(told)
         desk.returns()
@@ -294,6 +291,8 @@ class App:
         self._gone = process
         now_ns = clock.monotonic_ns()
         self._status.look_for_probe(now_ns, last=True)
+        if process.interrupted:
+            self.desk.take(typed(now_ns))
         if process.unknown:
             text = f"how the job ended cannot be known: {process.returncode} stands for its code"
             self.desk.take(Noticed(now_ns, "note", text))

@@ -49,7 +49,7 @@ class Past:
         checkpoints: id -> whether the newest word on it calls it good.
         saves: path -> the newest notice of a save that nothing was said of since.
         heard: keys of the words of operators that were taken.
-        reload: file and mode of the last reload that named any; `asked` is one without an answer.
+        reload: file ("": none) and mode that reloads have named; `asked` is one without an answer.
         lease_s: lease of the pause in force, None without one.
         relaunch: the newest relaunch that was intended, `{"id", "args"}`, None without one.
         exit_code: what the supervisor was to exit with, since a policy stopped the job; else None.
@@ -69,7 +69,7 @@ class Past:
         self.checkpoints: dict[str, bool] = {}
         self.saves: dict[str, Noticed] = {}
         self.heard: set[str] = set()
-        self.reload: tuple[str | None, str | None] = (None, None)
+        self.reload: tuple[str, str | None] = ("", None)
         self.lease_s: float | None = None
         self.relaunch: dict[str, Any] | None = None
         self.exit_code: int | None = None
@@ -91,7 +91,7 @@ class Past:
         past = cls(load(run.policy_path))
         log = [record for record in audit.read(run.audit_path) if record["actor"] == "engine"]
         events, find = journal.read(run.journal_path), policies.finder(run, load)
-        written = 0
+        written = end = 0
         for number, event, policy, state, made in replay.fold(past.policy, events, None, find):
             past.policy, past.state = policy, state
             past._see(event)
@@ -103,8 +103,9 @@ class Past:
                 if not replay.same(log[written], number, replay.record(decision)):
                     raise _apart(run, log[written])
                 written += 1
+            end = number + 1
         if written < len(log):
-            raise _apart(run, log[written])
+            raise _apart(run, log[written], end)
         return past
 
     def _see(self, event: Event) -> None:
@@ -129,7 +130,7 @@ class Past:
             policy, mode = self.reload
             if event.refused is None:
                 args = self.asked.args
-                self.reload = (args.get("policy") or policy, args.get("mode") or mode)
+                self.reload = policies.aim(args, policy, mode)
             self.asked = None
 
     def _noticed(self, event: Noticed) -> None:
@@ -160,7 +161,14 @@ class Past:
             self.exit_code = event.result.get("exit_code")
 
 
-def _apart(run: RunDir, record: dict[str, Any]) -> StoreError:
+def _apart(run: RunDir, record: dict[str, Any], end: int | None = None) -> StoreError:
+    """Say that the two do not agree; `end`: number of events of a journal that all agreed with."""
+    if replay.unwritten(record) or (end is not None and int(record["event"]) >= end):
+        return StoreError(
+            f"the journal of {run.path} is incomplete, so nobody can take the run over: audit "
+            f"record {record['seq']} is of an event that it lacks",
+            hint="the job is not touched; `supervise replay RUN` says from which event on",
+        )
     return StoreError(
         f"the audit log of {run.path} does not follow from its journal from record "
         f"{record['seq']} on, so nobody can take the run over",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from ..core.values import Noticed
@@ -9,7 +11,9 @@ from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..job.control import Control
 from ..outputs import live
+from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
+from ..store.rundir import RunDir
 from .desk import Desk
 from .settings import Settings
 
@@ -75,8 +79,30 @@ class Status:
             tier="T1" if self._desk.names else self._tier,
             last=self._desk.last,
             trouble=self._recorder.trouble,
-        )
+        ) | channels(self._desk.broken_channels(), now_ns)
         try:
             self._settings.run.write_json("state.json", found)
         except StoreError as error:
             self._recorder.failed(error)
+
+
+def channels(broken: Iterable[Trouble], now_ns: int) -> dict[str, Any]:
+    """Return `{"channels": {name: what is wrong}}` for the status, nothing while all work."""
+    found = {
+        each.channel: {
+            "undelivered": each.undelivered,
+            "since_wall": clock.wall(now_ns / 1e9 - each.since_s),
+            "error": each.error,
+        }
+        for each in broken
+    }
+    return {"channels": found} if found else {}
+
+
+def closed(run: RunDir, broken: Iterable[Trouble]) -> None:
+    """Put the channels into the newest status: it was written before the last messages went out."""
+    found = channels(broken, clock.monotonic_ns())
+    with suppress(StoreError):  # a cache; the audit log has what became of each message
+        state = run.read_json("state.json")
+        if state.pop("channels", None) or found:
+            run.write_json("state.json", state | found)

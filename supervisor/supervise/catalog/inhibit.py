@@ -29,22 +29,24 @@ def inhibitions(
     made: list[Inhibit] = []
     edges: dict[str, dict[str, Node]] = {}
     for entry in parts.inhibit:
-        form: InhibitForm = build(InhibitForm, entry.node, problems, "inhibit")
+        before = problems.count
+        form: InhibitForm = build(InhibitForm, entry.node, problems, "inhibit", lenient=True)
         if form is BAD:
             continue
+        whole, muted = problems.count == before, form.mute or ()
         assert isinstance(entry.node, Mapping)
-        if (form.by_rule is None) == (not form.by_state):
+        if whole and (form.by_rule is None) == (not form.by_state):
             problems.add(entry.node, "inhibit needs one of 'by_rule' and 'by_state'")
-        if not form.mute:
+        if whole and not muted:
             problems.add(entry.node, "inhibit mutes nothing")
         by = entry.scope.get(form.by_rule, form.by_rule) if form.by_rule else None
-        mute = tuple(entry.scope.get(name, name) for name in form.mute)
-        for name, written in [(by, form.by_rule), *zip(mute, form.mute, strict=True)]:
+        mute = tuple(entry.scope.get(name, name) for name in muted)
+        for name, written in [(by, form.by_rule), *zip(mute, muted, strict=True)]:
             if name is None or name in names or parts.may_be(name, "rules", entry.node):
                 continue
             place = first_text(entry.node, written or "")
             problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))
-        for name, written in zip(mute, form.mute, strict=True):
+        for name, written in zip(mute, muted, strict=True):
             place = first_text(entry.node.place("mute"), written)
             if severities.get(name) == "SEV0":
                 problems.add(place, f"{name} is SEV0, which cannot be muted")

@@ -56,12 +56,16 @@ class CheckpointsForm:
     ] = 3600.0
 
 
+PLACEHOLDERS = ("checkpoint", "directory", "step")
+
+
 @dataclass(frozen=True)
 class RelaunchForm:
     """How the job is started again from a checkpoint.
 
     In `args` and `env`, {checkpoint} is the checkpoint's path, {directory} the one it is in, and
-    {step} the count of steps in it.
+    {step} the count of steps in it: the PLACEHOLDERS. Another {word} is a mistake; `${word}`,
+    `{{word}}` and all other braces stay as they are.
     """
 
     resume: Annotated[

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from collections.abc import Mapping as AbstractMapping
 
-from ..core import machine
-from ..core.rule import HOLD
 from ..core.shapes import Detector
 from . import discover, metrics
 from .expression import NAME
 from .forms import PolicyFile
-from .nodes import Mapping, Node, Sequence, first_text, texts
+from .nodes import Mapping, first_text, texts
 from .pack import Entry, Parts
 from .problems import Place, Problems, did_you_mean, near_miss
 from .rules import Written
@@ -60,33 +58,6 @@ def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, 
     return at if here else root.place(section), f"; {way}" if way else ""
 
 
-def ladder(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
-    """Rungs exist, none twice; `hold` is the last one."""
-    section = root.get("escalate")
-    listed = section.get("ladder") if isinstance(section, Mapping) else None
-    rungs = form.escalate.ladder
-    for i, rung in enumerate(rungs):
-        assert isinstance(listed, Sequence)
-        at = listed.items[i]
-        library.open(rung, at, "ladder")
-        if rung in rungs[:i]:
-            problems.add(at, f"the rung {rung!r} stands in the ladder twice")
-        if library.holds(rung) and i + 1 < len(rungs):
-            which = "" if rung == HOLD else f", which {rung} ends in"
-            problems.add(at, f"nothing comes after hold{which}", "make it the last rung")
-
-
-def crash(root: Mapping, form: PolicyFile, library: Library, problems: Problems) -> None:
-    """What is run when the job ends by itself exists."""
-    if form.job.on_crash is None:
-        return
-    section = root.get("job")
-    at = section.place("on_crash") if isinstance(section, Mapping) else root
-    library.open(form.job.on_crash, at, "job.on_crash")
-    if library.holds(form.job.on_crash):
-        problems.add(at, "a job that has ended cannot be held", "leave on_crash out")
-
-
 def instead(library: Library, problems: Problems) -> None:
     """What is tried instead of a refused runbook does not lead back to it."""
     books = library.resolved()
@@ -122,18 +93,6 @@ def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Pr
             hint = "add savepoints: {every: 25, keep: 4}"
             at, way = _way(runbook.name, "savepoints", root, ways)
             problems.add(at, f"{runbook.name} rolls back, but no savepoints are kept{way}", hint)
-
-
-def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
-    """A policy's own table of moves must work."""
-    section = root.get("machine")
-    if form.machine is not None and isinstance(section, Mapping):
-        for state, event, sentence in machine.flaws(form.machine):
-            row = section.get(state)
-            at: Node = section.pairs[state][0] if state in section.pairs else section
-            if isinstance(row, Mapping) and event in row.pairs:
-                at = row.pairs[event][0]
-            problems.add(at, f"machine: {sentence}")
 
 
 def unused(root: Mapping, form: PolicyFile, used: Container[str], problems: Problems) -> None:

@@ -82,6 +82,21 @@ def read_detector(
     return BAD if wrong else detector
 
 
+def legible_part(node: Node) -> Any:
+    """Return a detector of those keys that are right by themselves, or BAD; notes nothing."""
+    kind = node.get("kind") if isinstance(node, Mapping) else None
+    form = discover.detectors().get(kind.text) if isinstance(kind, Scalar) else None
+    if form is None or not isinstance(node, Mapping):
+        return BAD
+    keys, nobody = keys_of(form), Problems()
+    wrong = [
+        key
+        for key, (_, value) in node.pairs.items()
+        if key != "kind" and (key not in keys or keys[key].kind.read(value, nobody, "") is BAD)
+    ]
+    return read_detector(node.without(*wrong), nobody, "")
+
+
 def _defaults(
     form: type, node: Mapping, baseline: AbstractMapping[str, Any]
 ) -> AbstractMapping[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core.rule import HOLD, Policy
 from ..core.values import MODES
 from ..errors import InputError, UsageError
-from . import freeze, inhibit, lint, load, pack, rules, shipped
+from . import freeze, inhibit, lint, load, pack, references, rules, shipped
 from .forms import VERSION, PolicyFile
 from .freeze import Draft
 from .nodes import Mapping, Scalar, Sequence
@@ -137,14 +137,16 @@ def assemble(
     inhibitions = inhibit.inhibitions(parts, severities, problems)
     library = Library(form.runbooks, path.parent, problems)
     wanted = _open_runbooks(written, library, problems)
-    lint.ladder(root, form, library, problems)
-    lint.crash(root, form, library, problems)
+    references.ladder(root, library, problems)
+    references.crash(root, library, problems)
+    references.relaunch(root, problems)
     used = set(library.opened)
     for name, node in form.runbooks.items():
         library.open(name, node, "runbooks")
-    if form.job.on_crash is not None:
-        wanted.append((form.job.on_crash, root.place("job"), "job.on_crash"))
-    wanted += [(rung, root.place("escalate"), "the ladder") for rung in form.escalate.ladder]
+    crash = references.on_crash(root)
+    if crash is not None:
+        wanted.append((crash[0], root.place("job"), "job.on_crash"))
+    wanted += [(rung, root.place("escalate"), "the ladder") for rung, _ in references.rungs(root)]
     ways = library.ways(wanted)
     only_read = library.reach(rule.form.see or "" for rule in written) - {*ways}
     # Observing runs nothing, so nothing needs to be held back or to be gone back to.
@@ -153,7 +155,10 @@ def assemble(
     runnable = [opened for name, opened in books if acting and name not in only_read]
     lint.budgets(root, form, runnable, ways, problems)
     lint.savepoints(root, runnable, ways, problems)
-    lint.table(root, form, problems)
+    references.table(root, form, problems)
+    references.phases(detectors, parts.detectors, problems)
+    references.planned(root, form, problems)
+    references.handles(library.resolved().values(), detectors.values(), root, problems)
     lint.instead(library, problems)
     lint.approvals(root, library, parts, problems)
     lint.unused(root, form, used, problems)

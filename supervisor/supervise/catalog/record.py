@@ -166,7 +166,9 @@ def build(
     near_misses: set[str] = set()
     for name, (at, value) in list(node.pairs.items()):
         if name not in keys:
-            spelt, free = ALIASES.get(name, name), [key for key in keys if key not in node.pairs]
+            # Over what a pack has written, a policy may have meant a key that is there already.
+            spelt, taken = ALIASES.get(name, name), overridden or node.pairs
+            free = [key for key in keys if key not in taken]
             hint = did_you_mean(spelt, free)
             problems.add(at, f"{what or 'the file'} has no key {name!r}", hint)
             near_misses.update(key for key in keys if hint == f"did you mean {key!r}?")

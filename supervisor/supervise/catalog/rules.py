@@ -16,7 +16,7 @@ from .freeze import Made
 from .kinds import BAD
 from .nodes import Mapping, Node, Scalar, first_text, inside
 from .pack import Entry, Parts
-from .parts import read_detector
+from .parts import legible_part, read_detector
 from .problems import Problems, did_you_mean
 from .record import build, keys_of
 
@@ -31,6 +31,7 @@ def detectors(
     """
     defaults = {"window": baseline.window, "min": baseline.least}
     built: dict[str, Detector] = {}
+    partly: dict[str, Detector] = {}
     broken: set[str] = set()
     for name, entry in parts.detectors.items():
         if name.rpartition(".")[2] in (*WORDS, HOLD):
@@ -40,9 +41,12 @@ def detectors(
         )
         if detector is BAD:
             broken.add(name)
+            detector = legible_part(entry.node)
+            if detector is not BAD:
+                partly[name] = _qualified(detector, entry.scope)
         else:
             built[name] = _qualified(detector, entry.scope)
-    for name, detector in built.items():
+    for name, detector in (built | partly).items():
         _check_inputs(name, detector, parts, problems)
     return _ordered(built, parts, problems), broken
 

@@ -14,9 +14,10 @@ from .compound import OneOf
 from .kinds import About, Pattern
 from .parts import KeysOf, StepKind
 
+RUNBOOK = "[a-z][a-z0-9-]{0,63}"
 RunbookName = Annotated[
     str,
-    Pattern("[a-z][a-z0-9-]{0,63}", "a runbook's name, in lower case, such as rollback-and-rewarm"),
+    Pattern(RUNBOOK, "a runbook's name, in lower case, such as rollback-and-rewarm"),
 ]
 Version = Annotated[Literal["supervise/v1"], About("of the language")]
 OneStep = Annotated[Any, StepKind()]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from ..app import App
+from ..app import App, closed
 from ..inputs import clock
 from ..job import shm
 from ..job.process import Process
@@ -49,6 +49,7 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
     forwarder.restore()
     try:
         app.close(outbox, code)
+        closed(run, outbox.look())
         shm.remove(directory)
         for line in receipt.closing(run):
             tell(line)

@@ -25,7 +25,7 @@ from ..notifiers import build
 from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store import audit
-from ..store.policies import Reloader
+from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.rundir import RunDir
 from ._watching import Record, Tell, record, teller, watch
@@ -108,10 +108,9 @@ def _supervisor(
     recorder: Recorder,
     tell: Tell,
 ) -> tuple[App, Outbox, Forwarder]:
-    source, mode = described["reload"]
-    reloader = Reloader(
-        run, past.started, load_policy, past.reload[0] or source, past.reload[1] or mode
-    )
+    named, mode = past.reload
+    again = aim({"policy": named, "mode": mode}, *described["reload"])
+    reloader = Reloader(run, past.started, load_policy, *again)
     settings = Settings(
         described["argv"],
         past.started,

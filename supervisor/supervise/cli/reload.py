@@ -34,7 +34,8 @@ def command(run: Path, policy: str | None, mode: str | None, by: str | None) -> 
 
     Reads the policy file of the run again, or another one. Detectors and rules that are the same
     keep their memory, others start anew. Budgets, cooldowns, an open incident and a runbook in
-    progress survive. A policy with a mistake is refused, and the old one stays.
+    progress survive. A policy with a mistake is refused, and the old one stays. A --mode holds in
+    later reloads too, until one names a policy: that is taken with the mode of its file.
 
     What the job was told at its start stays as it was until it is started again: savepoints,
     standing orders, drills, channels of messages. So a run that was started below `enforce`, or

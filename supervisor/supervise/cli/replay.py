@@ -9,8 +9,11 @@ from typing import Any
 
 import click
 
-from ..store import audit, journal, policies
+from ..store import audit, journal, policies, recorder
 from ..store.rundir import RunDir
+from .audit import printable
+
+INCOMPLETE = 2  # exit status, as `audit verify` has it for a torn log
 
 
 @click.command(name="replay")
@@ -21,7 +24,8 @@ def command(ctx: click.Context, run: Path) -> None:
 
     Folds the journal of the run through its own policy, and those it was reloaded with, and
     compares every decision with the audit log. Exit status: 0 all the same, 1 a difference (the
-    first one is shown).
+    first one is shown), 2 the same as far as the journal goes, which ends before the log does: it
+    could not be written any more, or its end was lost.
 
     \b
     Examples:
@@ -33,12 +37,23 @@ def command(ctx: click.Context, run: Path) -> None:
     from ..core import replay
 
     found = RunDir.open(run)
+    log = list(audit.read(found.audit_path))
     count, differences = replay.compare(
         load_policy(found.policy_path),
         journal.read(found.journal_path),
-        audit.read(found.audit_path),
+        log,
         policies.finder(found, load_policy),
     )
+    told = recorder.incomplete(log)
+    cut = next((one.event for one in differences if one.lacking), None)
+    if cut is None and told is not None and not differences:
+        cut = int(told["data"]["event"])
+    if cut is not None:
+        ends = f"incomplete: the journal ends before event {cut}"
+        click.echo(f"{ends}; {count} decisions follow from what is there")
+        if told is not None:
+            click.echo(f"  record {told['seq']}: {printable(told['reason'])}")
+        ctx.exit(INCOMPLETE)
     if not differences:
         click.echo(f"same: {count} decisions follow from the journal")
         return

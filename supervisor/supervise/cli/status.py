@@ -6,7 +6,8 @@ import json
 import shutil
 import signal
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import click
 from ..core.values import Exited, Launched
 from ..errors import StoreError
 from ..inputs import clock
-from ..store import journal
+from ..store import audit, journal
 from ..store.lock import locked
+from ..store.recorder import incomplete
 from ..store.rundir import RunDir
 from .audit import printable
 
@@ -37,7 +39,10 @@ def command(run: Path, as_json: bool) -> None:
     """
     found = RunDir.open(run)
     state = found.read_json("state.json") if (found.path / "state.json").exists() else {}
-    state = {"run": found.id, **state, **_life(found)}
+    records = _records(found)
+    state = {"run": found.id, **state, **_life(found, records)}
+    if lacking := incomplete(records):
+        state["record"] = str(lacking["reason"])
     if as_json:
         click.echo(json.dumps(state, ensure_ascii=False))
         return
@@ -55,34 +60,85 @@ def command(run: Path, as_json: bool) -> None:
         )
 
 
-def _life(run: RunDir) -> dict[str, Any]:
+def _life(run: RunDir, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Tell who is still there: `supervisor` running or gone, `job` running, ended, lost, unknown.
 
-    A living supervisor holds the lock of the audit log; when there is none, the journal tells how
-    the job was last seen.
+    A living supervisor holds the lock of the audit log. When there is none, the journal tells how
+    the job was last seen, and the audit log whether that was the end of the run: a supervisor that
+    died before it may have been about to start the job again.
     """
     if locked(run.audit_path):
         return {"supervisor": "running", "job": "running", "exit_code": None}
-    pid, returncode = None, None
-    try:
-        for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
-            if isinstance(event, Launched):
-                pid, returncode = event.pid, None
-            elif isinstance(event, Exited):
-                returncode = event.returncode
-    except StoreError:
-        pass  # a damaged journal is replay's and export's to tell; what is known stays known
-    job = "unknown"
-    if returncode is not None:
+    end = records[-1] if records and records[-1]["kind"] == "run_end" else None
+    launched, returncode = _last_seen(run)
+    pid, runs = _process(run, launched)
+    code = returncode if returncode is None or returncode >= 0 else 128 - returncode
+    if end is not None and (code is None or incomplete(records) is not None):
+        code, returncode = int(end["data"]["exit_code"]), None
+    again = end is None and _relaunching(records)
+    if code is not None and not (end is None and runs):
         job = "ended"
     elif pid is not None:
-        job = "running" if Path(f"/proc/{pid}").exists() else "lost"
-    exit_code = 128 - returncode if returncode is not None and returncode < 0 else returncode
-    return {"supervisor": "gone", "job": job, "job_pid": pid, "exit_code": exit_code}
+        job, code = "running" if runs else "lost", None
+    else:
+        job = "unknown"
+    name = None
+    if returncode is not None and returncode < 0:
+        name = _signal(-returncode)
+    return {
+        "supervisor": "gone", "job": job, "job_pid": pid, "exit_code": code, "signal": name,
+        "over": end is not None, "relaunching": again,
+    }  # fmt: skip
+
+
+def _records(run: RunDir) -> list[dict[str, Any]]:
+    """Return the audit records; damage is for `audit verify` to tell, what is known stays known."""
+    found: list[dict[str, Any]] = []
+    with suppress(StoreError):
+        found.extend(audit.read(run.audit_path))
+    return found
+
+
+def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
+    """Return the newest launch in the journal, and the returncode of its end if that is there."""
+    launched, returncode = None, None
+    with suppress(StoreError):  # a damaged journal is replay's and export's to tell
+        for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
+            if isinstance(event, Launched):
+                launched, returncode = event, None
+            elif isinstance(event, Exited):
+                returncode = event.returncode
+    return launched, returncode
+
+
+def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
+    """Return the pid of the newest launch and whether it runs; the journal may lack that one."""
+    # Here, not above: a living supervisor is told without them.
+    from ..app.launching import LAUNCHED
+    from ..job.adopted import start_ticks
+
+    with suppress(StoreError):
+        made = run.read_json(LAUNCHED)
+        if launched is None or made["attempt"] >= launched.attempt:
+            return int(made["pid"]), start_ticks(made["pid"]) == made["start_ticks"]
+    pid = None if launched is None else launched.pid
+    return pid, pid is not None and Path(f"/proc/{pid}").exists()
+
+
+def _relaunching(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the newest action on the job is a relaunch that nothing was heard of."""
+    for r in reversed(records):
+        if r["kind"] in ("commit", "abort", "in_doubt") and "action" in (r.get("data") or {}):
+            return False
+        if r["kind"] == "intent":
+            return bool(r["data"]["action"]["verb"] == "relaunch")
+    return False
 
 
 def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [("run", str(state["run"])), ("job", _job(state))]
+    if record := state.get("record"):
+        lines.append(("record", record))
     if "state" not in state:
         return [*lines, ("state", "nothing is known: the first status was never written")]
     how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
@@ -90,6 +146,8 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("step", f"{state.get('step', '?')}, attempt {state.get('attempt', 0)}"))
     if trouble := state.get("trouble"):
         lines.append(("trouble", str(trouble)))
+    broken = state.get("channels") or {}
+    lines += [("channel", _channel(name, how)) for name, how in broken.items()]
     lines.append(("incidents", _incidents(state.get("incidents") or {})))
     lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
     if silenced := state.get("silenced"):
@@ -108,10 +166,15 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _job(state: Mapping[str, Any]) -> str:
-    if state["job"] == "ended":
-        return f"ended with exit code {state['exit_code']}{_signal(state['exit_code'])}"
     if state["supervisor"] == "running":
         return "running, supervised"
+    if state["job"] == "ended":
+        how = f"ended with exit code {state['exit_code']}"
+        how += f" ({state['signal']})" if state["signal"] else ""
+        if state["over"]:
+            return how
+        while_ = "while it was starting it again" if state["relaunching"] else "before it was over"
+        return f"{how}, but its supervisor died {while_}: `supervise adopt RUN` goes on from there"
     if state["job"] == "running":
         unwatched = "but its supervisor is gone: not watched until `supervise adopt RUN`"
         return f"still running (pid {state['job_pid']}), {unwatched}"
@@ -121,11 +184,11 @@ def _job(state: Mapping[str, Any]) -> str:
     return "never started; the supervisor is gone"
 
 
-def _signal(code: int) -> str:
+def _signal(number: int) -> str:
     try:
-        return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
-    except ValueError:
-        return ""
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _rules(rules: Mapping[str, Any]) -> str:
@@ -154,6 +217,12 @@ def _request(one: Mapping[str, Any]) -> str:
         f"{one['id']}: may {one['runbook']} run ({verbs})? supervise approve RUN {one['id']}; "
         f"{one['left_s']} s left, then {one['on_timeout']}"
     )
+
+
+def _channel(name: str, how: Mapping[str, Any]) -> str:
+    count = how["undelivered"]
+    messages = f"{count} message{'' if count == 1 else 's'} not delivered"
+    return f"{name}: {messages} since {how['since_wall']}, last error: {how['error']}"
 
 
 def _probe(probe: Mapping[str, Any]) -> str:

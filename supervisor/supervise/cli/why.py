@@ -16,6 +16,7 @@ from ..report import story, telling
 from ..store import audit
 from ..store.lock import locked
 from ..store.policies import DIRECTORY
+from ..store.recorder import incomplete
 from ..store.rundir import RunDir
 from .audit import printable
 
@@ -49,6 +50,8 @@ def command(run: Path, incident: str | None, as_json: bool) -> None:
     if incident is not None and incident not in known:
         raise _unknown(incident, known)
     ending = how_it_goes(found, records)
+    if lacking := incomplete(records):
+        ending += f"; {lacking['reason']}"
     policies = readable(found)
     chosen = incident or (known[-1] if known else None)
     told = None if chosen is None else story.tell(records, chosen, policies, ending)

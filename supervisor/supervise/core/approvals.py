@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import aiming, machine
+from . import aiming, machine, standstill
 from .incident import HELD, OPEN, Incident, brief
 from .limits import ALL
 from .rule import Approval, Policy, Runbook
@@ -99,11 +99,12 @@ def ask(
         incident.phase, incident.quiet_since = OPEN, None
     turn.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
+    after += f"; {standstill.word(turn)} meanwhile"
     turn.tell(
         incident.severity, f"{incident.id}: {book.name} waits for your approval", verdict=why,
         why=steps, news=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
-        f"without an answer within {terms.timeout_s:.0f} s {after}; the job goes on meanwhile",
+        f"without an answer within {terms.timeout_s:.0f} s {after}",
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ def refused(
     if not aiming.lacks_checkpoint(turn, incident, book):
         return
     incident.lacked = (incident.runs, book.name, why, climbed)
+    if turn.state.returncode is not None:
+        return  # only while its evidence is taken; that is no time to wait for
     turn.tell(
         incident.severity, f"{incident.id}: {book.name} waits for a good checkpoint", news=True,
         then="evidence is taken; it is tried again when a checkpoint that is old enough is found "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import approvals, opening, questions
+from . import approvals, opening, questions, standstill
 from .incident import CLOSED, HELD, Incident, Run
 from .state import Turn
 
@@ -12,7 +12,7 @@ NOTHING = "nothing to do"
 
 
 def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
-    """Stop acting and wait for a person. The job itself goes on; one that has ended is over.
+    """Stop acting and wait for a person. The job itself is left as it is; an ended one is over.
 
     Args:
         exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
@@ -33,7 +33,7 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: held, a person is needed",
         verdict=why if found is None else f"{why}; {found.text}",
-        then=f"{then}; the job goes on" + (f"; {found.advice}" if found is not None else ""),
+        then=f"{then}; {standstill.word(turn)}" + ("" if found is None else f"; {found.advice}"),
         news=True,
     )
 
@@ -51,14 +51,13 @@ def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
 def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
     """Say that the runbook that is wanted cannot work here, and why."""
     turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
-    goes = "goes on" if turn.state.returncode is None else "has ended"
     turn.state.stays = f"{name}: {refusal}"
     turn.tell(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: nothing can be done about it here",
         verdict=incident.headline,
         why=f"{name}: {refusal}",
-        then=f"evidence is taken; the job {goes}; a person should look",
+        then=f"evidence is taken; {standstill.word(turn)}; a person should look",
         news=True,
     )
 

@@ -16,6 +16,7 @@ from . import (
     consent,
     ending,
     flapping,
+    joining,
     ladder,
     life,
     machine,
@@ -32,7 +33,7 @@ from . import (
 from .bank import Bank
 from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .rule import HOLD, Policy, Rule
-from .spike import STRUCTURAL, Verdict
+from .spike import SCHEDULE, STRUCTURAL, Verdict
 from .state import State, Turn
 from .values import (
     ACTING_MODES,
@@ -231,7 +232,7 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
     turn.say("blind", why, rule=rule.id, severity=severity, rank=rank)
-    response.enlist(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
+    joining.enlist(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
     turn.move("notice", why)
 
 
@@ -276,8 +277,9 @@ def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
               then=found.advice)  # fmt: skip
     name, _ = ladder.climb(turn.policy.ladder, incident.rung)
     idle = incident.run is None and incident.phase != HELD
-    if found.kind == STRUCTURAL and idle and incident.rung >= 0 and name == HOLD:
-        ending.hold(turn, incident, "structural instability, and the ladder is at its end",
+    lasting = found.kind in (STRUCTURAL, SCHEDULE)
+    if lasting and idle and incident.rung >= 0 and name == HOLD:
+        ending.hold(turn, incident, f"{found.kind}, and the ladder is at its end",
                     exhausted=True)  # fmt: skip
 
 

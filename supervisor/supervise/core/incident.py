@@ -12,8 +12,9 @@ from typing import Any
 
 from .action import Action
 from .band import Band
+from .happened import Happened
 from .rule import Runbook
-from .spike import Happened, Verdict
+from .spike import Verdict
 from .values import SEVERITIES, Told
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
@@ -97,6 +98,9 @@ class Incident:
         back: the attempt that the job was last taken back to; what older frames tell is over.
         acked: who said that a person looks after it.
         tainted: attempt -> step from which checkpoints of it are suspect because of this.
+        nonfinite: first step whose loss, gradient or update was not finite. kept: first and last
+            one of those that were skipped, and so kept from the weights.
+        crashed: the first breach, if that is the end of the process.
         beyond, settled: it went back: the first breach, a step that a recovery must have passed,
             and the step before which its probation does not end. A crash has neither: it may lie
             far ahead, and the count of crashes judges it.
@@ -132,6 +136,7 @@ class Incident:
     peak: float | None = None
     far: int = 0  # frames whose loss was far out of the band
     nonfinite: int | None = None
+    kept: tuple[int, ...] = ()
     rolled_back: bool = False
     exhausted: bool = False
     verdict: Verdict | None = None
@@ -145,6 +150,7 @@ class Incident:
     anew: tuple[str, int, str, bool] | None = None
     lacked: tuple[int, str, str, bool] | None = None
     back: int = 0
+    crashed: int = -1
     over: str = ""
 
     def join(self, rule: str, severity: str) -> bool:

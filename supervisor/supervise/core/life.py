@@ -6,16 +6,20 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
-from . import approvals, choosing, ending, ladder, opening, runner, verification
-from .incident import HELD, Run
+from . import approvals, choosing, ending, ladder, opening, runner, subject, verification
+from .incident import ACTING, HELD, Incident, Run
+from .rule import HOLD, Runbook
 from .state import CALLED_OFF, State, Turn
 from .values import ACTING_MODES, Exited, Launched, Noticed
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
+INTERRUPTED = (-2, 130)
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another turn: a job that says one of these knows better than we do.
 MEANT = frozenset((125, *range(64, 79)))
+HANGS = 2  # starts because it stood still, without going beyond the farthest; project default
+IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a person
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 
 
@@ -50,6 +54,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
         state.blame.named(event.rank, event.data.get("shards"))
     if event.kind == "signal" and event.data.get("final"):
         state.called_off = True
+        state.interrupted |= bool(event.data.get("typed"))
         state.unable["relaunch"] = CALLED_OFF
         if state.returncode is not None and _relaunching(state) is not None:
             _ended(turn)
@@ -174,8 +179,47 @@ def _answer(turn: Turn, name: str, text: str) -> None:
         if incident is None:
             bank = next(iter(state.banks.values()), None)
             incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
+            incident.crashed = incident.breach_step
+        elif incident.severity == "SEV2" and not subject.against_weights(policy, incident):
+            opening.crash(turn, incident, text)
         _, rung = ladder.entry(policy.ladder, name, -1)
         runner.start(turn, incident, name, rung, text)
+
+
+def given_up(turn: Turn, incident: Incident, name: str) -> bool:
+    """Give up a job that stands still, where runbook `name` would only start it once more in vain.
+
+    Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
+    that, it is held. Hangs may pass by themselves, so one more start is tried than for a crash.
+    """
+    state, policy = turn.state, turn.policy
+    if name == HOLD or "relaunch" not in policy.runbooks[name].verbs:
+        return False
+    farthest = max(state.hangs, default=-1)
+    if state.step > farthest:
+        state.hangs.clear()
+    if len(state.hangs) < HANGS:
+        state.hangs.append(state.step)
+        return False
+    why = f"it was started again {HANGS} times, and stands still without going beyond step "
+    why += f"{farthest}"
+    verbs = ("snapshot", "stop")
+    if not set(verbs) <= set(policy.verbs):
+        ending.hold(turn, incident, why)
+        return True
+    steps = policy.verbs["snapshot"](), policy.verbs["stop"](if_idle=IDLE_S)
+    book = Runbook("give-up", steps, verbs)
+    if approvals.gate(policy, incident, book) is not None:
+        ending.hold(turn, incident, why)
+        return True
+    incident.runs += 1
+    incident.run, incident.phase = Run(incident.runs, book, incident.severity), ACTING
+    incident.headline += f"; {why}"
+    turn.move("run", f"given up: {why}")
+    turn.tell(incident.severity, f"{incident.id}: given up", verdict=why, news=True,
+              then="evidence is taken, and the job is ended if it does nothing")  # fmt: skip
+    runner.proceed(turn, incident)
+    return True
 
 
 def conclude(turn: Turn) -> None:
@@ -208,9 +252,13 @@ def conclude(turn: Turn) -> None:
     turn.move("exited", f"{how}; {why}" if why else how)
     if state.stopping:
         by = state.stopped_by
-        turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, news=True)
+        about = incident.headline if incident is not None and by == "policy" else ""
+        turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about,
+                  news=True)  # fmt: skip
     elif state.returncode == 0:
         turn.tell("INFO", f"finished at step {state.step}", news=True)
+    elif state.interrupted and state.returncode in INTERRUPTED:
+        turn.tell("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
     elif failed:
         title = f"the job was started again, and {_how(state)} before its first step"
         turn.tell("SEV1", title, verdict=why, why=f"it was started with {_given(turn)}",

@@ -39,6 +39,21 @@ def open_incident(
     return incident
 
 
+def crash(turn: Turn, incident: Incident, text: str) -> None:
+    """A crash joins an advisory incident that says nothing against the weights.
+
+    It began when the process ended, however long the host has been slow: what was saved until then
+    is as good as before.
+    """
+    incident.severity, incident.headline = "SEV1", text
+    incident.breach_step = incident.crashed = turn.state.step + 1
+    case(turn, turn.state.banks.get(incident.rank), incident)
+    turn.say(
+        "incident", f"raised to SEV1 by a crash: {text}", severity="SEV1", what="raised",
+        runbook="", breach_step=incident.breach_step,
+    )  # fmt: skip
+
+
 def case(turn: Turn, bank: Bank | None, incident: Incident) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if bank is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from . import standstill
 from .bank import Bank
 from .incident import Incident, Run
 from .rule import Policy, Rule
@@ -26,7 +27,7 @@ def outranks(policy: Policy, bank: Bank, rule: Rule, run: Run) -> bool:
     learns nothing from silence; what answers that is on no rung.
     """
     aside = rule.runbook not in policy.ladder.rungs
-    return worse(rule, run) or (aside and _tells_of_silence(bank, rule))
+    return worse(rule, run) or (aside and standstill.told_by(bank, rule))
 
 
 def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
@@ -34,7 +35,7 @@ def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
 
     Silence is none of them.
     """
-    return bank.attempt < incident.back and not _tells_of_silence(bank, rule)
+    return bank.attempt < incident.back and not standstill.told_by(bank, rule)
 
 
 def due(turn: Turn, incident: Incident) -> Iterable[tuple[Rule, Bank]]:
@@ -51,8 +52,3 @@ def due(turn: Turn, incident: Incident) -> Iterable[tuple[Rule, Bank]]:
             calm = incident.back and watch.code != BREACH
             if not calm and (run is None or outranks(turn.policy, bank, rule, run)):
                 yield rule, bank
-
-
-def _tells_of_silence(bank: Bank, rule: Rule) -> bool:
-    readings = bank.numbers(rule).values()
-    return any("signal" in one and one.get("code") == "BREACH" for one in readings)

@@ -7,30 +7,28 @@ kept by the incident's rank. Nothing here runs without an open incident.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import pairwise
 
-from . import spike
-from .band import EXCLUDED, LEAST, PRE, band_of, median, spread
+from . import context, spike, subject
+from .band import LEAST, PRE, band_of, median
 from .bank import Bank
 from .history import LOSS
 from .incident import Incident
 from .rule import Planned, Policy, Rule
-from .spike import DEADLINE, Evidence, Happened, Verdict
+from .spike import DEADLINE, Evidence, Verdict
 from .state import State, Turn
 
 GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
-RATE, SKIPPED, ARTEFACT = "learning_rate", "update_skipped", "eval_artifact_hash"
+ARTEFACT = "eval_artifact_hash"
 LOSSES = (LOSS, "train_loss_ema")
+JUDGED = (LOSS, GRAD, UPDATE, context.SKIPPED)
 # What a planned event may move. A rule that reads anything else speaks during one, too.
-MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, RATE, "update_to_weight", "loss_scale"))
-BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
-COUNTS = ("tokens_per_update",)  # the denominator of a loss
-BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
-OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
+MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, context.RATE, "update_to_weight",
+                           "loss_scale"))  # fmt: skip
+RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 # Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
-RATE_SHARE, RATE_FACTOR = 0.1, 3.0  # a learning rate jumped: by a tenth, and 3 times its last step
 
 
 def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
@@ -42,17 +40,18 @@ def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
     onset, history = incident.breach_step, bank.history
     incident.rank, incident.attempt, incident.begin = rank, bank.attempt, onset
     incident.since, incident.looked, incident.far = state.pace, bank.step, 0
+    incident.peak, incident.verdict = None, None  # of an onset that it had before
     incident.opened_pace = incident.opened_pace or state.pace  # it may be opened anew, when raised
     incident.band = band_of(history.series(LOSS), onset)
     incident.norms = {
         metric: median(values)
         for metric in (GRAD, UPDATE, CLIPPED)
-        if len(values := _before(bank, metric, onset)) >= LEAST
+        if len(values := context.before(bank, metric, onset)) >= LEAST
     }
     for frame in history.frames:
         if frame.step >= onset:
             _look(incident, bank, frame.values, frame.step)
-    incident.context = _context(turn, bank, incident)
+    incident.context = context.around(turn, bank, incident)
 
 
 def follow(turn: Turn, incident: Incident) -> Verdict | None:
@@ -130,16 +129,12 @@ def announced(turn: Turn, bank: Bank, rule: Rule) -> str | None:
     policy, step = turn.policy, turn.state.step
     if rule.severity == "SEV0" or not policy.planned:
         return None
-    if not _metrics(policy, rule) <= MOVED_BY_PLAN:
+    if not subject.metrics(policy, rule) <= MOVED_BY_PLAN:
         return None
     for event in policy.planned:
         if event.from_step <= step <= event.to_step and _as_expected(bank, event):
             return event.what
     return None
-
-
-def _metrics(policy: Policy, rule: Rule) -> set[str]:
-    return {m for name in policy.behind(rule) for m in policy.detectors[name].metrics}
 
 
 def _as_expected(bank: Bank, event: Planned) -> bool:
@@ -160,9 +155,8 @@ def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
     if bank is None or LOSS not in bank.history.names:
         return None
     history, begin = bank.history, incident.begin
-    context = incident.context
-    if not incident.rolled_back:  # the frames of the onset are still there, and the next five
-        context = _context(turn, bank, incident) or context
+    if not incident.rolled_back and _reaches(bank, incident.breach_step):
+        incident.context = context.around(turn, bank, incident)  # by now with what came after it
     probes: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in history.evaluations:
         probes.setdefault(name, []).append((step, value))
@@ -176,27 +170,31 @@ def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
         },
         probes=probes,
         artefact=_artefact(bank, incident.breach_step),
-        happened=context,
+        happened=incident.context,
         peak=incident.peak,
         nonfinite=incident.nonfinite,
+        kept=incident.kept,
         planned=_planned(turn.policy, incident),
         exhausted=incident.exhausted,
-        recurring=spike.recurring([*state.onsets, incident.opened_pace])
-        if _counts(incident)
-        else "",
+        recurring=recurring([*state.onsets, incident.opened_pace]) if _counts(incident) else "",
         about_loss=about_loss(turn.policy, incident),
         rolled_back=incident.rolled_back,
     )
 
 
 def _look(incident: Incident, bank: Bank, values: tuple[float | None, ...], step: int) -> None:
-    """Keep the largest loss, and the first step whose loss or applied gradient is not finite."""
+    """Keep the largest loss, and the steps whose loss, gradient or update is not finite.
+
+    What was skipped was kept from the weights, unless the update itself tells otherwise.
+    """
     names = bank.history.names
-    found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in (LOSS, GRAD, SKIPPED)}
-    loss, grad = found.get(LOSS), found.get(GRAD)
-    bad = loss is not None and loss - loss != 0.0
-    bad |= grad is not None and grad - grad != 0.0 and found.get(SKIPPED) != 1.0
-    if bad and incident.nonfinite is None:
+    found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
+    loss = found.get(LOSS)
+    wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
+    kept = found.get(context.SKIPPED) == 1.0 and UPDATE not in wrong
+    if wrong and kept:
+        incident.kept = (*incident.kept[:1], step)
+    elif wrong and incident.nonfinite is None:
         incident.nonfinite = step
     if loss is not None and loss - loss == 0.0:
         incident.peak = loss if incident.peak is None else max(incident.peak, loss)
@@ -206,8 +204,11 @@ def _look(incident: Incident, bank: Bank, values: tuple[float | None, ...], step
             incident.far += loss - band.forecast(step) > far
 
 
-def _before(bank: Bank, metric: str, onset: int) -> list[float]:
-    return [v for step, v in bank.history.series(metric) if step < onset - EXCLUDED][-PRE:]
+def _reaches(bank: Bank, onset: int) -> bool:
+    """Return whether the frames that are kept go back to what question 4 looks at."""
+    frames = bank.history.frames
+    whole = len(frames) < (frames.maxlen or 0)  # none was forgotten
+    return whole or frames[0].step < onset - context.BEFORE - 1
 
 
 def _artefact(bank: Bank, onset: int) -> str:
@@ -226,72 +227,17 @@ def _planned(policy: Policy, incident: Incident) -> bool:
     up = band is not None and peak is not None and peak > band.limit
     return any(
         event.expect == "either" or (event.expect == "up") == up
-        for event in _plans(policy, incident.breach_step)
+        for event in context.plans(policy, incident.breach_step)
     )
 
 
-def _plans(policy: Policy, onset: int) -> list[Planned]:
-    return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
-
-
-# ── question 4 ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _context(turn: Turn, bank: Bank, incident: Incident) -> list[Happened]:
-    """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
-    onset = incident.breach_step
-    own = f"{incident.id}/"  # what was done about it is not its cause
-    found = [Happened(plan.from_step, "planned", plan.what) for plan in _plans(turn.policy, onset)]
-    found += [
-        Happened(step, kind, text)
-        for step, attempt, kind, text in turn.state.happened
-        if onset - BEFORE <= step <= onset + AFTER
-        and attempt == incident.attempt
-        and not text.startswith(own)
-    ]
-    found += [*_rates(bank, onset), *_odd(bank, onset), *_marks(bank, onset)]
-    return sorted(found, key=lambda event: event.step)
-
-
-def _rates(bank: Bank, onset: int) -> Iterator[Happened]:
-    """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
-    points = [p for p in bank.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER]
-    for (_, a), (_, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
-        jump = abs(c - b)
-        if jump > RATE_SHARE * abs(b) and jump > RATE_FACTOR * abs(b - a):
-            yield Happened(step, "rate", f"learning rate {b:.3g} to {c:.3g}")
-
-
-def _odd(bank: Bank, onset: int) -> Iterator[Happened]:
-    """Yield batches, and counts of tokens, that were unlike those before."""
-    for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
-        for metric in metrics:
-            before = _before(bank, metric, onset)
-            if len(before) < LEAST:
-                continue
-            middle = median(before)
-            scale = max(spread(before, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
-            near = [p for p in bank.history.series(metric) if abs(p[0] - onset) <= NEAR]
-            far = max(near, key=lambda p: abs(p[1] - middle), default=None)
-            if far is not None and abs(far[1] - middle) > OUTLIER * scale:
-                text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
-                yield Happened(far[0], kind, text)
-
-
-def _marks(bank: Bank, onset: int) -> Iterator[Happened]:
-    """Yield checkpoints, skipped updates and changes of the loss scale."""
-
-    def near(metric: str) -> list[tuple[int, float]]:
-        points = bank.history.series(metric)
-        return [p for p in points if onset - BEFORE <= p[0] <= onset + AFTER]
-
-    for step, value in near("checkpoint_time"):
-        yield Happened(step, "checkpoint", f"a checkpoint took {value:.3g} s")
-    skips = [step for step, value in near(SKIPPED) if value == 1.0]
-    if skips:
-        yield Happened(skips[0], "skipped", f"{len(skips)} updates were skipped")
-    scales = near("loss_scale")
-    for (_, a), (step, b) in pairwise(scales):
-        if b != a:
-            yield Happened(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
-            return
+def recurring(onsets: Sequence[int]) -> str:
+    """Say why excursions at these paces (ascending) are a series, "" when they are none."""
+    recent = [at for at in onsets if onsets[-1] - at < RECUR_FRAMES] if onsets else []
+    if len(recent) >= RECUR_COUNT:
+        return f"{len(recent)} excursions within {recent[-1] - recent[0]} steps"
+    newest = onsets[-RECUR_GAPS:]
+    gaps = [b - a for a, b in pairwise(newest)]
+    if len(newest) == RECUR_GAPS and all(b < a for a, b in pairwise(gaps)):
+        return f"they come ever faster: {', '.join(str(gap) for gap in gaps)} steps apart"
+    return ""

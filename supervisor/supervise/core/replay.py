@@ -26,12 +26,14 @@ class Difference:
         seq: number of the audit record, None when the record has nothing there.
         event: number of the journal event that was being judged.
         recorded, replayed: the two decisions, None where one side has none.
+        lacking: they part because the journal is incomplete: `event` is the first that it lacks.
     """
 
     seq: int | None
     event: int
     recorded: Mapping[str, Any] | None
     replayed: Mapping[str, Any] | None
+    lacking: bool = False
 
 
 def plain(value: Any) -> Any:
@@ -98,24 +100,36 @@ def compare(
     """Fold `events` and compare with the audit records whose actor is the engine.
 
     A journal may end with events whose decisions never reached the log (a killed supervisor), so
-    surplus decisions of the last judged event onward are no difference.
+    surplus decisions of the last judged event onward are no difference. One that ends before the
+    log does (it could not be written, or its end was lost) is `lacking`.
 
     Returns:
         `(decisions compared, differences)`; after the first difference nothing more is compared.
     """
     log = [r for r in recorded if r.get("actor") == "engine"]
     last_event = max((int(r["event"]) for r in log), default=-1)
-    count = 0
-    for number, replayed in decisions(policy, events, None, policies):
-        if count >= len(log):
-            if number >= last_event:
-                break
-            return count, [Difference(None, number, None, replayed)]
-        was = log[count]
-        if not same(was, number, replayed):
-            return count, [Difference(int(was["seq"]), number, was, replayed)]
-        count += 1
+    count, end = 0, 0
+    for number, _, _, _, made in fold(policy, events, None, policies):
+        end = number + 1
+        for replayed in map(record, made):
+            if count == len(log):
+                if number >= last_event:
+                    return count, []
+                return count, [Difference(None, number, None, replayed)]
+            was = log[count]
+            if not same(was, number, replayed):
+                if unwritten(was):
+                    continue  # nor was this decision: both could not be written any more
+                return count, [Difference(int(was["seq"]), number, was, replayed)]
+            count += 1
     if count < len(log):
         was = log[count]
-        return count, [Difference(int(was["seq"]), int(was["event"]), was, None)]
+        lacking = unwritten(was) or int(was["event"]) >= end
+        at = end if lacking else int(was["event"])
+        return count, [Difference(int(was["seq"]), at, was, None, lacking)]
     return count, []
+
+
+def unwritten(was: Mapping[str, Any]) -> bool:
+    """Return whether an audit record is of an event that the journal could not be given."""
+    return int(was["event"]) < 0

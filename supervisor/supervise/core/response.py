@@ -5,24 +5,26 @@ All rules of an event are enlisted before anything is answered; the most severe 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from . import (
     aiming,
     approvals,
     flapping,
+    joining,
     ladder,
+    life,
     machine,
     opening,
     precedence,
     questions,
     runner,
+    standstill,
     suspicion,
 )
 from .action import Refused
 from .bank import Bank
-from .incident import HELD, PROBATION, Incident, Run, first_breach, headline
+from .incident import HELD, PROBATION, Run, first_breach, headline
 from .rule import HOLD, Rule
 from .state import Turn
 from .values import ACTING_MODES, SEVERITIES
@@ -81,6 +83,7 @@ def _answer(
     state = turn.state
     fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
     acting: list[Rule] = []
+    told = False
     for rule, numbers in fired:
         muted = _muted(turn, bank, rule, firing, was_in)
         if muted is not None:
@@ -90,7 +93,8 @@ def _answer(
             )  # fmt: skip
             state.muted[rule.id] = muted
             continue
-        enlist(turn, bank, rule, numbers, headline(numbers, rule.text))
+        text = headline(numbers, rule.text)
+        told |= joining.enlist(turn, bank, rule, numbers, text, told=told)
         if rule.runbook is None:
             continue
         mode = turn.policy.mode_of(rule)
@@ -123,40 +127,6 @@ def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) ->
             return f"inhibit:{was_in}"
     planned = questions.announced(turn, bank, rule)
     return None if planned is None else f"planned:{planned}"
-
-
-def enlist(
-    turn: Turn, bank: Bank, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], text: str
-) -> None:
-    """Open an incident for a rule, or let the rule join the open one."""
-    state, incident = turn.state, turn.state.incident
-    breach = first_breach(numbers, bank.step)
-    if incident is None:
-        incident = opening.open_incident(
-            turn, bank, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
-        )
-        suspicion.began(turn, bank, incident, rule, breach)
-    elif incident.join(rule.id, rule.severity):
-        incident.headline = text
-        if incident.run is None:  # what was advisory until now may be much older than the trouble
-            incident.breach_step = breach
-            opening.case(turn, bank, incident)
-        suspicion.joined(turn, bank, incident, rule, breach, moved=incident.run is None)
-        turn.say("incident", f"raised to {rule.severity} by {rule.id}: {text}", rule=rule.id,
-                 severity=rule.severity, what="raised", runbook=rule.see,
-                 breach_step=incident.breach_step)  # fmt: skip
-    else:
-        turn.say(
-            "incident", f"{rule.id} joins", rule=rule.id, severity=rule.severity, what="joined",
-            runbook=rule.see,
-        )  # fmt: skip
-        suspicion.joined(turn, bank, incident, rule, breach)
-        if incident.phase != HELD or rule.severity == "SEV2":
-            return
-    if rule.id not in state.flapping:
-        then = f"watching; read runbook {rule.see}" if rule.see else "watching"
-        turn.tell(rule.severity, f"{incident.id}: {rule.id} at step {state.step}",
-                  verdict=text, why=f"when: {rule.text}", then=then)  # fmt: skip
 
 
 def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
@@ -206,6 +176,8 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         opening.taint(turn, incident)
         suspicion.began(turn, bank, incident, rule, incident.breach_step)
     watch.answered = True
+    if standstill.told_by(bank, rule) and life.given_up(turn, incident, name):
+        return
     if again:
         runner.climb(turn, incident, why)
     else:
@@ -222,7 +194,7 @@ def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, 
         if 0 <= rung <= incident.rung:
             name, rung = ladder.climb(policy.ladder, incident.rung)
         bank.rules[policy.rules.index(rule)].answered = True
-        _preempt(turn, incident, rule, name, rung)
+        _preempt(turn, bank, rule, name, rung)
         return
     turn.say("suppressed", f"{rule.id}: {run.runbook.name} is running", rule=rule.id,
              severity=rule.severity, suppressed_by="acting")  # fmt: skip
@@ -239,8 +211,10 @@ def _answered(turn: Turn, bank: Bank, rule: Rule) -> int | None:
     return None
 
 
-def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -> None:
+def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     """Something worse came up: leave a runbook that is only being verified; never cut an action."""
+    incident = turn.state.incident
+    assert incident is not None
     run = incident.run
     assert run is not None
     if run.waiting_for is not None or run.failed is not None:
@@ -253,6 +227,8 @@ def _preempt(turn: Turn, incident: Incident, rule: Rule, name: str, rung: int) -
     if rung >= 0:
         opening.distrust(turn, incident)
     turn.state.cooldown[rule.id] = (turn.state.pace, rung)
+    if standstill.told_by(bank, rule) and life.given_up(turn, incident, name):
+        return
     climbed = rung >= 0 and name != rule.runbook
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)
 

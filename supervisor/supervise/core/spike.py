@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from .band import Band, median, spread
 from .band import slope as _slope
+from .happened import SCHEDULE as OWN_RATE
+from .happened import Happened, answered
 
 POST = 50  # frames in a row whose median must lie in the band
 RECOVERY = 300  # frames in which a spike may come back: "a few hundred steps"
@@ -28,7 +29,6 @@ SMOOTH = 0.9  # of the smoothed loss, which must agree with the raw one; project
 PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
 NORM_RATIO = 1.5  # median after / median before; project default
 CLIP_FACTOR, CLIP_POINTS = 2.0, 2.0  # the share of clipped steps may double, and 2 % more
-RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 
 RECOVERABLE = "recoverable spike"
 PLATEAU = "new worse plateau"
@@ -38,6 +38,8 @@ SUSPECT = "structural instability suspected"
 ARTEFACT = "logging artefact or data order"
 EXPECTED = "expected transition"
 NUMERIC = "numeric fault"
+CONTAINED = "contained numeric fault"
+SCHEDULE = "learning rate jump"
 UNDECIDED = "undecided"
 NO_EXCURSION = "no loss excursion"
 
@@ -56,18 +58,13 @@ ADVICE: Mapping[str, str] = {
     EXPECTED: "nothing to do; it was announced",
     NUMERIC: "weights may be damaged: go back to a state from before it, and find the first value "
     "that was not finite",
+    CONTAINED: "the weights are as before, there is nothing to go back from; find the first value "
+    "that was not finite",
+    SCHEDULE: "the job itself raised its learning rate just before, and will there again: compare "
+    "its schedule with the one that was meant, mend that, and go back to before the jump",
     UNDECIDED: "run a fixed probe through the weights of before and after; do not guess",
     NO_EXCURSION: "the loss is no part of this; see the rules that fired",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """Something that happened near the onset. `kind`: data, logging, planned, rate, action, ..."""
-
-    step: int
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,8 @@ class Evidence:
         artefact: of the evaluation: `same`, `changed`, or `unknown` when nothing identifies it.
         happened: in [onset - 50, onset + 5].
         peak: largest loss seen, also in an attempt that was left.
-        nonfinite: first step at which the loss or an applied gradient was not finite.
+        nonfinite: first step at which the loss, the gradient or the update was not finite.
+        kept: first and last one of those that were skipped instead; they are none of the former.
         planned: an announced event covers the onset, and the loss went the way that was expected.
         exhausted: it came back after the last rung of the ladder.
         recurring: why it counts as recurring, "" when it does not.
@@ -97,6 +95,7 @@ class Evidence:
     happened: Sequence[Happened] = ()
     peak: float | None = None
     nonfinite: int | None = None
+    kept: Sequence[int] = ()
     planned: bool = False
     exhausted: bool = False
     recurring: str = ""
@@ -133,13 +132,17 @@ def judge(case: Evidence) -> Verdict:
         "rejoined": rejoined(case),
         "eval_shifted": eval_shifted(case),
         "norms_stayed": norms_stayed(case),
-        "else_happened": else_happened(case),
+        "else_happened": answered(case.happened),
     }
     answers = [str(question["answer"]) for question in questions.values()]
     kind = _class(case, questions["rejoined"], answers)
     advice = ADVICE[kind]
     if kind == SUSPECT:
         advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
+    elif kind == CONTAINED:
+        advice = f"{_kept(case.kept)} kept from the weights; {advice}"
+    elif kind == NUMERIC and _own_rate(case):
+        advice = f"the job's own learning rate jumped just before, mend that first; {advice}"
     return Verdict(kind, advice, questions)
 
 
@@ -147,22 +150,39 @@ def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
     back, shifted, normal, _ = answers
     if case.nonfinite is not None:
         return NUMERIC
+    own_rate = _own_rate(case)
     if case.exhausted:
-        return STRUCTURAL
+        return SCHEDULE if own_rate else STRUCTURAL
     if not first["excursion"] and back != NO:
-        return NO_EXCURSION
+        return CONTAINED if case.kept else NO_EXCURSION
     if case.planned:
         return EXPECTED
     if back == YES:
-        return SUSPECT if case.recurring or normal == NO else RECOVERABLE
-    if back == UNKNOWN or first["in_time"] or shifted == UNKNOWN:
+        left = SCHEDULE if own_rate else SUSPECT
+        return left if case.recurring or normal == NO else RECOVERABLE
+    if back == UNKNOWN or first["in_time"]:
         return UNDECIDED
     if shifted == NO:
         return ARTEFACT
+    if own_rate:
+        return SCHEDULE
+    if shifted == UNKNOWN:
+        return UNDECIDED
     if normal == NO:
         return STRUCTURAL
     blamed = any(happened.kind == "data" for happened in case.happened)
     return DATA if normal == YES and blamed else PLATEAU
+
+
+def _own_rate(case: Evidence) -> bool:
+    """Return whether the job itself raised its learning rate just before: that explains it."""
+    return any(happened.kind == OWN_RATE for happened in case.happened)
+
+
+def _kept(steps: Sequence[int]) -> str:
+    first, last = steps[0], steps[-1]
+    which = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
+    return f"{which} was"
 
 
 def rejoined(case: Evidence) -> Answer:
@@ -273,25 +293,3 @@ def norms_stayed(case: Evidence) -> Answer:
         return {"answer": UNKNOWN, "text": "norms not measured long enough"}
     text = f"norms {'are up' if high else 'as before'} ({', '.join(parts)})"
     return {"answer": NO if high else YES, "text": text, "high": high, "metrics": numbers}
-
-
-def else_happened(case: Evidence) -> Answer:
-    """Question 4: what is known to have happened from 50 steps before the onset to 5 after it."""
-    events = [{"step": h.step, "kind": h.kind, "text": h.text} for h in case.happened]
-    if not events:
-        return {"answer": NO, "text": "nothing else is known to have happened", "events": events}
-    named = [f"{h.text} (step {h.step})" for h in case.happened[:3]]
-    more = f" and {len(events) - 3} more" if len(events) > 3 else ""
-    return {"answer": YES, "text": "besides: " + ", ".join(named) + more, "events": events}
-
-
-def recurring(onsets: Sequence[int]) -> str:
-    """Say why excursions at these paces (ascending) are a series, "" when they are none."""
-    recent = [at for at in onsets if onsets[-1] - at < RECUR_FRAMES] if onsets else []
-    if len(recent) >= RECUR_COUNT:
-        return f"{len(recent)} excursions within {recent[-1] - recent[0]} steps"
-    newest = onsets[-RECUR_GAPS:]
-    gaps = [b - a for a, b in pairwise(newest)]
-    if len(newest) == RECUR_GAPS and all(b < a for a, b in pairwise(gaps)):
-        return f"they come ever faster: {', '.join(str(gap) for gap in gaps)} steps apart"
-    return ""

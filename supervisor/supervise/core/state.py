@@ -58,7 +58,9 @@ class State:
         launched: first attempt of the newest launch; frames of older ones are of the past.
         returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
         crashes: the steps at which it ended by itself since it last went beyond all of them.
+        hangs: the steps at which it was started again because it stood still, likewise.
         stays: why it is not started again.
+        called_off: a signal asked for its end. interrupted: somebody typed that at its terminal.
         over: nothing will run any more.
         blame: which shards troubles began in.
         tried: runbook -> whether it was verified, or nothing asks for that, the last time it ran.
@@ -98,8 +100,10 @@ class State:
     returncode: int | None = None
     ended: bool = False
     crashes: list[int] = field(default_factory=list)
+    hangs: list[int] = field(default_factory=list)
     stays: str = ""
     called_off: bool = False
+    interrupted: bool = False
     over: bool = False
     tried: dict[str, bool] = field(default_factory=dict)
     paused: bool = False
@@ -117,7 +121,8 @@ class State:
         twin.blame = self.blame.copy()
         twin.checkpoints, twin.pending = self.checkpoints.copy(), copy.deepcopy(self.pending)
         twin.settled, twin.silenced = dict(self.settled), dict(self.silenced)
-        twin.crashes, twin.tried = list(self.crashes), dict(self.tried)
+        twin.crashes, twin.hangs = list(self.crashes), list(self.hangs)
+        twin.tried = dict(self.tried)
         twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
         return twin
 

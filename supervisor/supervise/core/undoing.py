@@ -28,7 +28,8 @@ def committed(
     opposite = action.undo()
     if opposite is not None and not run.operator:
         incident.standing.append((run.number, opposite))
-    if verb in GOES_BACK and incident.rules and not run.operator:
+    led = bool(incident.rules) and incident.breach_step != incident.crashed  # by a rule
+    if verb in GOES_BACK and led and not run.operator:
         clear = max((int(getattr(step, "clear_for", 0)) for step in run.runbook.steps), default=0)
         incident.beyond = max(incident.beyond, incident.breach_step)
         incident.settled = incident.beyond + (clear or CLEAR)

@@ -35,11 +35,11 @@ from .incident import Incident, Run
 from .questions import UPDATE
 from .rule import Rule
 from .spike import NORM_RATIO
+from .standstill import SILENT_S
 from .state import Turn
 from .undoing import GOES_BACK
 from .values import ACTING_MODES, BREACH, UNKNOWN, Frame, Noticed
 
-SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 

@@ -7,11 +7,16 @@ and no clock setting moves it. `wall` is for people and for the audit log.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 monotonic_ns = time.monotonic_ns
 
 
-def wall() -> str:
-    """Return the time of day as UTC ISO-8601 with milliseconds: `2031-05-04T03:02:01.123Z`."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def wall(ago_s: float = 0.0) -> str:
+    """Return the time of day as UTC ISO-8601 with milliseconds: `2031-05-04T03:02:01.123Z`.
+
+    Args:
+        ago_s: seconds before now.
+    """
+    then = datetime.now(UTC) - timedelta(seconds=ago_s)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")

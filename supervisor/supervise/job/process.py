@@ -21,6 +21,7 @@ from .terminal import Terminal, stop_ourselves
 from .tree import Tree
 
 UNKNOWN = 255  # stands for an exit code that nobody has
+_INTERRUPTED = 128 + signal.SIGINT  # what a shell calls the end by SIGINT
 _PAUSE_S = 0.01  # between two looks while waiting
 _STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)  # what a terminal stops a job with
 
@@ -38,6 +39,7 @@ class Process:
         returncode: None while it runs, then as in `subprocess` (negative after a signal).
         unknown: it has ended, and nobody can tell how: its returncode is `UNKNOWN`.
         tree: every process of the job.
+        interrupted: it had the terminal's foreground and died of SIGINT: somebody typed Ctrl-C.
         stopped: True while the first process is stopped by a signal.
         suspended_ns: how long we ourselves were stopped together with the job (Ctrl-Z), in sum.
             Silence of the probe during that time means nothing.
@@ -49,6 +51,7 @@ class Process:
         self.create_time = create_time
         self.returncode: int | None = None
         self.unknown = False
+        self.interrupted = False
         self.stopped = False
         self.suspended_ns = 0
         self._terminal = terminal
@@ -141,6 +144,8 @@ class Process:
             self.returncode = info.si_status if exited else -info.si_status
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
             if self._terminal is not None:
+                front = self._terminal.foreground() == self.pid
+                self.interrupted = front and exit_code(self.returncode) == _INTERRUPTED
                 self._terminal.take_back(self.pid)
             return self.returncode
 

@@ -18,7 +18,9 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
+from ..core.values import Noticed
 from .process import Process
+from .terminal import Terminal
 
 FORWARDED = (
     signal.SIGTERM,
@@ -35,6 +37,13 @@ _TO_GROUP = (signal.SIGWINCH, signal.SIGTSTP)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 FINAL = (*_ENDING, signal.SIGHUP, signal.SIGQUIT)  # after one of these nothing is started again
 PATIENCE = 3  # this many INT or TERM kill the tree
+_SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
+
+
+def typed(at_ns: int) -> Noticed:
+    """Return the notice of a Ctrl-C that went from the terminal straight to the job."""
+    data = {"signal": "SIGINT", "final": True, "killed": False, "typed": True}
+    return Noticed(at_ns, "signal", "SIGINT was typed at the terminal", data=data)
 
 
 class Forwarder:
@@ -50,13 +59,15 @@ class Forwarder:
     def __init__(self) -> None:
         self.final: str | None = None
         self._process: Process | None = None
-        self._early: list[int] = []
+        self._terminal: Terminal | None = None
+        self._early: list[tuple[int, bool]] = []
         self._ending = 0
         self._before: dict[int, Any] = {}
-        self._taken: deque[tuple[int, int]] = deque()
+        self._taken: deque[Noticed] = deque()
 
     def install(self) -> None:
         """Take over the forwarded signals, except those that are ignored."""
+        self._terminal = Terminal.find()
         for signum in FORWARDED:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 self._before[signum] = signal.signal(signum, self._handle)
@@ -65,8 +76,8 @@ class Forwarder:
         """Pass everything on to `process` from now on, first of all what came before it."""
         self._process = process
         early, self._early = self._early, []
-        for signum in early:
-            self._forward(process, signum)
+        for signum, kill in early:
+            self._forward(process, signum, kill=kill)
 
     def detach(self) -> None:
         """The job has ended and is started again: keep what comes until the next `attach`."""
@@ -77,27 +88,44 @@ class Forwarder:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
 
-    def taken(self) -> list[tuple[int, int]]:
-        """Return `(signal, at_ns)` of the signals that came since the last call, oldest first."""
+    def notices(self) -> list[Noticed]:
+        """Return the signals that came since the last call, oldest first.
+
+        Their data: `signal`, the name; `final`, it asks for the end of the job; `killed`, it was
+        not passed on but every process was killed for it; `typed`, it is a Ctrl-C that came to us.
+        """
         return [self._taken.popleft() for _ in range(len(self._taken))]
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        self._taken.append((signum, time.monotonic_ns()))
+        self._ending += signum in _ENDING
+        kill = signum in _ENDING and self._ending >= PATIENCE
+        if signum not in _SILENT:
+            self._taken.append(self._notice(signum, kill=kill))
         if self.final is None and signum in FINAL:
             self.final = signal.Signals(signum).name
         if self._process is None:
-            self._early.append(signum)
+            self._early.append((signum, kill))
         else:
-            self._forward(self._process, signum)
+            self._forward(self._process, signum, kill=kill)
 
-    def _forward(self, process: Process, signum: int) -> None:
+    def _notice(self, signum: int, *, kill: bool) -> Noticed:
+        name = signal.Signals(signum).name
+        here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
+        data = {"signal": name, "final": signum in FINAL, "killed": kill, "typed": here}
+        how = f"was passed on{' from the terminal' if here else ''}"
+        if kill:
+            how = f"came as number {self._ending} of INT and TERM: all of the job was killed"
+        return Noticed(time.monotonic_ns(), "signal", f"{name} {how}", data=data)
+
+    def _forward(self, process: Process, signum: int, *, kill: bool) -> None:
         if signum == signal.SIGCONT:
             process.continued()
             return
-        if signum in _ENDING:
-            self._ending += 1
-            if self._ending >= PATIENCE:
-                process.tree.end(signal.SIGKILL, within_s=0.5)
-                return
+        if kill:
+            process.tree.end(signal.SIGKILL, within_s=0.5)
+            return
         process.signal(signum, group=signum in _TO_GROUP)

@@ -35,6 +35,10 @@ class Terminal:
         except OSError:
             return 0
 
+    def ours(self) -> bool:
+        """Return whether our own group is in the foreground: what is typed comes to us."""
+        return self.foreground() == os.getpgrp()
+
     def lend(self, group: int) -> bool:
         """Put `group` in the foreground if it is ours to give; return whether it is there now."""
         if self.foreground() not in (os.getpgrp(), group):

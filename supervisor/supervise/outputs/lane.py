@@ -14,66 +14,16 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from ..core.shapes import Message, NotifyError
+from .health import Health, Trouble
+from .queued import RANKS, Item, Result, Sender
 
-RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
 MAX_WAITING = 256
 MAX_TRIES = 8
 MAX_BACKOFF_S = 300.0
 HOUR_S = 3600.0
-
-
-class Sender(Protocol):
-    """A `core.shapes.Notifier` with its pace; see `notifiers.Sender`, which is the same."""
-
-    name: str
-    group_s: float
-    gap_s: float
-    per_hour: int | None
-
-    @property
-    def min_sev(self) -> str: ...
-
-    def send(self, message: Message, *, key: str) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a delivery came to.
-
-    Attributes:
-        channel: name of the sender.
-        keys: all messages that it stood for.
-        detail: one line without addresses or secrets.
-        tries: calls of the sender.
-    """
-
-    channel: str
-    keys: tuple[str, ...]
-    ok: bool
-    detail: str
-    tries: int
-
-
-@dataclass(slots=True)
-class _Item:
-    message: Message
-    keys: list[str]
-    ready_s: float
-    number: int
-    tries: int = 0
-    earlier: list[str] = field(default_factory=list)
-
-    @property
-    def rank(self) -> int:
-        return RANKS[self.message.severity]
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        return self.rank, self.tries, self.number
 
 
 class Lane:
@@ -92,11 +42,12 @@ class Lane:
         self._monotonic = monotonic
         self._backoff_s = backoff_s
         self._change = threading.Condition()
-        self._items: list[_Item] = []
-        self._held: list[_Item] = []
-        self._busy: _Item | None = None
+        self._items: list[Item] = []
+        self._held: list[Item] = []
+        self._busy: Item | None = None
         self._sent: deque[float] = deque()  # when, within the last hour
         self._known: set[str | None] = set()  # incidents that this channel has heard of
+        self._health = Health()
         self._number = 0
         self._wait_until = 0.0
         self._asked_to_wait = False  # by the receiver, so not even SEV0 goes first
@@ -110,14 +61,17 @@ class Lane:
         with self._change:
             self._known |= {incident} - {None}
 
-    def put(self, message: Message, key: str) -> bool:
-        """Queue a message; returns at once, False when it is not for this channel."""
+    def put(self, message: Message, key: str, *, anyhow: bool = False) -> bool:
+        """Queue a message; returns at once, False when it is not for this channel.
+
+        Args:
+            anyhow: it is, whatever severity the channel wants to hear of.
+        """
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
-            ending = self._over or self._deadline is not None
-            if ending:
-                dropped: _Item | None = _Item(message, [key], 0.0, 0)
-            elif rank > RANKS[self._sender.min_sev] and incident not in self._known:
+            if ending := self.ending:
+                dropped: Item | None = Item(message, [key], 0.0, 0)
+            elif not (anyhow or rank <= RANKS[self._sender.min_sev] or incident in self._known):
                 return False
             else:
                 self.heard(incident)
@@ -126,13 +80,26 @@ class Lane:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
-            self._tell(dropped, False, "the supervisor is ending" if ending else "queue full")
+            detail = "the supervisor is ending" if ending else "queue full"
+            self._tell(dropped, False, detail, counts=not ending)
         return True
 
     def backlog(self) -> dict[str, int]:
         """Return how many messages wait to be sent, and how many are held back for a digest."""
         with self._change:
             return {"waiting": len(self._items) + bool(self._busy), "held": len(self._held)}
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing can be queued any more."""
+        return self._over or self._deadline is not None
+
+    def trouble(self) -> Trouble | None:
+        """Return what is wrong with the channel: messages are lost, or none got through lately."""
+        with self._change:
+            tried = [item for item in (self._busy, *self._items) if item is not None and item.tries]
+            waiting = sum(len(item.keys) for item in tried)
+            return self._health.trouble(self.name, waiting, self._monotonic())
 
     def drain(self, deadline_s: float) -> None:
         """Send what waits, without pauses, until `deadline_s` on the monotonic clock."""
@@ -148,16 +115,18 @@ class Lane:
         with self._change:
             self._over = True
             busy, left = self._busy, [*self._items, *self._held]
+            last = f"; last try: {self._health.error}" if self._health.error else ""
             self._items, self._held, self._busy = [], [], None
             self._change.notify_all()
         if busy is not None:
             self._tell(busy, False, "no answer before the supervisor ended")
         for item in left:
-            self._tell(item, False, "not delivered before the supervisor ended")
+            detail = "not delivered before the supervisor ended"
+            self._tell(item, False, detail + (last if item.tries else ""))
 
     # ── the queue; all with the lock held ─────────────────────────────────────────────────────────
 
-    def _queue(self, message: Message, key: str) -> _Item | None:
+    def _queue(self, message: Message, key: str) -> Item | None:
         """Add a message, and return the one that had to go for it."""
         now = self._monotonic()
         urgent = message.severity == "SEV0" or message.incident is None
@@ -173,14 +142,14 @@ class Lane:
                 return None
         self._number += 1
         ready_s = now if urgent else now + self._sender.group_s
-        self._items.append(_Item(message, [key], ready_s, self._number))
+        self._items.append(Item(message, [key], ready_s, self._number))
         if len(self._items) <= MAX_WAITING:
             return None
         least = max(self._items, key=lambda item: (item.rank, -item.number))
         self._items.remove(least)
         return least
 
-    def _take(self) -> _Item | None:
+    def _take(self) -> Item | None:
         """Wait for the next thing to send; None when all is over."""
         with self._change:
             while not self._over:
@@ -189,7 +158,9 @@ class Lane:
                     return None
                 item, wait_s = self._choose(now)
                 if item is not None:
+                    item.tries += 1
                     self._busy = item
+                    self._health.begins(now)
                     return item
                 if self._deadline is not None:
                     if not self._items and not self._held:
@@ -199,7 +170,7 @@ class Lane:
                 self._change.wait(wait_s)
         return None
 
-    def _choose(self, now: float) -> tuple[_Item | None, float | None]:
+    def _choose(self, now: float) -> tuple[Item | None, float | None]:
         """Return what to send now, or how long to wait (None: for a change)."""
         if now < self._wait_until:
             return None, self._wait_until - now
@@ -228,7 +199,7 @@ class Lane:
         most = self._sender.per_hour
         return most is None or len(self._sent) < (2 * most if rank == 0 else most)
 
-    def _finish_text(self, item: _Item) -> None:
+    def _finish_text(self, item: Item) -> None:
         """Say what joined this message; fixed at the first try, since its key stays the same."""
         if item.tries:
             return
@@ -240,7 +211,7 @@ class Lane:
             facts.append(("quiet now", f"{most} messages this hour; more come as one digest"))
         item.message = replace(item.message, facts=tuple(facts))
 
-    def _digest(self) -> _Item:
+    def _digest(self) -> Item:
         held = sorted(self._held, key=lambda item: item.order)
         count = sum(len(item.keys) for item in held)
         titles: Sequence[str] = [f"[{i.message.severity}] {i.message.title}" for i in held[:8]]
@@ -255,13 +226,12 @@ class Lane:
         )
         self._number += 1
         keys = [key for item in held for key in item.keys]
-        return _Item(message, keys, 0.0, self._number)
+        return Item(message, keys, 0.0, self._number)
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
         while (item := self._take()) is not None:
-            item.tries += 1
             retry_after_s: float | None = None
             try:
                 detail, ok = self._sender.send(item.message, key=item.keys[0]), True
@@ -272,13 +242,14 @@ class Lane:
                 detail, ok = f"{type(error).__name__} in the notifier", False
             self._settle(item, ok, detail, retry_after_s)
 
-    def _settle(self, item: _Item, ok: bool, detail: str, retry_after_s: float | None) -> None:
+    def _settle(self, item: Item, ok: bool, detail: str, retry_after_s: float | None) -> None:
         with self._change:
             if self._over:
                 return  # `join` has told it
             self._busy = None
             now = self._monotonic()
             again = not ok and retry_after_s is not None and item.tries < MAX_TRIES
+            self._health.came_to(None if ok else detail)
             if ok:
                 self._sent.append(now)
                 self._asked_to_wait = False
@@ -292,7 +263,10 @@ class Lane:
         if not again:
             self._tell(item, ok, detail)
 
-    def _tell(self, item: _Item, ok: bool, detail: str) -> None:
+    def _tell(self, item: Item, ok: bool, detail: str, *, counts: bool = True) -> None:
+        if counts and not ok:
+            with self._change:
+                self._health.lost(len(item.keys), detail, self._monotonic())
         result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries)
         try:
             self._on_result(result)

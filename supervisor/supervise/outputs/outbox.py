@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from ..core.shapes import Message
 from ..core.values import Decision
-from .lane import Lane, Result, Sender
+from . import health
+from .health import Trouble
+from .lane import Lane
+from .queued import Result, Sender
 
-__all__ = ["Outbox", "Result", "Sender", "message_of"]
+__all__ = ["Outbox", "Result", "Sender", "Trouble", "message_of"]
 
+CONSOLE = "console"
 DRAIN_S = 5.0
+CONSOLE_SHARE = 0.1  # of the time that draining may take: what the others came to is told there
 BACKOFF_S = 1.0
 
 
@@ -55,6 +61,9 @@ class Outbox:
         """
         self._monotonic = monotonic
         self._lanes = [Lane(sender, on_result, monotonic, backoff_s) for sender in senders]
+        self._newest: tuple[Message, str] | None = None
+        self._broken: dict[str, Trouble] = {}  # as they are; people have been told of each
+        self._said = 0
 
     def post(self, message: Message, *, key: str) -> None:
         """Queue `message` for every channel that wants its severity; returns at once.
@@ -65,6 +74,7 @@ class Outbox:
         Args:
             key: unique per message and constant over restarts: receivers drop repetitions by it.
         """
+        self._newest = message, key
         for lane in self._lanes:
             lane.put(message, key)
 
@@ -93,6 +103,7 @@ class Outbox:
                 if key in settled[lane.name]:
                     lane.heard(message.incident)
                 elif lane.put(message, key):
+                    self._newest = message, key
                     owed.add(key)
         return len(owed)
 
@@ -100,10 +111,47 @@ class Outbox:
         """Return `{channel: {"waiting": n, "held": n}}`, for the status."""
         return {lane.name: lane.backlog() for lane in self._lanes}
 
+    def look(self) -> list[Trouble]:
+        """Return which channels are broken. The others are told once of each, and of its mending.
+
+        To be called now and then by the thread that posts; returns at once.
+        """
+        for lane in self._lanes:
+            trouble, before = lane.trouble(), self._broken.get(lane.name)
+            if trouble is not None:
+                self._broken[lane.name] = trouble
+                if before is None:
+                    told = partial(health.broken, trouble, now=self._monotonic())
+                    self._say(told, [other for other in self._lanes if other is not lane])
+            elif before is not None:
+                del self._broken[lane.name]
+                # Who reads nothing else must know what is missing there.
+                readers = [each for each in self._lanes if each is not lane or before.lost]
+                self._say(partial(health.mended, before), readers)
+        return list(self._broken.values())
+
+    def _say(self, told: Callable[[Message], Message], lanes: Iterable[Lane]) -> None:
+        """Post a word on a channel to others: to the console whatever it wants to hear of."""
+        if self._newest is None:
+            return
+        self._said += 1
+        message, key = self._newest  # no key of the same run is given twice, so neither is this
+        for lane in lanes:
+            if not lane.ending:
+                lane.put(told(message), f"{key}:channel-{self._said}", anyhow=lane.name == CONSOLE)
+
     def close(self, deadline_s: float = DRAIN_S) -> None:
-        """Deliver what waits, most severe first, and return after `deadline_s` at the latest."""
-        until = self._monotonic() + deadline_s
-        for lane in self._lanes:
-            lane.drain(until)
-        for lane in self._lanes:
-            lane.join(max(until - self._monotonic(), 0.0))
+        """Deliver what waits, most severe first, and return after `deadline_s` at the latest.
+
+        The console comes last, so that it can say which other channel did not deliver.
+        """
+        began = self._monotonic()
+        near = [lane for lane in self._lanes if lane.name == CONSOLE]
+        far = [lane for lane in self._lanes if lane.name != CONSOLE]
+        for lanes, share in ((far, 1.0 - CONSOLE_SHARE if near else 1.0), (near, 1.0)):
+            until = began + share * deadline_s
+            for lane in lanes:
+                lane.drain(until)
+            for lane in lanes:
+                lane.join(max(until - self._monotonic(), 0.0))
+            self.look()

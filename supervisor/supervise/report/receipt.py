@@ -11,7 +11,9 @@ from typing import Any
 
 from ..core.rule import Policy
 from ..store import audit
+from ..store.recorder import incomplete
 from ..store.rundir import RunDir
+from . import tally
 
 
 def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
@@ -29,8 +31,10 @@ def closing(run: RunDir) -> list[str]:
     where = f"at step {done['step']}" if done["step"] >= 0 else "before a first step was seen"
     lines = [
         f"supervise: exit code {done['exit_code']} {where}; "
-        f"{counted(done['incidents'], 'incident')}, {counted(done['actions'], 'action')} on the job"
+        f"{counted(done['incidents'], 'incident')}, {tally.told(tally.count(records))}"
     ]
+    if lacking := incomplete(records):
+        lines.append(f"  {lacking['reason']}")
     lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
     verify = audit.verify(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {shown(run)}")
@@ -38,9 +42,15 @@ def closing(run: RunDir) -> list[str]:
 
 
 def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count what the audit log of a run holds: incidents, actions that touched the job, the end."""
+    """Count what the audit log of a run holds: incidents, actions on the job, how it ended.
+
+    `actions` were done; `failed` ones, and those `in_doubt`, are counted apart.
+    """
+    records = list(records)
+    made = tally.count(records)
     found: dict[str, Any] = {
-        "incidents": 0, "actions": 0, "closed": [], "exit_code": None, "step": -1,
+        "incidents": 0, "actions": made[tally.DONE], "failed": made[tally.FAILED],
+        "in_doubt": made[tally.DOUBT], "closed": [], "exit_code": None, "step": -1,
     }  # fmt: skip
     for one in records:
         data = one.get("data") or {}
@@ -48,8 +58,6 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             found["incidents"] += 1
         elif one["kind"] == "incident" and data.get("what") == "closed":
             found["closed"].append(one)
-        elif one["kind"] == "intent" and data["action"]["touches_job"]:
-            found["actions"] += 1
         elif one["kind"] == "run_end":
             found["exit_code"], found["step"] = data["exit_code"], one["step"]
     return found

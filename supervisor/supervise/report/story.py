@@ -16,11 +16,14 @@ from typing import Any
 from ..core import wording
 from ..core.rule import Policy
 from ..store.chain import decode
+from . import tally
 
 Record = Mapping[str, Any]
 
 # Said before an incident is there, or after it is gone, in the same event.
 ATTACHED = frozenset({"rule", "suppressed", "state", "notify_intent", "rebaseline", "near_miss"})
+
+COUNTS = {tally.DONE: "actions", tally.FAILED: "failed", tally.DOUBT: "in_doubt"}  # keys of a row
 
 
 def ids(records: Iterable[Record]) -> list[str]:
@@ -37,7 +40,7 @@ def table(records: Sequence[Record]) -> list[dict[str, Any]]:
             rows[str(r["incident"])] = {
                 "incident": r["incident"], "severity": r["severity"], "step": r["step"],
                 "wall": r.get("wall"), "rule": r["rule"], "headline": _headline(r), "actions": 0,
-                "phase": "open", "end": None, "end_step": None,
+                "failed": 0, "in_doubt": 0, "phase": "open", "end": None, "end_step": None,
             }  # fmt: skip
         elif row is None:
             continue
@@ -48,8 +51,9 @@ def table(records: Sequence[Record]) -> list[dict[str, Any]]:
             row["severity"] = min(row["severity"], r["severity"] or row["severity"])
             if what in ("closed", "held"):
                 row |= {"phase": what, "end": r["reason"], "end_step": r["step"]}
-        elif r["kind"] == "intent":
-            row["actions"] += bool(r["data"]["action"]["touches_job"])
+    for incident, how in tally.actions(records):
+        if (row := rows.get(str(incident))) is not None:
+            row[COUNTS[how]] += 1
     return list(rows.values())
 
 
@@ -209,11 +213,14 @@ def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[st
 
 def _end(mine: Sequence[Record], ending: str) -> dict[str, Any]:
     last = next((r for r in reversed(mine) if _is(r, "incident", "closed")), None)
+    made = tally.count(mine)
+    acted = True if made[tally.DONE] else None if made[tally.DOUBT] else False
+    done = {"acted": acted, "failed": made[tally.FAILED]}
     if last is not None:
-        return _short(last) | {"how": "closed", "acted": last["data"].get("acted")}
+        return _short(last) | {"how": "closed", **done}
     held = any(_is(r, "incident", "held") for r in mine)
     how = "held, a person is needed" if held else "open"
-    return _short(mine[-1]) | {"how": how, "reason": f"{how}; {ending}", "acted": None}
+    return _short(mine[-1]) | {"how": how, "reason": f"{how}; {ending}", **done}
 
 
 def _moment(r: Record, opened: Record) -> dict[str, Any]:

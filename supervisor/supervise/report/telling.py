@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.wording import number
-from .story import clock
+from . import tally
+from .story import COUNTS, clock
 
 Part = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def table(rows: Sequence[Part]) -> Iterator[str]:
     """Yield one line per incident."""
     for row in rows:
         until = f"..{row['end_step']}" if row["end_step"] is not None else ""
-        acted = f"{row['actions']} action{'s' if row['actions'] != 1 else ''} on the job"
+        acted = tally.told({how: row[name] for how, name in COUNTS.items()})
         yield (
             f"{row['incident']:8} {row['severity']}  step {row['step']}{until}  "
             f"{clock(row['wall'])}  {row['end'] or row['phase']}; {acted}"
@@ -135,8 +136,9 @@ def _messages(messages: Sequence[Part]) -> Iterator[str]:
 
 def _end(story: Part) -> Iterator[str]:
     end = story["end"]
-    acted = {True: "; the job was acted on", False: "; the job was not touched"}
-    yield f"{end['reason']}, {_at(end)}{acted.get(end['acted'], '')}"
+    failed = "every action on the job failed" if end["failed"] else "the job was not touched"
+    acted = {True: "the job was acted on", False: failed, None: "whether it was acted on is open"}
+    yield f"{end['reason']}, {_at(end)}; {acted[end['acted']]}"
 
 
 def _timeline(moments: Sequence[Part]) -> Iterator[str]:

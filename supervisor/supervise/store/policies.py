@@ -8,7 +8,7 @@ in: what YAML means is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +71,19 @@ def finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
     return find
 
 
+def aim(args: Mapping[str, Any], source: str, mode: str | None) -> tuple[str, str | None]:
+    """Return the file, and what stands in for its mode, of a reload with these args.
+
+    A mode was given for the file of then: another file decides by itself.
+
+    Args:
+        source, mode: those of the reload before, else of the start.
+    """
+    if args.get("policy"):
+        return str(args["policy"]), args.get("mode")
+    return source, args.get("mode") or mode
+
+
 @dataclass
 class Reloader:
     """Loads another policy for a run that goes on; all or nothing.
@@ -78,7 +91,7 @@ class Reloader:
     Attributes:
         started: the policy that the job was started with; the probe knows no other.
         source: the file, or the name, that a reload reads when it is given none.
-        mode: stands in for the file's mode, as `--mode` does; None: the file decides.
+        mode: stands in for that file's mode, as `--mode` does; None: the file decides.
     """
 
     run: RunDir
@@ -97,8 +110,7 @@ class Reloader:
             told: its args may name a `policy` and a `mode`.
             policy, state: in force; neither is changed.
         """
-        source = str(told.args.get("policy") or self.source)
-        mode = told.args.get("mode") or self.mode
+        source, mode = aim(told.args, self.source, self.mode)
         event = Reloaded(told.at_ns, told.operator, "", source, "", policy.digest)
         try:
             _refuse_while_relaunching(state)

@@ -1,22 +1,37 @@
 """Events and decisions on their way to disk, with one answer to a disk that fails.
 
 A run goes on being watched when its log cannot be written; what stops is acting. `trouble` says
-why, from the first failure on.
+why, from the first failure on. The journal ends there, since one with a hole could not be replayed,
+and the audit log says so as far as it can still be written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..core.replay import record
-from ..core.values import Decision, Event
+from ..core.values import Decision, Event, Frame
 from ..errors import StoreError
 from .audit import Audit
 from .journal import Journal
 
 # On disk before anything follows, together with the events that led to them.
 SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})
+INCOMPLETE = "journal-incomplete"  # `what` of the note in the audit log
+
+
+def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the audit record that says from which event on the journal lacks all, if any does.
+
+    One of an earlier epoch does not count: the supervisor that took over went on from that event.
+    """
+    found, epoch = None, 0
+    for r in records:
+        found, epoch = (found if r["epoch"] == epoch else None), r["epoch"]
+        if r["actor"] == "app" and (r.get("data") or {}).get("what") == INCOMPLETE:
+            found = r
+    return found
 
 
 class Recorder:
@@ -39,6 +54,12 @@ class Recorder:
         self._now = now
         self._tell = tell
         self._trouble: str | None = None
+        self._step = -1  # the newest that was heard of
+
+    @property
+    def ended(self) -> bool:
+        """Whether the journal has ended before the run did: what is judged now is in no record."""
+        return self._trouble is not None
 
     @property
     def trouble(self) -> str | None:
@@ -56,7 +77,9 @@ class Recorder:
 
         After a failure no more is written: a journal with a hole could not be replayed.
         """
-        if self._trouble is not None:
+        if isinstance(event, Frame):
+            self._step = event.step
+        if self.ended:
             return None
         return self._safely(lambda: self._journal.append(event))
 
@@ -88,16 +111,22 @@ class Recorder:
         if self._trouble is None:
             self._trouble = str(error)
             self._tell(f"supervise: {error}; watching only, no action will be taken")
+            first = len(self._journal)
+            text = f"the journal is incomplete from event {first} on: {error}; no action is taken"
+            self.note("note", self._step, text, {"what": INCOMPLETE, "event": first})
 
     def _append(
         self, kind: str, actor: str, at_ns: int, step: int, body: Mapping[str, Any], *, sync: bool
     ) -> int | None:
         wall = self._now()[1]
-        return self._safely(
+        seq = self._safely(
             lambda: self._audit.append(
                 kind, actor=actor, at_ns=at_ns, wall=wall, step=step, body=body, sync=sync
             )
         )
+        if self._audit.trouble is not None:  # written, but from the reserve: there is no more
+            self.failed(StoreError(self._audit.trouble))
+        return seq
 
     def _sync_journal(self) -> int:
         self._journal.sync()

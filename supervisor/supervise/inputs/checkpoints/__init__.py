@@ -21,6 +21,7 @@ from ...store.checkpoints import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, 
 from .. import clock
 from .keeper import Keeper
 from .news import News
+from .owners import Owners
 from .restorer import Restorer
 from .told import Moment, saved
 from .verifier import LIMIT_S
@@ -54,10 +55,9 @@ class Guard:
         now: where the run is; called by `saved`, and by `poll` every `every_s`.
         facts: what a manifest tells of the run: its command, its policy.
         data: files whose hashes belong into a manifest, `policy.job["manifest"]`.
-        every_s: between two looks. limit_s: see `verifier.LIMIT_S`.
-        share: of the time that may be spent verifying; of a job that saves more often than that,
-            the newest ones are verified.
-        soon_s: see `hurry`.
+        runs: where other runs may be, besides the neighbours of this one.
+        every_s: between two looks. limit_s: see `verifier.LIMIT_S`. soon_s: see `hurry`.
+        share: of the time that may be spent verifying; of what is saved too often, the newest are.
 
     Raises:
         StoreError: the register of this run cannot be read.
@@ -72,6 +72,7 @@ class Guard:
         *,
         facts: Mapping[str, Any] | None = None,
         data: Sequence[str] = (),
+        runs: Path | None = None,
         every_s: float = EVERY_S,
         limit_s: float = LIMIT_S,
         share: float = SHARE,
@@ -84,11 +85,12 @@ class Guard:
             self._register, self._news, run, cwd, tuple(form["verify"]), limit_s,
             int(form["keep_good"]), form["pin"] == "link", dict(facts or {}), tuple(data),
         )  # fmt: skip
+        owners = Owners(self._register, tuple(form["glob"]), cwd, run, runs)
         self._watch = Watch(
-            self._register, tuple(form["glob"]), cwd, float(form["settle"]),
+            self._register, tuple(form["glob"]), cwd, float(form["settle"]), owners,
             self._keeper.holds.intact,
         )  # fmt: skip
-        self._restorer = Restorer(self._keeper, lambda: self.look(closely=True))
+        self._restorer = Restorer(self._keeper, owners, lambda: self.look(closely=True))
         self._ready: list[Entry] = []
         self._moment = Moment()
         self._judged: frozenset[str] = frozenset()
@@ -204,7 +206,7 @@ class Guard:
     def put_back(self, name: str) -> dict[str, Any]:
         """Put a verified checkpoint to where the job looks for it; the job must not run.
 
-        Files that are newer (by step or by time of saving) or bad are moved out of the way, so
+        The job's own files that are newer (by step or by time of saving) or bad are moved away, so
         that a job that takes the newest takes this one. A second call finds nothing to do. What
         still lies there unchanged stays; else the pinned copy takes its place, if its hashes are
         those that were verified. After `prepare` this takes moments.
@@ -237,6 +239,8 @@ class Guard:
                 self._keeper.write()
             for entry in changes.bad:
                 self._news.bad(entry)
+            for entry in changes.alien:
+                self._news.alien(entry)
         return False
 
     def work(self) -> bool:

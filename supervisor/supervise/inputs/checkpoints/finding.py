@@ -109,6 +109,13 @@ def is_what(path: str, mark: Mark, seen: Stamp = ()) -> bool:
     return any(row[1:] in known or began_ns <= row[2] <= told_ns for row in stamp(path) or ())
 
 
+def has(look: Stamp, mark: Mark) -> bool:
+    """Whether one of these files is what was saved, wherever it is now; see `is_what`."""
+    began_ns, told_ns = mark.began_ns - LATE_NS, mark.told_ns + LATE_NS
+    same = [row for row in look if row[3] == mark.look[-1]]
+    return any(row[1:] == mark.look or began_ns <= row[2] <= told_ns for row in same)
+
+
 def named(path: str, mark: Mark | None, seen: Stamp = ()) -> str | None:
     """Return what the file with this mark is called in its directory now, see `is_what`.
 

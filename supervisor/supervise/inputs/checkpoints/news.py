@@ -47,6 +47,14 @@ class News:
         """Tell that it cannot be gone back to any more."""
         self._tell(entry, False, f"is gone: {why}", False)
 
+    def alien(self, entry: Entry) -> None:
+        """Tell that one is not the job's own; of the first that is so for a reason."""
+        why = "; ".join(entry.problems)
+        self.say(
+            f"{entry.path} is left alone: {why}; so is what else `supervise checkpoints` calls so",
+            once=f"alien {entry.how} {why}",
+        )
+
     def say(self, sentence: str, once: str = "") -> None:
         """Tell people something, of the same `once` only the first time."""
         if once and once in self._said:

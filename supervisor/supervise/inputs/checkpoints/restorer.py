@@ -12,6 +12,7 @@ from ...errors import StoreError
 from ...store.checkpoints import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
 from . import finding
 from .keeper import Keeper
+from .owners import Owners
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,12 @@ class Restorer:
     """Puts back what a keeper keeps.
 
     Attributes:
+        owners: tells what is another job's, which is never touched.
         look: sees what the job has written last.
     """
 
     keeper: Keeper
+    owners: Owners
     look: Callable[[], object]
     _prepared: Prepared | None = field(default=None, init=False)
 
@@ -49,6 +52,7 @@ class Restorer:
                 if self._lies(entry):
                     self._prepared = Prepared(name, stamp=look)
                 else:
+                    self._may_replace(entry)
                     self._prepared = Prepared(name, copy=keeper.stage(self._pinned(entry)))
             except OSError as error:
                 raise StoreError(f"checkpoint {name} cannot be put back: {error}") from error
@@ -110,6 +114,7 @@ class Restorer:
 
     def _restore(self, entry: Entry) -> list[Path]:
         keeper, prepared = self.keeper, self._prepared
+        self._may_replace(entry)
         copy = prepared.copy if prepared is not None and prepared.id == entry.id else None
         before = keeper.pins.place(entry, copy or keeper.stage(self._pinned(entry)))
         for other in keeper.register.entries:
@@ -132,11 +137,24 @@ class Restorer:
         return moved
 
     def _others(self, entry: Entry) -> list[tuple[Entry, bool]]:
-        """Return each other one, and whether it is newer, by its step or by when it was saved."""
+        """Return each other one of the job's own, and whether it is newer.
+
+        By its step or by when it was saved.
+        """
         entries = list(self.keeper.register.entries)
         at = entries.index(entry)
-        others = [(i, other) for i, other in enumerate(entries) if other is not entry]
+        others = [(i, e) for i, e in enumerate(entries) if e is not entry and self.owners.ours(e)]
         return [(other, i > at or other.step > entry.step) for i, other in others]
+
+    def _may_replace(self, entry: Entry) -> None:
+        """Make sure that what lies in its place is no other run's. Raises StoreError."""
+        with self.keeper.lock:
+            whose = self.owners.claimant(finding.stamp(entry.path) or ())
+        if whose:
+            raise StoreError(
+                f"checkpoint {entry.id} is not put back to {entry.path}: what lies there by now is "
+                f"of the run {whose}"
+            )
 
     def _may_set_aside(self, entry: Entry) -> None:
         """Make sure that what is in the way can be moved. Raises OSError.

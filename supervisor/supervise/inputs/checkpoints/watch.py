@@ -23,6 +23,7 @@ from ...store.checkpoints import (
     Stamp,
 )
 from . import finding
+from .owners import CONTESTED, FOREIGN, Owners
 from .told import Moment, Saved
 
 SETTLED_EVERY = 10  # looks between two at what was verified already: a network disk is slow
@@ -46,11 +47,15 @@ class _Waiting:
 
 @dataclass
 class Changes:
-    """What one look came to: `ready` to be verified, `lost` from its path, found to be `bad`."""
+    """What one look came to.
+
+    `ready` to be verified, `lost` from its path, found to be `bad`, or not the job's own (`alien`).
+    """
 
     ready: list[Entry] = field(default_factory=list)
     lost: list[Entry] = field(default_factory=list)
     bad: list[Entry] = field(default_factory=list)
+    alien: list[Entry] = field(default_factory=list)
     any: bool = False
 
 
@@ -60,6 +65,7 @@ class Watch:
     Args:
         patterns: where checkpoints are; relative ones from `cwd`.
         settle_s: how long what nobody told of must have been still.
+        owners: tells what of it is another job's.
         held: whether the files of an entry, as they were last seen, are held elsewhere too.
     """
 
@@ -69,12 +75,14 @@ class Watch:
         patterns: Sequence[str],
         cwd: Path,
         settle_s: float,
-        held: Callable[[Entry], bool] = lambda _: False,
+        owners: Owners,
+        held: Callable[[Entry], bool],
     ) -> None:
         self._register = register
         self._patterns = patterns
         self._cwd = cwd
         self._settle_s = settle_s
+        self._owners = owners
         self._held = held
         self._told: deque[Saved] = deque()
         self._waiting: dict[str, _Waiting] = {}
@@ -110,13 +118,20 @@ class Watch:
         matched = finding.matches(self._patterns, self._cwd)
         while self._told:
             self._take(self._told.popleft(), matched, now_s, changes)
+        self._owners.look(matched)
         self._looks += 1
         closely = closely or self._looks % SETTLED_EVERY == 0
         for entry in [e for e in self._register.entries if e.there]:
             if entry.state == FOUND:
                 self._follow(entry, now_s, 0.0 if ended else self._settle_s, changes)
+            elif entry.how == FOREIGN:
+                if closely and finding.stamp(entry.path) != entry.stamp:
+                    self._forget(entry, changes)
             elif (closely or entry.state == COPIED) and finding.stamp(entry.path) != entry.stamp:
                 self._lose(entry, changes)
+        for entry in self._register.entries if closely else ():
+            if entry.state in (COPIED, VERIFIED, BAD) and (entry.there or entry.pinned):
+                self._disown(entry, changes)
         for path in matched:
             self._find(path, matched, moment, now_s, wall, changes)
         found = {e.id for e in self._register.entries if e.state in (FOUND, COPIED)}
@@ -149,6 +164,9 @@ class Watch:
         named = finding.named(saved.path, saved.mark) or saved.path
         path = finding.whole(named, matched)
         entry = self._register.at(path) or self._by_inode(saved)
+        self._owners.told(saved)
+        if entry is not None and entry.how in (FOREIGN, CONTESTED):
+            entry.state, entry.problems = FOUND, []
         if entry is not None and entry.state != FOUND:
             if finding.stamp(entry.path) == entry.stamp:  # told of late, or by another rank too
                 if entry.state == COPIED:
@@ -222,7 +240,9 @@ class Watch:
             _see(entry, look)
         elif waiting.told or still_s >= settle_s:
             lacks = finding.missing(entry.path, look, waiting.ranks)
-            if not lacks:
+            if self._disown(entry, changes):
+                pass
+            elif not lacks:
                 changes.ready.append(entry)
             elif still_s >= max(PATIENCE_S, settle_s):
                 entry.state, entry.problems = BAD, [lacks]
@@ -235,6 +255,24 @@ class Watch:
             return False
         entry.there = False
         return True
+
+    def _disown(self, entry: Entry, changes: Changes) -> bool:
+        """Return whether it is not the job's own; then it is nothing to go back to, or to move."""
+        how, why = self._owners.verdict(entry)
+        if how:
+            if entry.state == VERIFIED:
+                changes.lost.append(entry)
+            entry.state, entry.how, entry.problems = UNVERIFIED, how, [why]
+            changes.alien.append(entry)
+            changes.any = True
+        return bool(how)
+
+    def _forget(self, entry: Entry, changes: Changes) -> None:
+        """What another job wrote there is gone; what it writes next is looked at anew."""
+        entry.there = False
+        if not entry.pinned:
+            self._register.entries.remove(entry)
+        changes.any = True
 
     def _lose(self, entry: Entry, changes: Changes) -> None:
         entry.there = False

@@ -1,0 +1,185 @@
+"""Whatever one place of a policy says of another is checked, with what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervise.app.launching import Launch
+from supervise.catalog.check import check_file
+from supervise.catalog.job_form import PLACEHOLDERS
+from supervise.catalog.problems import Problem
+
+MARK = "¦"
+HEAD = """\
+version: supervise/v1
+mode: enforce
+use: [hang]
+budgets: {all: {max: 3}, restart: {max: 2}}
+"""
+BACK = "job: {on_crash: restart, relaunch: "
+MOVES = """\
+machine:
+  any: {run: acting, hold: holding, exited: halted}
+  launching: {first_frame: warming}
+  warming: {ready: nominal}
+  nominal: {notice: suspect}
+  suspect: {clear: nominal}
+  acting: {verified: probation}
+  probation: {passed: nominal}
+  holding: {released: warming}
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Callable[[str], tuple[list[str], list[str]]]:
+    """Return a function from a policy's text to its errors and its warnings."""
+
+    def told(problems: tuple[Problem, ...]) -> list[str]:
+        return [f"{p.line}:{p.col}: {p.message} ({p.hint})" for p in problems]
+
+    def check(text: str) -> tuple[list[str], list[str]]:
+        (tmp_path / "p.yaml").write_text(text, "utf-8")
+        found = check_file(str(tmp_path / "p.yaml"))
+        return told(found.errors), told(found.warnings)
+
+    return check
+
+
+def pointed(text: str) -> tuple[str, list[str]]:
+    """Return the text without its marks, and `line:col: ` of each."""
+    spots = []
+    while MARK in text:
+        before, _, after = text.partition(MARK)
+        line, col = before.count("\n") + 1, len(before) - before.rfind("\n")
+        spots.append(f"{line}:{col}: ")
+        text = before + after
+    return text, spots
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "job: {on_crash: ¦restart}",
+            "restart starts the job again, and the policy does not say how (add relaunch: {args: "
+            "[...]} to job)",
+        ),
+        (
+            BACK + "{args: ['--resume=¦{chekpoint}']}}",
+            "job.relaunch.args[0]: no placeholder '{chekpoint}' (did you mean '{checkpoint}'?)",
+        ),
+        (
+            BACK + "{env: {FROM: 'a ¦{stp}'}}}",
+            "job.relaunch.env.FROM: no placeholder '{stp}' (did you mean '{step}'?)",
+        ),
+        (
+            BACK + "{args: [x, '¦{path}']}}",
+            "job.relaunch.args[1]: no placeholder '{path}' (known: '{checkpoint}', '{directory}', "
+            "'{step}')",
+        ),
+        (
+            BACK + "{resume: ¦savepoint}}",
+            "a relaunch resumes from a savepoint, but none are kept (add savepoints: {every: 25, "
+            "keep: 4})",
+        ),
+        (
+            "override:\n  hang.stalled: {¦aftr: {min: 30s}}",
+            "hang.stalled has no key 'aftr' (did you mean 'after'?)",
+        ),
+        (
+            "override:\n  hang.stuck: {¦fro: 3}",
+            "rule hang.stuck has no key 'fro' (did you mean 'for'?)",
+        ),
+        (
+            "override:\n  hang.stalled: {grace: {¦evl: 30s}}",
+            "hang.stalled: no phase 'evl' (did you mean 'eval'?)",
+        ),
+        (
+            "machine: {nominal: {¦notise: suspect}}",
+            "machine: unknown event 'notise' (did you mean 'notice'?)",
+        ),
+        (
+            "machine: {nominal: {notice: ¦suspct}}",
+            "machine: unknown target 'suspct' (did you mean 'suspect'?)",
+        ),
+    ],
+)
+def test_a_name_that_means_nothing_is_an_error_with_a_hint(check, line, said):
+    """At the place where it stands, with the name that was probably meant."""
+    text, [spot] = pointed(f"{HEAD}{line}\n")
+
+    errors, _ = check(text)
+
+    assert errors == [spot + said]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job: {on_crash: page-with-evidence}",
+        BACK + "{}}",
+        BACK + "{args: ['--resume={checkpoint}', '{directory}/{step}']}}",
+        BACK + """{args: ['--with={"a": 1}', '{}', '${now:%Y}', '${HOME}', '{{rank}}']}}""",
+        BACK + "{resume: savepoint}}\nsavepoints: {every: 25}",
+        "override:\n  hang.stalled: {grace: {eval: 30s, exiting: 10s}}",
+        "planned: [{from: 10, to: 50, what: learning_rate, expect: up}]",
+        "planned: [{from: 10, to: 50, what: a new mix of data}]",
+        MOVES.replace("any: {", "any: {anew: warming, "),
+        MOVES.replace("probation: {", "probation: {anew: warming, "),
+    ],
+)
+def test_what_has_a_meaning_is_left_alone(check, line):
+    """No errors, no warnings; braces that are the job's own stay as they are."""
+    assert check(f"{HEAD}{line}\n") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "planned: [{from: 10, to: 50, what: ¦learning_rat, expect: up}]",
+            "planned: no metric 'learning_rat' (did you mean 'learning_rate'?)",
+        ),
+        (
+            "runbooks: {sev2: {handles: [¦grad_global_nrm], steps: [snapshot]}}",
+            "runbook sev2: no metric 'grad_global_nrm' (did you mean 'grad_global_norm'?)",
+        ),
+        (
+            "¦" + MOVES + "  halted: {anew: halted}",
+            "machine: no state has a move for 'anew' (another training in the same launch is "
+            "judged in the state of the one before; add any: {anew: warming})",
+        ),
+    ],
+)
+def test_what_is_odd_is_a_warning(check, line, said):
+    """Words for people, and moves that are missing: allowed, and told."""
+    text, [spot] = pointed(f"{HEAD}{line}\n")
+
+    errors, warnings = check(text)
+
+    assert (errors, [w for w in warnings if "never used" not in w]) == ([], [spot + said])
+
+
+def test_every_placeholder_is_filled_in():
+    """What the check takes is what a launch puts the checkpoint's values for."""
+    launch = Launch(attempt=1, step=41, path="/a/b.pt")
+    text = "|".join(f"{{{name}}}" for name in PLACEHOLDERS)
+
+    assert launch.fill(text) == "/a/b.pt|/a|42"
+
+
+def test_a_mistake_beside_it_hides_no_name(check):
+    """Every rung, the runbook of a crash and muted rules, though another key is wrong."""
+    text, spots = pointed(
+        HEAD + "escalate: {ladder: [¦softn, ¦Hold, ¦stp], reset_after: ¦5x}\n"
+        "job: {on_crash: ¦restrt, probe_batch: ¦maybe}\n"
+        "inhibit: [{by_rule: hang.stuck, mute: [¦hang.stuk], ¦by_stat: [holding]}]\n"
+        "detectors: {both: {kind: join, all: [¦hang.staled, hang.stalled], within: ¦x}}\n"
+    )
+
+    errors, _ = check(text)
+
+    assert [error.partition(": ")[0] + ": " for error in errors] == spots

@@ -1,0 +1,193 @@
+"""Another kind of trouble in an open incident: told, with its own onset; and a crash in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.core.replay import decisions, record
+from supervise.core.rule import Ladder
+from supervise.core.values import Exited, Noticed
+from supervise.detectors.nonfinite import Nonfinite
+from supervise.detectors.threshold import Threshold
+
+from .conftest import Above, messages, rule_on, save
+from .test_life import AGAIN, Again, crashing, relaunched
+
+NAMES = ("train_loss_raw", "grad_global_norm", "update_norm", "step_time", "update_skipped")
+NAN = float("nan")
+DETECTORS = {
+    "slow": Threshold("step_time", gt=1.5, for_=20),
+    "host": Above("step_time", 5.0),
+    "wild": Above("grad_global_norm", 9.0),
+    "high": Above("train_loss_raw", 5.0),
+    "nan": Nonfinite(("train_loss_raw",)),
+}
+RULES = tuple(
+    replace(rule_on(DETECTORS, name, severity, book), id=rule)
+    for name, rule, severity, book in (
+        ("slow", "throughput.drift", "SEV2", None),
+        ("host", "throughput.worse", "SEV2", None),
+        ("wild", "gradients.large", "SEV2", None),
+        ("high", "loss_spike.far", "SEV1", "again"),
+        ("nan", "nonfinite.contained", "SEV2", None),
+    )
+)
+
+
+def row(loss=2.0, **others):
+    made = {"train_loss_raw": loss, "grad_global_norm": 1.0, "update_norm": 0.1, "step_time": 1.0}
+    return made | {"update_skipped": 0.0} | others
+
+
+def skipped(loss):
+    return row(loss, grad_global_norm=NAN, update_norm=0.0, update_skipped=1.0, step_time=2.0)
+
+
+@pytest.fixture
+def slow(tell):
+    """A job whose host became slow at step 100, which is told 20 steps later; a checkpoint of 150.
+
+    Its loss fell by then, as that of a young run does.
+    """
+
+    def begin(**changes):
+        made = {"detectors": DETECTORS, "rules": RULES, "inhibit": (), "names": NAMES,
+                "ladder": Ladder(("again", "hold"))}  # fmt: skip
+        story = crashing(tell, **(made | changes))
+        story.rows(*[row(9.0 - 0.07 * i if i < 50 else 2.0) for i in range(story.step + 1, 100)])
+        story.rows(*[row(step_time=2.0)] * 100)
+        (opened,) = story.kinds("incident", "opened")
+        assert opened.reason.startswith("SEV2 throughput.drift")
+        save(story, "ckpt-2", 150)
+        return story
+
+    return begin
+
+
+def replays(story):
+    told = [d for _, d in decisions(story.policy, enumerate(story.events))]
+    return told == [record(d) for d in story.log]
+
+
+# ── a crash in an advisory incident ───────────────────────────────────────────────────────────────
+
+
+def from_before(breach):
+    """Start again from before the trouble, as the action does."""
+
+    class Before(Again):
+        def aim(self, aim):
+            assert aim.breach_step == breach
+            return super().aim(aim)
+
+    return replace(AGAIN, steps=(AGAIN.steps[0], Before(), AGAIN.steps[2]))
+
+
+def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
+    """The trouble began at the crash: as if no incident had been open."""
+    story = slow(runbooks={"again": from_before(200)})
+    story.send(Exited(story.at_ns, 137))
+    last = story.kinds("intent")[-1].data["action"]
+    assert last["verb"] == "relaunch" and last["args"]["checkpoint"] == "ckpt-2"
+    (raised,) = story.kinds("incident", "raised")
+    assert raised.reason == "raised to SEV1 by a crash: the job ended with code 137 at step 199"
+    assert raised.data["breach_step"] == 200
+    assert not story.state.checkpoints.suspects()
+    assert messages(story)[-1]["severity"] == "SEV1"
+
+    relaunched(story, 150)
+    story.rows(*[row(step_time=2.0)] * 30)
+    assert story.kinds("verify", "passed")[0].step < 200, "no rule began it, as in any crash"
+    assert replays(story)
+
+
+@pytest.mark.parametrize("worse", [{"grad_global_norm": 99.0}, {"train_loss_raw": 9.0}])
+def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow, worse):
+    """The host's noise is left out, its own first breach is not."""
+    story = slow(runbooks={"again": from_before(200)})
+    story.rows(row(**worse), *[row()] * 3)
+    story.send(Exited(story.at_ns, 137))
+
+    assert story.actions()[-1].endswith("relaunch")
+    assert story.state.incident.breach_step == 200
+
+
+def test_an_advisory_incident_about_the_weights_keeps_its_aim(tell):
+    """Gradients that were wild: the process that then dies is no news about them."""
+    story = crashing(tell, runbooks={"again": from_before(50)})
+    story.frames(2.0, grad=99.0)
+    story.frames(2.0, times=5)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.actions()[-1].endswith("relaunch")
+
+
+def test_what_is_not_tried_again_is_not_promised(slow):
+    """The run ends with it; while it goes on the promise is true."""
+    story = slow()
+    for name, step in (("ckpt-1", 40), ("ckpt-2", 150)):
+        save(story, name, step, ok=False)
+    story.send(Exited(story.at_ns, 137))
+
+    assert story.state.over
+    assert not [m for m in messages(story) if "tried again" in m["next"]]
+    assert "the job has ended" in messages(story)[-2]["next"]
+
+
+# ── another kind of trouble ───────────────────────────────────────────────────────────────────────
+
+
+def test_another_kind_of_trouble_is_told_when_it_joins(slow):
+    """At its own step; another rule of a pack that was told of is not."""
+    story = slow()
+    before = len(messages(story))
+    story.rows(row(step_time=9.0))
+    assert len(messages(story)) == before
+
+    story.rows(skipped(NAN), *[row(step_time=2.0)] * 3, skipped(NAN), row(step_time=2.0))
+    (told,) = messages(story)[before:]
+    assert (told["title"], told["severity"]) == ("inc-1: nonfinite.contained at step 201", "SEV2")
+    assert "not finite" in told["verdict"]
+    assert story.state.incident.breach_step == 201
+    assert replays(story)
+
+
+def test_rules_that_join_in_one_step_are_one_message(slow):
+    """The worst one speaks."""
+    story = slow(mode="observe")
+    before = len(messages(story))
+    story.rows(row(9.0, grad_global_norm=99.0))
+
+    assert [m["title"] for m in messages(story)[before:]] == ["inc-1: loss_spike.far at step 200"]
+
+
+def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
+    """The verdict is about that step, not about the slow host long before it."""
+    story = slow()
+    order = {"order": "skip_nonfinite"}
+    text = "skip_nonfinite kept step 200 from the weights: the loss is nan"
+    story.send(Noticed(story.at_ns, "standing-order", text, rank=0, step=200, data=order))
+    story.rows(skipped(NAN), *[row()] * 60)
+    story.send(Exited(story.at_ns, 0))
+    found = story.kinds("incident", "closed")[-1].data["spike"]
+
+    assert found["class"] == "contained numeric fault"
+    assert found["advice"].startswith("step 200 was kept from the weights; the weights are as")
+    assert found["questions"]["rejoined"]["rejoined_step"] == 201
+    assert text in found["questions"]["else_happened"]["text"]
+
+
+@pytest.mark.parametrize("bad", [
+    row(NAN), row(grad_global_norm=NAN), row(NAN, update_norm=NAN, update_skipped=1.0),
+])  # fmt: skip
+def test_what_was_applied_may_have_damaged_them(slow, bad):
+    """Also where something was skipped and the update tells otherwise."""
+    story = slow()
+    story.rows(skipped(NAN), bad, *[row()] * 60)
+    story.send(Exited(story.at_ns, 0))
+    found = story.kinds("incident", "closed")[-1].data["spike"]
+
+    assert found["class"] == "numeric fault"
+    assert found["advice"].startswith("weights may be damaged")
