@@ -39,7 +39,7 @@ def write(folder: Path, factor: float) -> Path:
     """Write `nano` with its bounds moved; return the file."""
     policy = yaml.safe_load(NANO.read_text("utf-8"))
     for name, detector in yaml.safe_load(SPIKES.read_text("utf-8"))["detectors"].items():
-        if detector["kind"] in ("ratio", "robust_z"):
+        if detector["kind"] in ("ratio", "record", "robust_z"):
             policy["override"][f"loss_spike.{name}"] = moved(detector, factor)
     path = folder / f"bounds-x{factor:g}.yaml"
     path.write_text(yaml.safe_dump(policy), "utf-8")

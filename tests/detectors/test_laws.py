@@ -27,6 +27,7 @@ from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.paired import Paired
 from supervise.detectors.rate import Rate
 from supervise.detectors.ratio import Ratio
+from supervise.detectors.record import Record
 from supervise.detectors.robust_z import RobustZ
 from supervise.detectors.sequence import Sequence
 from supervise.detectors.threshold import Threshold
@@ -45,6 +46,7 @@ ALL = {
     "robust_z_log": RobustZ("a", side="both", transform="log", **Z),
     "ratio": Ratio("a", fast=2, slow=12, gt=1.5, clear=1.2, min_=4, freeze=5),
     "ratio_ref": Ratio("a", fast=2, ref=12, lt=0.5, min_=4, freeze=5),
+    "record": Record("a", gt=1.5, ref=5, window=12, min_=4, calm=2),
     "trend": Trend("a", window=32, slope_per_1k_gt=1.0),
     "rate": Rate("a", window=10, count_gte=3, clear=2),
     "sequence": Sequence(("a", "b", "c"), within=3, until="d"),

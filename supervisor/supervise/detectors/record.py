@@ -1,0 +1,203 @@
+"""Record: a sample further above its past than any other of late.
+
+A MAD measures the spread of one mode only: of two tasks by turns, or of one hard batch in a
+hundred, the rarer is always many scales up. What came before, and was over by itself, is no news.
+So the rise of a sample above the median of its past is compared with the greatest rise of late, in
+the metric's own units and without any assumption about its distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.shapes import Detector
+from ..core.values import BREACH, OK, UNKNOWN
+from ._baseline import median
+from ._memory import Memory
+
+KEPT = 2  # windows that can be gone back over
+SLACK = 1  # windows more, before the oldest samples are dropped, all of them at once
+
+
+@dataclass(frozen=True)
+class Record(Detector):
+    """BREACH when a sample's rise is more than `gt` times the greatest rise of late.
+
+    A rise is the distance above the median of the `ref` samples before; the greatest one is that of
+    the `window` samples before, or 0. A sample that breaches, and what follows it, is compared with
+    later ones only when `calm` samples in a row did not breach: an excursion is no precedent of its
+    own. It ends at the latest when the median has followed, half of `ref` later.
+
+    UNKNOWN before `min` samples, and for absent and NaN samples. `rewind` keeps what was before.
+
+    Example:
+        {kind: record, metric: train_loss_raw, gt: 2.0, window: 256}
+
+    Blind to: whatever has come before of that size, trouble or not; slow growth.
+    Source: record values (Chandler, 1952): without trend the k-th of independent samples is one
+        with probability 1 / k, whatever their distribution.
+    """
+
+    metric: str
+    gt: float = 2.0  # times the greatest rise; project default
+    ref: int = 64  # samples of the median; project default
+    window: int = 256  # samples; project default
+    min_: int = 16  # samples; project default
+    calm: int = 4  # samples in a row that end an excursion; project default
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    def start(self) -> RecordWatch:
+        return RecordWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not 0.0 < self.gt < math.inf:
+            wrong.append(("gt", f"must be a positive number, not {self.gt}"))
+        if not 1 <= self.ref <= self.window:
+            wrong.append(("ref", f"must be 1 to `window` ({self.window}), not {self.ref}"))
+        if not 1 <= self.min_ <= self.window:
+            wrong.append(("min", f"must be 1 to `window` ({self.window}), not {self.min_}"))
+        if not 1 <= self.calm <= self.window:
+            wrong.append(("calm", f"must be 1 to `window` ({self.window}), not {self.calm}"))
+        return wrong
+
+
+class RecordWatch(Memory):
+    """The samples, their rises, and which of them breached, oldest first.
+
+    `ordered` are the newest `ref` values, ascending. `since` is where the excursion under way
+    began, -1 when there is none, and `low` counts what did not breach since. `most` is the greatest
+    rise of the window, known until there are more than `until` samples.
+    """
+
+    __slots__ = (
+        "flags",
+        "judged",
+        "limit",
+        "low",
+        "most",
+        "ordered",
+        "rise",
+        "rises",
+        "since",
+        "spec",
+        "steps",
+        "until",
+        "value",
+        "values",
+    )
+
+    def __init__(self, spec: Record) -> None:
+        self.spec = spec
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.steps: list[int] = []
+        self.values: list[float] = []
+        self.rises: list[float] = []
+        self.flags: list[bool] = []
+        self.ordered: list[float] = []
+        self.since, self.low = -1, 0
+        self.most, self.until = 0.0, -1
+        self._forget_last()
+
+    def _forget_last(self) -> None:
+        self.raw = UNKNOWN
+        self.value: float | None = None
+        self.rise = self.judged = self.limit = math.nan
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value, self.raw = sample, UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if sample is None or sample - sample != 0.0:
+            return UNKNOWN
+        count, ordered = len(self.values), self.ordered
+        middle = median(ordered) if ordered else sample
+        rise = self.rise = sample - middle
+        if count > self.until:
+            self._find(count)
+        breach = False
+        if count >= self.spec.min_:
+            self.judged = self.most
+            self.limit = middle + self.spec.gt * self.most
+            breach = rise > self.spec.gt * self.most
+            self.raw = BREACH if breach else OK
+        self._take(sample, rise, breach, step)
+        return self.raw
+
+    def _find(self, count: int) -> None:
+        """Look for the greatest rise anew, since the last one found left the window."""
+        begin, end = max(count - self.spec.window, 0), count if self.since < 0 else self.since
+        earlier = self.rises[begin:end]
+        self.most = max(max(earlier, default=0.0), 0.0)
+        found = begin + earlier.index(self.most) if self.most > 0.0 else count
+        self.until = found + self.spec.window
+
+    def _take(self, sample: float, rise: float, breach: bool, step: int) -> None:
+        values, ordered, ref = self.values, self.ordered, self.spec.ref
+        if len(values) >= ref:
+            del ordered[bisect_left(ordered, values[-ref])]
+        insort(ordered, sample)
+        place, under_way = len(values), self.since >= 0
+        self._count(breach, place)
+        if self.since < 0:
+            if under_way:  # what was kept out counts from now on
+                self.until = -1
+            elif rise >= self.most:
+                self.most, self.until = rise, place + self.spec.window
+        values.append(sample)
+        self.rises.append(rise)
+        self.flags.append(breach)
+        self.steps.append(step)
+        if len(values) >= (KEPT + SLACK) * self.spec.window + ref:
+            self._drop(SLACK * self.spec.window)
+
+    def _count(self, breach: bool, place: int) -> None:
+        if breach:
+            self.low = 0
+            if self.since < 0:
+                self.since = place
+        elif self.since >= 0:
+            self.low += 1
+            if self.low >= self.spec.calm:
+                self.since, self.low = -1, 0
+
+    def _drop(self, count: int) -> None:
+        """Let go of what is older than can be gone back to."""
+        for column in (self.steps, self.values, self.rises, self.flags):
+            del column[:count]
+        if self.since >= 0:
+            self.since = max(self.since - count, 0)
+        self.until -= count
+
+    def rewind(self, step: int) -> None:
+        while self.steps and self.steps[-1] > step:
+            for column in (self.steps, self.values, self.rises, self.flags):
+                column.pop()
+        self.ordered = sorted(self.values[-self.spec.ref :])
+        self.since, self.low = -1, 0
+        for place, breach in enumerate(self.flags):
+            self._count(breach, place)
+        self.until = -1
+        self._forget_last()
+        self.last = min(self.last, step)
+
+    def numbers(self) -> dict[str, Any]:
+        known = self.raw != UNKNOWN
+        return {
+            "step": self.last,
+            "value": self.value,
+            "rise": self.rise if known else None,
+            "greatest": self.judged if known else None,
+            "threshold": self.limit if known else None,
+            "samples": len(self.values),
+        }
