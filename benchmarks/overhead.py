@@ -177,9 +177,8 @@ def compare(name: str, pairs: int, sequences: int, run_dir: Path) -> bool:
     return kept
 
 
-def steps(names: Sequence[str], pairs: int, folder: Path) -> bool:
+def steps(names: Sequence[str], pairs: int, sequences: int, folder: Path) -> bool:
     """Print part 1."""
-    sequences = enough_sequences(LEAST)
     print(
         f"steps of each kind of job, {pairs} pairs; "
         f"{sequences} sequences or {64 * sequences} tokens of the example\n"
@@ -256,6 +255,7 @@ def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=400, help="of steps, of each kind of job")
+    parser.add_argument("--sequences", type=int, help="of a step; as many as take 50 ms")
     parser.add_argument("--only", nargs="*", choices=list(KINDS), help="kinds of jobs; none: skip")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="of part 2; 0 leaves it out")
     parser.add_argument("--rounds", type=int, default=2, help="of part 3; 0 leaves it out")
@@ -270,7 +270,8 @@ def main() -> None:
     kept = True
     with tempfile.TemporaryDirectory(prefix="supervise-overhead-") as folder:
         if names:
-            kept = steps(names, args.pairs, Path(folder))
+            sequences = args.sequences or enough_sequences(LEAST)
+            kept = steps(names, args.pairs, sequences, Path(folder))
         if args.seconds:
             kept = gaps(Path(folder) / "stream", args.seconds) and kept
     if args.rounds:

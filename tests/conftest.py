@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # A shell ignores these for what it starts in the background, and our jobs would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
+
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 1_000_000_000

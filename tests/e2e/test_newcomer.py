@@ -81,7 +81,7 @@ def test_the_back_test_finds_the_rotten_run_only(walked):
     found = {Path(line["run"]).name: line["incidents"] for line in lines}
 
     assert not [i for i in found["good"] if i["severity"] != "SEV2"]
-    assert any(i["rule"] == "score" and 300 <= i["step"] <= 320 for i in found["rotten"])
+    assert any(i["rule"] == "score" and 200 <= i["step"] <= 220 for i in found["rotten"])
 
 
 def test_enforced_the_rotten_run_is_stopped_and_the_good_one_is_not(walked):

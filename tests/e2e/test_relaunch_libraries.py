@@ -58,26 +58,29 @@ probation: 10
 """
 
 
-@pytest.mark.parametrize(("script", "exact"), [("trainer.py", True), ("lit.py", False)])
-def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exact):
+@pytest.mark.parametrize(
+    ("script", "exact", "drills"), [("trainer.py", True, [HIT, DEATH]), ("lit.py", False, [HIT])]
+)
+def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exact, drills):
     """After a damage, which cannot be undone in process, and after a death: the steps and the
-    library's own count go on behind the checkpoint, and both troubles end as recovered. Trainer
+    library's own count go on behind the checkpoint, and each trouble ends as recovered. Trainer
     makes the same step again; Lightning begins its epoch anew, which people are told."""
     policy = tmp_path / "library.yaml"
     policy.write_text(POLICY)
     job = [sys.executable, str(JOBS / script), str(tmp_path / "out")]
     job.append(str(tmp_path / "run" / "audit.log"))
-    run = supervise.run("--policy", str(policy), "--drill", HIT, "--drill", DEATH, job=job)
+    drilled = [word for drill in drills for word in ("--drill", drill)]
+    run = supervise.run("--policy", str(policy), *drilled, job=job)
 
     assert run.returncode == 0, run.stderr
     assert f"done at {STEPS}\n" in run.stdout
-    assert run.actions == ["relaunch", "relaunch"]
+    assert run.actions == ["relaunch"] * len(drills)
     (refused,) = run.kinds("abort", "refused")
     assert refused["data"]["instead"] == "relaunch-and-rewarm"
     commits = [r for r in run.kinds("commit") if "pid" in r["data"]["result"]]
-    hit, died = [r["data"]["result"] for r in commits]
-    assert (hit["attempt"], hit["how"]) == (1, "interrupt")
-    assert (died["attempt"], died["how"]) == (2, "ended")
+    results = [r["data"]["result"] for r in commits]
+    ways = [(1, "interrupt"), (2, "ended")][: len(drills)]
+    assert [(result["attempt"], result["how"]) for result in results] == ways
     compared = run.kinds("note", "continuity")[0]
     assert compared["data"]["about"]["ok"] is exact
     told = [r["data"]["message"]["title"] for r in run.kinds("notify_intent")]
@@ -85,14 +88,14 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exac
 
     opened = run.kinds("incident", "opened")
     ended = run.kinds("incident", "closed")
-    assert [("recovered" in r["reason"]) for r in ended] == [True, True], ended
+    assert [("recovered" in r["reason"]) for r in ended] == [True] * len(drills), ended
     for record, commit in zip(opened, commits, strict=True):
         result = commit["data"]["result"]
         assert result["step"] % SAVED_EVERY == SAVED_EVERY - 1
         assert result["step"] < record["data"]["breach_step"]
         told = [r for r in run.records if r["seq"] < commit["seq"] and _verified(r, result)]
         assert told, "the checkpoint was not verified before it was gone back to"
-    _goes_on(supervise, run, hit["step"] + 1, died["step"] + 1)
+    _goes_on(supervise, run, *(result["step"] + 1 for result in results))
 
 
 def test_a_job_that_does_not_take_the_checkpoint_has_not_recovered(supervise, tmp_path):

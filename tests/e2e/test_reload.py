@@ -30,8 +30,8 @@ def sha(stdout: str) -> str:
 
 def test_a_run_goes_on_under_a_changed_policy(supervise, tiny_job, tmp_path):
     """The rule that was added fires; the broken file after it changes nothing; replay agrees."""
-    job = tiny_job("--steps", 400, "--sleep", 0.02)
-    alone = subprocess.run(tiny_job("--steps", 400), capture_output=True, text=True, check=False)
+    job = tiny_job("--steps", 300, "--sleep", 0.02)
+    alone = subprocess.run(tiny_job("--steps", 300), capture_output=True, text=True, check=False)
     policy = tmp_path / "mine.yaml"
     policy.write_text(POLICY)
     watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "run", "--", *job)
@@ -61,7 +61,7 @@ def test_a_run_goes_on_under_a_changed_policy(supervise, tiny_job, tmp_path):
     assert "seen (SEV2)" in why.stdout
     assert "policies/" in why.stdout
     supervise.prove("run")
-    asked = supervise("why-not", "run", "--rule", "high", "--step", "399")
+    asked = supervise("why-not", "run", "--rule", "high", "--step", "299")
     assert "needs > 1000" in asked.stdout
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_may_not_act_is_not_reloaded_into_acting(supervise, tiny_job,
     """Started in shadow: the refusal is in the record, and the run ends as it was."""
     policy = tmp_path / "mine.yaml"
     policy.write_text(POLICY.replace("enforce", "shadow"))
-    job = tiny_job("--steps", 300, "--sleep", 0.02)
+    job = tiny_job("--steps", 200, "--sleep", 0.02)
     watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "run", "--", *job)
     assert watcher.stdout is not None
     watcher.stdout.readline()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import Supervise, tiny
+
 pytestmark = pytest.mark.slow
 
 
@@ -24,30 +26,44 @@ def sha(stdout: str) -> str:
     return found[1]
 
 
-def test_a_healthy_job_is_left_alone(supervise, tiny_job):
+STEPS = 150
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A healthy job that nobody watches."""
+    job = tiny("--steps", STEPS, "--exit", 3)
+    return subprocess.run(job, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """The same job under nano."""
+    supervise = Supervise(tmp_path_factory.mktemp("healthy"))
+    return supervise.run("--policy", "nano", job=tiny("--steps", STEPS, "--exit", 3))
+
+
+def test_a_healthy_job_is_left_alone(alone, healthy):
     """Same output, same weights, same exit code as without us; no action, no serious incident."""
-    job = tiny_job("--steps", 400, "--exit", 3)
-    alone = subprocess.run(job, capture_output=True, text=True, check=False)
-    run = supervise.run("--policy", "nano", job=job)
+    run = healthy
 
     assert run.returncode == alone.returncode == 3
     assert run.stdout == alone.stdout
     assert run.actions == []
     assert run.severities <= {"SEV2"}
     assert run.state["tier"] == "T1"
-    assert run.state["step"] == 399
+    assert run.state["step"] == STEPS - 1
 
 
-def test_every_frame_is_exported(supervise, tiny_job):
+def test_every_frame_is_exported(supervise, healthy):
     """One row per step and rank, columns named by metric ids, none missing."""
-    run = supervise.run("--policy", "nano", job=tiny_job("--steps", 150))
     done = supervise(
-        "export", str(run.directory), "--csv", "--metrics",
+        "export", str(healthy.directory), "--csv", "--metrics",
         "train_loss_raw,grad_global_norm,learning_rate,update_to_weight",
     )  # fmt: skip
     rows = list(csv.DictReader(done.stdout.splitlines()))
 
-    assert [int(row["step"]) for row in rows] == list(range(150))
+    assert [int(row["step"]) for row in rows] == list(range(STEPS))
     assert all(float(row["train_loss_raw"]) > 0 for row in rows)
     assert all(float(row["grad_global_norm"]) > 0 for row in rows)
     assert float(rows[0]["learning_rate"]) == pytest.approx(1e-2 / 20)
@@ -96,11 +112,9 @@ def test_a_job_that_skips_by_itself_is_left_alone(supervise, tmp_path):
     assert run.state["step"] == 57
 
 
-def test_without_a_policy_the_run_is_observed(supervise, tiny_job):
+def test_without_a_policy_the_run_is_observed(supervise, tiny_job, alone):
     """`supervise -- CMD` uses nano in observe mode; weights are those of the bare job."""
-    job = tiny_job("--steps", 120)
-    alone = subprocess.run(job, capture_output=True, text=True, check=False)
-    done = supervise("--", *job)
+    done = supervise("--", *tiny_job("--steps", STEPS))
 
     assert done.returncode == 0
     assert sha(done.stdout) == sha(alone.stdout)
@@ -108,10 +122,9 @@ def test_without_a_policy_the_run_is_observed(supervise, tiny_job):
     assert len(list((supervise.home / "runs").iterdir())) == 1
 
 
-def test_a_killed_supervisor_does_not_harm_the_job(supervise, tiny_job, tmp_path):
+def test_a_killed_supervisor_does_not_harm_the_job(supervise, tiny_job, alone, tmp_path):
     """kill -9 in mid-run: training goes on to its end, with the weights of an unwatched run."""
-    job = tiny_job("--steps", 150, "--sleep", 0.02)
-    alone = subprocess.run(tiny_job("--steps", 150), capture_output=True, text=True, check=False)
+    job = tiny_job("--steps", STEPS, "--sleep", 0.02)
     run_dir = tmp_path / "run"
     out = tmp_path / "out.txt"
     with out.open("w") as stdout:
@@ -145,30 +158,33 @@ def test_signals_pass_through(supervise, tiny_job):
     assert watcher.returncode == 128 + signal.SIGTERM
 
 
-def test_nothing_is_left_in_shared_memory(supervise, tiny_job):
+def test_nothing_is_left_in_shared_memory(healthy):
     """The run's directory in /dev/shm goes with the run."""
-    run = supervise.run("--policy", "nano", job=tiny_job("--steps", 60))
-    run_id = run.records[0]["run"]
+    run_id = healthy.records[0]["run"]
 
     assert not [path for path in Path("/dev/shm").iterdir() if run_id in path.name]
 
 
 @pytest.fixture
-def quick(tmp_path):
-    """Writes a policy that takes three seconds without a step for a hang; returns its path."""
-    policy = tmp_path / "quick.yaml"
-    policy.write_text(
-        "version: supervise/v1\n"
-        "policy: quick\n"
-        "mode: enforce\n"
-        "use: [hang]\n"
-        "override:\n"
-        "  hang.stalled: {after: {min: 3s, p99_multiple: 8}}\n"
-    )
-    return str(policy)
+def impatient(tmp_path):
+    """Writes a policy that takes some seconds without a step for a hang; returns its path."""
+
+    def write(seconds):
+        policy = tmp_path / "impatient.yaml"
+        policy.write_text(
+            "version: supervise/v1\n"
+            "policy: impatient\n"
+            "mode: enforce\n"
+            "use: [hang]\n"
+            "override:\n"
+            f"  hang.stalled: {{after: {{min: {seconds}s, p99_multiple: 8}}}}\n"
+        )
+        return str(policy)
+
+    return write
 
 
-def test_training_that_moves_to_another_thread_is_no_hang(supervise, quick, tmp_path):
+def test_training_that_moves_to_another_thread_is_no_hang(supervise, impatient, tmp_path):
     """A warm-up in the main thread, which then waits for the rest: nothing is wrong with that."""
     job = tmp_path / "moves.py"
     job.write_text(
@@ -187,16 +203,19 @@ def test_training_that_moves_to_another_thread_is_no_hang(supervise, quick, tmp_
         "thread.join()\n"
         "print('done')\n"
     )
-    run = supervise.run("--policy", quick, job=[sys.executable, str(job)], name="moved")
+    run = supervise.run("--policy", impatient(3), job=[sys.executable, str(job)], name="moved")
 
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
     assert run.actions == [] and run.severities == set()
 
 
-def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, quick):
-    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78."""
+def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, impatient):
+    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78.
+
+    A probe that was heard of within ten seconds would be waited for twenty.
+    """
     run = supervise.run(
-        "--policy", quick, "--drill", "hang@60", job=tiny_job("--steps", 200), name="hung"
+        "--policy", impatient(11), "--drill", "hang@60", job=tiny_job("--steps", 200), name="hung"
     )
 
     assert run.returncode == 78

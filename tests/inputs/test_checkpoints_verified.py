@@ -91,6 +91,17 @@ def test_a_name_that_comes_later(desk):
     assert [Path(e["path"]).name for e in desk.entries()] == ["a.pt", "b.pt"]
 
 
+def test_a_last_name_that_comes_as_the_job_ends(desk):
+    """Nobody verifies it any more, but it lies there."""
+    late = desk.write("a.partial", "good a", step=9)
+    desk.guard.look()
+    late.rename(desk.out / "a.pt")
+    desk.guard.close()
+
+    (entry,) = desk.entries()
+    assert (Path(entry["path"]).name, entry["state"], entry["there"]) == ("a.pt", "found", True)
+
+
 def test_a_pattern_finds_what_nobody_tells_of(desk):
     """Not what was there before the run. Its step is a count inside it that is near, else now."""
     desk.guard.close()

@@ -13,13 +13,13 @@ import pytest
 from supervise.job.signals import FORWARDED, Forwarder
 
 PYTHON = sys.executable
-# Says every signal that it gets, and ends when its stdin does.
+# Says every signal that it gets, unlike `print` also within the last one; ends when its stdin does.
 LISTENER = """
-import signal, sys
-def say(number, _): print(signal.Signals(number).name, flush=True)
+import os, signal, sys
+def say(number, _): os.write(1, signal.Signals(number).name.encode() + b"\\n")
 for name in "TERM INT HUP QUIT USR1 USR2 WINCH CONT".split():
     signal.signal(getattr(signal, "SIG" + name), say)
-print("listening", flush=True)
+os.write(1, b"listening\\n")
 sys.stdin.read()
 """
 

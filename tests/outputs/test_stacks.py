@@ -15,8 +15,8 @@ def test_the_probes_handler_shows_every_thread(hung, tmp_path):
     """The function that hangs is named, twice, for it hangs in two threads; the job lives on."""
     job = hung(tmp_path)
 
-    first = stacks.ask(job.pid, tmp_path)
-    again = stacks.ask(job.pid, tmp_path)
+    first = stacks.ask(job.pid, tmp_path, timeout_s=30.0)
+    again = stacks.ask(job.pid, tmp_path, timeout_s=30.0)
 
     assert first.count("in stuck_in_here") == again.count("in stuck_in_here") == 2
     assert job.poll() is None

@@ -22,7 +22,7 @@ from supervise.cli.backtest import command
 
 pytestmark = pytest.mark.slow
 
-STEPS = 1000
+STEPS = 700
 POLICIES = ("nano", "medium", "moe", "large", "canary")
 COLUMNS = (
     *("step", "train_loss_raw", "grad_global_norm", "update_norm"),
@@ -162,10 +162,10 @@ class HardBatches(Healthy):
 
 
 class Thawed(Healthy):
-    """The body is frozen, and trained from step 500 on."""
+    """The body is frozen, and trained from the middle on."""
 
     def plan(self, step: int) -> None:
-        if step in (0, 500):
+        if step in (0, STEPS // 2):
             self.body.requires_grad_(step > 0)
 
 
@@ -175,7 +175,7 @@ class OwnRates(Healthy):
     rates = (3e-3, 1e-6)
 
     def plan(self, step: int) -> None:
-        if step == 500:
+        if step == STEPS // 2:
             self.made.param_groups[1]["lr"] = 3e-3
 
 
@@ -185,8 +185,8 @@ class Climbing(Healthy):
     rates = (1e-4, 1e-4)
 
     def plan(self, step: int) -> None:
-        for group in self.made.param_groups if 500 <= step <= 540 else ():
-            group["lr"] = 1e-4 * (1.0 + 29.0 * (step - 500) / 40)
+        for group in self.made.param_groups if 0 <= step - STEPS // 2 <= 40 else ():
+            group["lr"] = 1e-4 * (1.0 + 29.0 * (step - STEPS // 2) / 40)
 
 
 class OtherOptimizer(Healthy):
@@ -195,7 +195,7 @@ class OtherOptimizer(Healthy):
     rates = (3e-4, 3e-4)
 
     def plan(self, step: int) -> None:
-        if step == 500:
+        if step == STEPS // 2:
             groups = [{"params": self.head.parameters()}, {"params": self.body.parameters()}]
             self.made = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 

@@ -80,7 +80,7 @@ def test_a_slot_that_was_never_written_is_no_frame():
     assert wire.unpack_slot(bytes(576)) == (-1, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.one_of(st.none(), st.floats()), min_size=5, max_size=5), min_size=2, max_size=8
@@ -193,7 +193,7 @@ class Store:
         return wire.Ring(len(self.slots), self.slots.__getitem__, wire.unpack_letter)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(2, 5),
     st.lists(st.sampled_from(["put", "put", "torn", "take", "take2"]), max_size=60),

@@ -29,11 +29,12 @@ class Relaunch(Action):
     Good is one that the guard verified and that was saved before the first breach; `at_least` is
     counted from there. All ranks are stopped first: an interrupt at a step boundary, then TERM,
     then KILL. What they left and nobody had verified is verified now, for a minute at most, and the
-    newest good one is chosen again, unless people approved that one. Checkpoints that are newer are
-    set aside, never deleted. The job gets the arguments and the environment that the policy's
-    `job.relaunch` gives, and a new attempt number. The learning rate starts at `start` times what
-    the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it. With `skip`,
-    the updates of that many steps up to the first breach are dropped when they come again.
+    newest good one is chosen again, unless people approved that one. Newer checkpoints of the job's
+    own are set aside, never deleted; those of other jobs are left alone. The job gets the arguments
+    and the environment that the policy's `job.relaunch` gives, and a new attempt number. The
+    learning rate starts at `start` times what the job asks for and is back at 1.0 after `rewarm`
+    steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the first breach
+    are dropped when they come again.
 
     The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
     relaunch fails when the job's own schedule gives it another rate, or when the probe batch (see

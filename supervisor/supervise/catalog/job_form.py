@@ -37,7 +37,10 @@ class CheckpointsForm:
 
     glob: Annotated[
         tuple[str, ...],
-        About("where they are, from the job's working directory; without it those it announces"),
+        About(
+            "where they are, from the job's working directory; without it those it announces. What "
+            "another job wrote there does not count: name one directory, without wildcards"
+        ),
     ] = ()
     verify: Annotated[
         tuple[Literal["load", "finite", "optimizer"], ...],

@@ -28,7 +28,7 @@ torch.manual_seed(0)
 
 
 def tell(**values):
-    print(json.dumps(values) + chr(10), end="")  # in one write: threads tell, too
+    print(json.dumps(values) + chr(10), end="", flush=True)  # in one write: threads tell, too
 
 
 def norm(tensors):

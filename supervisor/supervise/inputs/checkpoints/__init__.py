@@ -45,8 +45,7 @@ class Guard:
     know. `newest()` for the leading rank's next frame: `checkpoint_ok` and `checkpoint_size`, once
     per checkpoint (`checkpoint_time` is the probe's). None of the three ever waits.
 
-    For the thread of an action: `prepare(id)`, which may take as long as a copy, then
-    `put_back(id)`.
+    For the thread of an action: `prepare(id)`, as long as a copy takes, then `put_back(id)`.
 
     Args:
         form: `policy.job["checkpoints"]`, see `catalog.job_form.CheckpointsForm`.
@@ -117,7 +116,9 @@ class Guard:
         self._came.set()
         self._keeper.close()
         self._restorer.forget()
-        for thread in (*self._threads, self._rush):
+        last = threading.Thread(target=self._look_out, name="last look", daemon=True)
+        last.start()  # the disk may hang
+        for thread in (*self._threads, self._rush, last):
             if thread is not None and thread.is_alive():
                 thread.join(timeout=2.0)
         self._keeper.end()
@@ -132,10 +133,9 @@ class Guard:
             self._came.set()
 
     def resume(self, heard: Mapping[str, bool]) -> None:
-        """Before `start`: go on for a guard whose supervisor died; tell what nobody has heard.
+        """Before `start`: go on for a guard whose supervisor died; tell what nobody has `heard`.
 
-        Args:
-            heard: id -> whether the newest event that the run took calls it good.
+        That is by id whether the newest event that the run took calls it good.
         """
         self._news.delivered |= heard.keys()
         for entry in self._register.entries:
@@ -158,11 +158,9 @@ class Guard:
     def hurry(self, within_s: float = HURRY_S, *, above: float = -inf, before: float = inf) -> None:
         """The job has ended, and may be started again: verify at once what it left, newest first.
 
-        At normal priority and without a rest, for nobody is trained. Returns at once; see
-        `hurrying`. Once one is good, no other is begun after `soon_s`: large ones take long.
-
-        Args:
-            above, before: only what may be of a step between them, both left out.
+        At normal priority and without a rest, for nobody is trained, and only what may be of a step
+        between `above` and `before`, both left out. Returns at once; see `hurrying`. Once one is
+        good, no other is begun after `soon_s`: large ones take long.
         """
         self._hurry_s = time.monotonic() + within_s
         steps = (above, before)
@@ -215,8 +213,7 @@ class Guard:
             `path`; `moved`: where what was moved is now; `probe_batch`: if it told.
 
         Raises:
-            StoreError: it is unknown, not verified, damaged, or cannot be written; nothing else
-                was chosen in its place.
+            StoreError: it is unknown, not verified, damaged, or cannot be written.
         """
         return self._restorer.put_back(name)
 
@@ -225,8 +222,7 @@ class Guard:
     def look(self, *, closely: bool = False, ended: bool = False) -> bool:
         """Look once what is there; `closely` also at what was verified already.
 
-        Args:
-            ended: the job writes no more: what is still now is complete.
+        Once the job has `ended`, what is there is complete.
         """
         with self._keeper.lock:
             now_s, wall = time.monotonic(), clock.wall()
@@ -271,8 +267,7 @@ class Guard:
         """See `hurry`; what was under way, perhaps from a copy, comes to its end first."""
         began_s = time.monotonic()
         with self._keeper.lock:
-            self.look(ended=True)
-            self.look(ended=True)  # the first one may only have found it
+            self._look_out()
             ready = [e for e in self._register.entries if e in self._ready or e.state == COPIED]
             ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
         for entry in ready:
@@ -282,6 +277,11 @@ class Guard:
             with self._working:
                 if entry.state == FOUND:
                     self._keeper.take(entry, urgent=True)
+
+    def _look_out(self) -> None:
+        """Take up all that the job left; the first look may only find it."""
+        self.look(ended=True)
+        self.look(ended=True)
 
     def _run(self, what: Callable[[], bool], wake: threading.Event) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # this thread's alone
