@@ -12,9 +12,11 @@ import os
 import random
 import signal
 import sys
+from functools import partial
 from typing import Any, Dict, List, Mapping
 
-STACKS = signal.SIGRTMIN + 5  # no launcher or scheduler uses it
+STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6  # no launcher or scheduler's
+ALL_TOLD = b"(all threads)\n"
 
 
 def write(directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]) -> List[str]:
@@ -58,16 +60,31 @@ def _plain(value: Any) -> Any:
 
 
 def listen(marks: str) -> None:
-    """Let a signal dump the stacks of all threads into `<marks>/stacks.<pid>.txt`.
+    """Let two signals dump stacks into `<marks>/stacks.<pid>.txt`: for a job that hangs.
 
-    For a job that hangs: it reads no mailbox any more, and this needs neither the GIL nor a step
-    boundary. A signal that the job handles itself is left to it.
+    It reads no mailbox any more. `STACKS` is answered for all threads by the interpreter, as soon
+    as the main thread runs Python. `MAIN_STACK` is answered for the thread that gets it, from
+    within the signal handler. That may only be asked of a thread which stands still: frames are
+    torn while a function is entered, and reading one then kills the process (1 of 100 signals, on
+    Python 3.11, to a thread that calls from C into Python; those of a thread that ends, alike).
+    Signals that the job handles itself are left to it, and nobody is asked outside the main thread.
     """
-    if signal.getsignal(STACKS) != signal.SIG_DFL:
+    if {signal.getsignal(STACKS), signal.getsignal(MAIN_STACK)} != {signal.SIG_DFL}:
         return
     path = os.path.join(marks, f"stacks.{os.getpid()}.txt")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(STACKS, file=fd, all_threads=True, chain=False)
-    except (OSError, RuntimeError):  # then a hang has the kernel's view only
+        signal.signal(STACKS, partial(_answer, fd))
+        signal.siginterrupt(STACKS, False)  # C code of the job may not know of EINTR
+        faulthandler.register(MAIN_STACK, file=fd, all_threads=False, chain=False)
+    except (OSError, RuntimeError, ValueError):  # then a hang has the kernel's view only
         return
+
+
+def _answer(fd: int, signum: int, frame: Any) -> None:
+    """Here this thread has the interpreter's lock: the frames of all others are whole."""
+    try:
+        faulthandler.dump_traceback(fd, all_threads=True)
+        os.write(fd, ALL_TOLD)
+    except Exception:  # a full disk is not the job's trouble
+        pass

@@ -69,28 +69,44 @@ def view() -> Callable[..., dict[str, Any]]:
     return make
 
 
-HANGS = """
-import faulthandler, signal, sys, threading, time
-if len(sys.argv) > 1:
-    stacks = open(sys.argv[1], "w")
-    faulthandler.register(signal.SIGRTMIN + 5, file=stacks, all_threads=True)
-def stuck_in_here(): threading.Lock().acquire() and time.sleep(600)
-threading.Thread(target=stuck_in_here, name="loader", daemon=True).start()
-threading.Timer(0.1, lambda: print("up", flush=True)).start()
-stuck_in_here()
+# A job that is silent, in two threads: waiting in Python or in C, or working in C or in Python
+# with other threads that come and go. The probe's own listener is there if it is told where.
+SILENT = """
+import hashlib, sys, threading, time
+silent_in, marks = sys.argv[1:]
+if marks:
+    from supervise_probe import evidence
+    evidence.listen(marks)
+WAYS = {
+    "sleep": lambda: time.sleep(600),
+    "lock": lambda: [lock.acquire() for lock in [threading.Lock()] for _ in range(2)],
+    "c": lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1),
+    "python": lambda: [list(map(lambda x: x, range(1000))) for _ in iter(int, 1)],
+}
+def stuck_in_here(way):
+    WAYS[way]()
+def crowd():
+    while True:
+        thread = threading.Thread(target=time.sleep, args=(0.001,))
+        thread.start()
+        thread.join()
+threading.Thread(target=stuck_in_here, args=("sleep",), name="loader", daemon=True).start()
+if silent_in == "python":
+    threading.Thread(target=crowd, daemon=True).start()
+print("up", flush=True)
+stuck_in_here(silent_in)
 """
 
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a Python job that hangs in two threads; `marks` registers the stack dump there."""
+    """Start a Python job that is silent in two threads; the probe listens in `marks`, if given."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(marks: Path | None = None, **environ: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HANGS]
-        if marks is not None:
-            # The pid is in the name of the file, so the shell becomes the job.
-            command = ["sh", "-c", 'exec "$@" "$0/stacks.$$.txt"', str(marks), *command]
+    def start(
+        marks: Path | None = None, silent_in: str = "sleep", **environ: str
+    ) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SILENT, silent_in, str(marks or "")]
         popen = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
         )

@@ -11,7 +11,7 @@ import pytest
 from supervise.outputs import stacks
 
 
-def test_the_probes_handler_shows_every_thread(hung, tmp_path):
+def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
     """The function that hangs is named, twice, for it hangs in two threads; the job lives on."""
     job = hung(tmp_path)
 
@@ -22,6 +22,36 @@ def test_the_probes_handler_shows_every_thread(hung, tmp_path):
     assert job.poll() is None
 
 
+@pytest.mark.parametrize("silent_in", ["lock", "c"])
+def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path, silent_in):
+    """Asleep or busy, Python does not run: only then frames are read from a signal handler."""
+    job = hung(tmp_path, silent_in)
+
+    text = stacks.ask(job.pid, tmp_path, timeout_s=2.0)
+
+    assert text.count("in stuck_in_here") == 1
+    assert text.count("in <module>") == 1
+    assert job.poll() is None
+
+
+def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
+    """Reading its frames as they change, and those of threads that end, would kill it."""
+    job = hung(tmp_path, "python")
+
+    for _ in range(300):
+        assert stacks.ask(job.pid, tmp_path, timeout_s=30.0).count("in stuck_in_here") == 2
+
+    assert job.poll() is None
+
+
+def test_a_busy_main_thread_that_got_no_cpu_is_not_asked_again(hung, tmp_path):
+    """It may be in the middle of Python: nothing is known of it."""
+    job = hung(tmp_path, "c")
+
+    with pytest.raises(OSError, match=r"no answer to the signal within 0\.001 s"):
+        stacks.ask(job.pid, tmp_path, timeout_s=0.001)
+
+
 def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):
     """Its default action is death."""
     job = hung()
@@ -30,7 +60,7 @@ def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):
     with pytest.raises(OSError, match="the probe registered no handler"):
         stacks.ask(job.pid, tmp_path)
 
-    assert not stacks.catches(job.pid, stacks.STACK_SIGNAL)
+    assert not stacks.catches(job.pid, stacks.STACKS)
     assert stacks.catches(job.pid, signal.SIGINT)
     assert job.poll() is None
 

@@ -1,14 +1,18 @@
 """What every thread of the job is doing, seen from outside: for a job that hangs.
 
-Three ways, best first. The probe registers `faulthandler` on a real-time signal; it answers within
-milliseconds even while C code holds the interpreter's lock. py-spy, where it is installed and
-allowed. The kernel's view in /proc, which is always there and tells at least running from waiting.
+Three ways, best first. The probe answers a signal with all stacks once the main thread runs Python
+again, or, where that stands still in C code, another with the main thread's (see `listen` in the
+probe's `evidence`). py-spy, where it is installed and allowed. The kernel's view in /proc, which is
+always there and tells at least running from waiting.
 
-The signal is only sent to a process that catches it: its default action is death.
+A signal is only sent to a process that catches it: its default action is death.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import os
 import re
 import shutil
 import signal
@@ -19,9 +23,11 @@ import psutil
 
 from .facts import run_tool
 
-STACK_SIGNAL = signal.SIGRTMIN + 5
-ANSWER_S = 1.0  # faulthandler took 0.2 to 4 ms in trials; a swapped-out process takes longer
-SETTLED_S = 0.05
+STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
+ALL_TOLD = b"(all threads)\n"
+ANSWER_S = 1.0  # within milliseconds where Python runs; a swapped-out process takes longer
+SETTLED_S = 0.1
+BUSY_S = 0.1  # Python looks for signals at every call and loop: so long without is C code
 PY_SPY_S = 10.0
 _THREADS = 64  # per process, in the kernel's view
 
@@ -37,33 +43,73 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S) -> str:
-    """Have the probe's faulthandler write all stacks; return what it wrote.
+    """Have the probe write the stacks of all threads, or of the main one; return what it wrote.
+
+    Each of the two is waited for up to `timeout_s`. Reading frames while they change kills the job,
+    so the second is asked only of a main thread that sleeps in the kernel, or that had `BUSY_S` of
+    a CPU since the first signal and did not come back to Python.
 
     Raises:
-        OSError: the probe did not register it, or nothing came within `timeout_s`.
+        OSError: the probe listens to no signals, or nothing came.
     """
     file = marks / f"stacks.{pid}.txt"
-    if not file.exists() or not catches(pid, STACK_SIGNAL):
+    if not file.exists() or not (catches(pid, STACKS) and catches(pid, MAIN_STACK)):
         raise OSError("the probe registered no handler for it")
-    before = file.stat().st_size
+    start = file.stat().st_size
     try:
-        psutil.Process(pid).send_signal(STACK_SIGNAL)
+        main = psutil.Process(pid)
+        cpu_s = _main_cpu_s(main)
+        main.send_signal(STACKS)
+        if text := _written(file, start, timeout_s):
+            return text
+        if not _standing(main, cpu_s):
+            raise OSError(f"no answer to the signal within {timeout_s:g} s")
     except psutil.Error as error:
         raise OSError(str(error)) from error
+    _signal_main_thread(pid, MAIN_STACK)
+    if text := _written(file, start, timeout_s, SETTLED_S):
+        return text
+    raise OSError(f"no answer to two signals within {timeout_s:g} s each")
+
+
+def _standing(main: psutil.Process, since_cpu_s: float) -> bool:
+    """Return True when the main thread, asked before, cannot be running Python."""
+    state = main.status()
+    if state == psutil.STATUS_RUNNING:
+        return _main_cpu_s(main) - since_cpu_s >= BUSY_S
+    return state in (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP)
+
+
+def _main_cpu_s(process: psutil.Process) -> float:
+    return sum(
+        thread.user_time + thread.system_time
+        for thread in process.threads()
+        if thread.id == process.pid
+    )
+
+
+def _signal_main_thread(pid: int, signum: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # os.kill is for processes: any thread may get it
+    if not hasattr(libc, "tgkill"):
+        raise OSError("this C library cannot signal a thread")
+    if libc.tgkill(pid, pid, signum) != 0:
+        raise OSError(os.strerror(ctypes.get_errno()))
+
+
+def _written(file: Path, start: int, timeout_s: float, settled_s: float = math.inf) -> str:
+    """Return what is in `file` from `start` on once all is told or it has settled; else ""."""
     deadline = time.monotonic() + timeout_s
-    size, grew = before, time.monotonic()
+    text, since = b"", time.monotonic()
     while time.monotonic() < deadline:
-        now = file.stat().st_size
-        if now != size:
-            size, grew = now, time.monotonic()
-        elif size > before and time.monotonic() - grew >= SETTLED_S:
-            break
+        with file.open("rb") as handle:
+            handle.seek(start)
+            newest = handle.read()
+        if newest != text:
+            text, since = newest, time.monotonic()
+        if text.endswith(ALL_TOLD) or (text and time.monotonic() - since >= settled_s):
+            return text.decode("utf-8", "replace")
         time.sleep(0.005)
-    if size == before:
-        raise OSError(f"no answer to the signal within {timeout_s:g} s")
-    with file.open("rb") as handle:
-        handle.seek(before)
-        return handle.read().decode("utf-8", "replace")
+    return ""
 
 
 def py_spy(pid: int, timeout_s: float = PY_SPY_S) -> str:
@@ -75,7 +121,8 @@ def py_spy(pid: int, timeout_s: float = PY_SPY_S) -> str:
     tool = shutil.which("py-spy")
     if tool is None:
         raise OSError("py-spy is not installed")
-    return run_tool([tool, "dump", "--pid", str(pid)], timeout_s).decode("utf-8", "replace")
+    command = [tool, "dump", "--nonblocking", "--pid", str(pid)]  # a healthy job is not stopped
+    return run_tool(command, timeout_s).decode("utf-8", "replace")
 
 
 def kernel(pid: int) -> str:
