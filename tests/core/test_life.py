@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from supervise.actions.pause import Pause
 from supervise.actions.snapshot import Snapshot
-from supervise.core.action import Action, Refused
-from supervise.core.life import failed_start
 from supervise.core.rule import Budget, Ladder, Runbook
 from supervise.core.values import (
     Announced,
@@ -26,23 +22,7 @@ from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
 from .conftest import Verify, rule_on, save
-
-
-@dataclass(frozen=True)
-class Again(Action):
-    """Starts the job again from a checkpoint."""
-
-    destructive = True
-    budget = "restart"
-
-    def aim(self, aim):
-        if not aim.good:
-            raise Refused("no good checkpoint")
-        return {"checkpoint": aim.good[-1].id, "attempt": aim.attempt + 1}
-
-
-HIGH = rule_on(("high", "wild", "huge"), "high", "SEV1", "again")
-AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))
+from .crashes import Again, crashing, relaunched
 
 
 def test_what_the_job_reports_in_vain_is_told_by_one_rank(tell):
@@ -54,128 +34,6 @@ def test_what_the_job_reports_in_vain_is_told_by_one_rank(tell):
         story.send(each)
     assert [d.data["rank"] for d in story.kinds("note", "report")] == [1, 0]
     assert [d.reason for d in story.kinds("notify_intent")] == [told[1].message]
-
-
-def crashing(tell, **changes):
-    """A job of 50 steps with a checkpoint, that is started again when it crashes."""
-    made = {
-        "runbooks": {**tell().policy.runbooks, "again": AGAIN},
-        "budgets": {"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
-        "job": {"on_crash": "again"},
-        "answer": lambda key: None if "relaunch" in key else Finished(0, key, True),
-    }
-    story = tell(**(made | changes))
-    story.frames(2.0, times=50)
-    save(story, "ckpt-1", 40)
-    return story
-
-
-def relaunched(story, step, pid=2, ended=False):
-    """The job is started again from `step`: its end, its start, its first words."""
-    action = story.actions()[-1]
-    story.attempt += 1
-    if ended:
-        story.send(Exited(story.at_ns, -2))
-    story.send(Launched(story.at_ns, pid, story.attempt))
-    result = {"pid": pid, "attempt": story.attempt, "step": step}
-    story.send(Finished(story.at_ns, action, True, result))
-    story.send(Announced(story.at_ns, 0, 1, pid, story.names))
-    story.step = step
-
-
-ASKS = {"resume": "args", "args": ["--from={checkpoint}", "--fast"], "env": {"START": "{step}"}}
-
-
-@pytest.mark.parametrize(("job", "given"), [
-    (ASKS, "job.relaunch.args --from={checkpoint} --fast, job.relaunch.env START"),
-    ({"resume": "library", "args": [], "env": {}}, "job.relaunch.resume library"),
-])  # fmt: skip
-def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
-    """A flag that the script does not know: its runbook failed, and people hear where to look."""
-    story = crashing(tell, job={"on_crash": "again", "relaunch": job})
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.send(Exited(story.at_ns, 2))
-
-    why = f"started again with {given}, the job ended with code 2 before its first step"
-    assert [d.reason for d in story.kinds("verify", "failed")] == [why]
-    assert story.state.over and failed_start(story.state)
-    message = story.kinds("notify_intent")[-1].data["message"]
-    assert message["title"] == (
-        "the job was started again, and ended with code 2 before its first step"
-    )
-    assert "it ended at step 49 before" in message["verdict"]
-    assert message["why"] == f"it was started with {given}"
-    assert message["next"] == "look at its last output, and at job.relaunch"
-
-
-def test_a_crash_before_the_first_step_is_answered_where_that_is_allowed(tell):
-    """The policy had stopped the job; what it starts ends by itself for the first time."""
-    story = crashing(tell, ladder=Ladder(("again", "hold")), rules=(HIGH,), inhibit=())
-    story.frames(8.0)
-    relaunched(story, 40, ended=True)
-    story.send(Exited(story.at_ns, 2))
-
-    assert len([key for key in story.actions() if "relaunch" in key]) == 2
-    assert not story.state.over
-    relaunched(story, 40)
-    story.send(Exited(story.at_ns, 2))
-    assert story.state.over and failed_start(story.state)
-
-
-@pytest.mark.parametrize("code", [0, -2, -15, 130])
-def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
-    """It had nothing left to do, or somebody ended it."""
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.send(Exited(story.at_ns, code))
-
-    assert story.state.over and not failed_start(story.state)
-    assert not story.kinds("verify", "failed")
-
-
-def test_a_start_whose_end_was_asked_for_did_not_fail(tell):
-    """Ctrl-C, which the job answers with a code of its own; or a word."""
-    data = {"signal": "SIGINT", "final": True}
-    asked = Noticed(0, "signal", "SIGINT was passed on", data=data)
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.send(asked)
-    story.send(Exited(story.at_ns, 1))
-
-    assert story.state.over and not failed_start(story.state)
-
-
-def test_a_first_launch_or_one_that_made_a_step_did_not_fail_to_start(tell):
-    """Its own result counts."""
-    story = tell()
-    story.send(Exited(story.at_ns, 2))
-    assert story.state.over and not failed_start(story.state)
-
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.frames(2.0)
-    story.send(Exited(story.at_ns, 2))
-    assert not failed_start(story.state) and not story.kinds("verify", "failed")
-
-
-def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
-    """Its end is its own, not the one of the job before it, and is not forgotten."""
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    action = story.kinds("intent")[-1].data["action"]["id"]
-    assert story.state.incident.run.args["attempt"] == 1
-    story.send(Launched(story.at_ns, 2, 1))
-    story.send(Exited(story.at_ns, 2))
-    assert not story.state.over
-    story.send(Finished(story.at_ns, action, True, {"pid": 2, "attempt": 1, "step": 40}))
-
-    assert story.state.over and failed_start(story.state)
-    assert not story.kinds("note", "relaunching")
-    assert "code 2 before its first step" in story.kinds("incident", "closed")[0].reason
 
 
 def test_a_crash_is_answered_and_the_run_goes_on(tell):

@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from supervise.outputs.outbox import Outbox, Result
+
 
 @dataclass
 class FakeWitness:
@@ -119,3 +121,20 @@ def hung(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for popen in started:
         popen.send_signal(signal.SIGKILL)
         popen.communicate()
+
+
+@pytest.fixture
+def outbox():
+    """A function that opens an outbox; `results` are its results."""
+    opened = []
+
+    def open_(*senders, **more):
+        results: list[Result] = []
+        box = Outbox(senders, results.append, **more)
+        box.results = results
+        opened.append(box)
+        return box
+
+    yield open_
+    for box in opened:
+        box.close(0.0)

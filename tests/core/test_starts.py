@@ -1,0 +1,110 @@
+"""What the job that was started again comes to."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.life import failed_start
+from supervise.core.rule import Ladder
+from supervise.core.values import (
+    Exited,
+    Finished,
+    Launched,
+    Noticed,
+)
+
+from .crashes import HIGH, crashing, relaunched
+
+ASKS = {"resume": "args", "args": ["--from={checkpoint}", "--fast"], "env": {"START": "{step}"}}
+
+
+@pytest.mark.parametrize(("job", "given"), [
+    (ASKS, "job.relaunch.args --from={checkpoint} --fast, job.relaunch.env START"),
+    ({"resume": "library", "args": [], "env": {}}, "job.relaunch.resume library"),
+])  # fmt: skip
+def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
+    """A flag that the script does not know: its runbook failed, and people hear where to look."""
+    story = crashing(tell, job={"on_crash": "again", "relaunch": job})
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.send(Exited(story.at_ns, 2))
+
+    why = f"started again with {given}, the job ended with code 2 before its first step"
+    assert [d.reason for d in story.kinds("verify", "failed")] == [why]
+    assert story.state.over and failed_start(story.state)
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert message["title"] == (
+        "the job was started again, and ended with code 2 before its first step"
+    )
+    assert "it ended at step 49 before" in message["verdict"]
+    assert message["why"] == f"it was started with {given}"
+    assert message["next"] == "look at its last output, and at job.relaunch"
+
+
+def test_a_crash_before_the_first_step_is_answered_where_that_is_allowed(tell):
+    """The policy had stopped the job; what it starts ends by itself for the first time."""
+    story = crashing(tell, ladder=Ladder(("again", "hold")), rules=(HIGH,), inhibit=())
+    story.frames(8.0)
+    relaunched(story, 40, ended=True)
+    story.send(Exited(story.at_ns, 2))
+
+    assert len([key for key in story.actions() if "relaunch" in key]) == 2
+    assert not story.state.over
+    relaunched(story, 40)
+    story.send(Exited(story.at_ns, 2))
+    assert story.state.over and failed_start(story.state)
+
+
+@pytest.mark.parametrize("code", [0, -2, -15, 130])
+def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
+    """It had nothing left to do, or somebody ended it."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.send(Exited(story.at_ns, code))
+
+    assert story.state.over and not failed_start(story.state)
+    assert not story.kinds("verify", "failed")
+
+
+def test_a_start_whose_end_was_asked_for_did_not_fail(tell):
+    """Ctrl-C, which the job answers with a code of its own; or a word."""
+    data = {"signal": "SIGINT", "final": True}
+    asked = Noticed(0, "signal", "SIGINT was passed on", data=data)
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.send(asked)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.over and not failed_start(story.state)
+
+
+def test_a_first_launch_or_one_that_made_a_step_did_not_fail_to_start(tell):
+    """Its own result counts."""
+    story = tell()
+    story.send(Exited(story.at_ns, 2))
+    assert story.state.over and not failed_start(story.state)
+
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.frames(2.0)
+    story.send(Exited(story.at_ns, 2))
+    assert not failed_start(story.state) and not story.kinds("verify", "failed")
+
+
+def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
+    """Its end is its own, not the one of the job before it, and is not forgotten."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    action = story.kinds("intent")[-1].data["action"]["id"]
+    assert story.state.incident.run.args["attempt"] == 1
+    story.send(Launched(story.at_ns, 2, 1))
+    story.send(Exited(story.at_ns, 2))
+    assert not story.state.over
+    story.send(Finished(story.at_ns, action, True, {"pid": 2, "attempt": 1, "step": 40}))
+
+    assert story.state.over and failed_start(story.state)
+    assert not story.kinds("note", "relaunching")
+    assert "code 2 before its first step" in story.kinds("incident", "closed")[0].reason
