@@ -85,7 +85,13 @@ WAYS = {
     "c": lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1),
     "python": lambda: [list(map(lambda x: x, range(1000))) for _ in iter(int, 1)],
 }
+loader_is_in = threading.Event()
 def stuck_in_here(way):
+    if threading.current_thread() is threading.main_thread():
+        loader_is_in.wait()
+        print("up", flush=True)
+    else:
+        loader_is_in.set()
     WAYS[way]()
 def crowd():
     while True:
@@ -95,7 +101,6 @@ def crowd():
 threading.Thread(target=stuck_in_here, args=("sleep",), name="loader", daemon=True).start()
 if silent_in == "python":
     threading.Thread(target=crowd, daemon=True).start()
-print("up", flush=True)
 stuck_in_here(silent_in)
 """
 
