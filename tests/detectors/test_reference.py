@@ -1,8 +1,7 @@
 """Every detector of metrics against a slow and obvious one, which looks at the whole history again.
 
 The references keep no state between steps but the list of what came; they are written from the
-catalog page, not from the code. Gaps, steps that come twice or go back, NaN, infinities and absent
-samples are everywhere.
+catalog page, not from the code.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from supervise.core.shapes import NOTE
 from supervise.core.values import BREACH, OK, UNKNOWN
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.ratio import Ratio
@@ -22,66 +20,19 @@ from supervise.detectors.robust_z import RobustZ
 from supervise.detectors.threshold import Threshold
 from supervise.detectors.trend import BLOCKS, Trend
 
+from .reference import (
+    broken,
+    in_order,
+    is_known,
+    raw_readings,
+    readings,
+    run,
+    samples,
+    series,
+    smooth,
+)
+
 pytestmark = pytest.mark.slow
-
-usual = st.sampled_from([1.0, 2.0, 2.0, 3.0, 2.5, 1.5, 2.25, 8.0, 0.0, -1.0])
-smooth = st.floats(0.5, 4.0, allow_nan=False)
-broken = st.sampled_from([None, math.nan, math.inf, -math.inf])
-samples = st.one_of(usual, usual, smooth, smooth, smooth, st.sampled_from([30.0, 0.01]), broken)
-jumps = st.sampled_from([1] * 12 + [2, 6, 0, -4])
-
-
-def _events(sample, least=0, most=120):
-    def stepped(pairs):
-        events, step = [], 0
-        for jump, value in pairs:
-            step = max(0, step + jump)
-            events.append((step, value))
-        return events
-
-    return st.lists(st.tuples(jumps, sample), min_size=least, max_size=most).map(stepped)
-
-
-def _taken(events):
-    """Say for each event whether its step is newer than all steps before it."""
-    newest, taken = -1, []
-    for step, _ in events:
-        taken.append(step > newest)
-        newest = max(newest, step)
-    return taken
-
-
-def _known(value):
-    return value is not None and math.isfinite(value)
-
-
-def _readings(judged, need, of):
-    """From (raw, held) of every known sample, None for the others, to readings."""
-    readings, firing, counted = [], False, []
-    for item in judged:
-        if item is None:
-            readings.append(UNKNOWN)
-            continue
-        raw, held = item
-        counted.append(raw)
-        if sum(counted[-of:]) >= need:
-            firing = True
-        elif not held:
-            firing = False
-        readings.append(BREACH if firing else OK)
-    return readings
-
-
-def _run(detector, events):
-    watch = detector.start()
-    codes, raws, notes = [], [], []
-    for index, (step, value) in enumerate(events):
-        code = watch.feed(value, step)
-        codes.append(code & ~NOTE)
-        raws.append(watch.raw)
-        if code & NOTE:
-            notes.append(index)
-    return codes, raws, notes
 
 
 @given(st.lists(st.tuples(st.one_of(samples), samples), max_size=40))
@@ -97,7 +48,7 @@ def test_nonfinite(rows):
 
 @pytest.mark.parametrize("bound", ["gt", "gte", "lt", "lte"])
 @given(
-    events=_events(samples),
+    events=series(samples),
     clear=st.sampled_from([None, 0.5, 1.0]),
     quota=st.sampled_from([(1, 1), (3, 3), (2, 3), (3, 5)]),
 )
@@ -112,26 +63,26 @@ def test_threshold(bound, events, clear, quota):
     }[bound]
     release = 2.0 if clear is None else 2.0 - clear if bound.startswith("g") else 2.0 + clear
     judged = [
-        (beyond(value, 2.0), beyond(value, release)) if taken and _known(value) else None
-        for taken, (_, value) in zip(_taken(events), events, strict=True)
+        (beyond(value, 2.0), beyond(value, release)) if taken and is_known(value) else None
+        for taken, _, value in in_order(events)
     ]
     need, of = quota
     fields = {"for_": need} if need == of else {"m_of_n": quota}
 
-    codes, raws, _ = _run(
+    codes, raws, _ = run(
         Threshold("a", **{bound: 2.0}, clear=None if clear is None else release, **fields), events
     )
 
-    assert codes == _readings(judged, need, of)
-    assert raws == [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
+    assert codes == readings(judged, need, of)
+    assert raws == raw_readings(judged)
 
 
 def _robust_z(spec, events):
     """Judge each sample by the median and the MAD of the accepted ones before it."""
     window, since, notes, judged = [], [], [], []
-    for index, (taken, (_, value)) in enumerate(zip(_taken(events), events, strict=True)):
+    for index, (taken, _, value) in enumerate(in_order(events)):
         log = spec.transform == "log"
-        if not (taken and _known(value) and (value > 0 or not log)):
+        if not (taken and is_known(value) and (value > 0 or not log)):
             judged.append(None)
             continue
         x = math.log(value) if log else value
@@ -160,7 +111,7 @@ def _robust_z(spec, events):
 
 @pytest.mark.parametrize("transform", ["none", "log"])
 @given(
-    events=_events(samples, 20, 150),
+    events=series(samples, 20, 150),
     side=st.sampled_from(["high", "low", "both"]),
     gt=st.sampled_from([1.0, 2.0, 5.0]),
     clear=st.sampled_from([None, 0.5]),
@@ -186,10 +137,10 @@ def test_robust_z(transform, events, side, gt, clear, size, freeze, quota):
     )
     judged, rebaselined = _robust_z(spec, events)
 
-    codes, raws, notes = _run(spec, events)
+    codes, raws, notes = run(spec, events)
 
-    assert codes == _readings(judged, *quota)
-    assert raws == [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
+    assert codes == readings(judged, *quota)
+    assert raws == raw_readings(judged)
     assert notes == rebaselined
 
 
@@ -204,8 +155,8 @@ def _ratio(spec, events):
     everything, accepted, since, notes, judged = [], [], [], [], []
     bound = spec.gt if spec.gt is not None else spec.lt
     release = bound if spec.clear is None else spec.clear
-    for index, (taken, (_, value)) in enumerate(zip(_taken(events), events, strict=True)):
-        if not (taken and _known(value) and value >= 0):
+    for index, (taken, _, value) in enumerate(in_order(events)):
+        if not (taken and is_known(value) and value >= 0):
             judged.append(None)
             continue
         everything.append(value)
@@ -233,7 +184,7 @@ def _ratio(spec, events):
 
 @pytest.mark.parametrize("reference", [{"slow": 20}, {"ref": 9}])
 @given(
-    events=_events(samples, 10, 100),
+    events=series(samples, 10, 100),
     fast=st.sampled_from([1, 3]),
     bounds=st.sampled_from([{"gt": 1.737}, {"gt": 1.737, "clear": 1.213}, {"lt": 0.613}]),
     freeze=st.integers(1, 6),
@@ -245,30 +196,30 @@ def test_ratio(reference, events, fast, bounds, freeze, least):
     spec = Ratio("a", fast=fast, **reference, **bounds, freeze=freeze, min_=least)
     judged, rebaselined = _ratio(spec, events)
 
-    codes, raws, notes = _run(spec, events)
+    codes, raws, notes = run(spec, events)
 
-    assert codes == _readings(judged, 1, 1)
-    assert raws == [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
+    assert codes == readings(judged, 1, 1)
+    assert raws == raw_readings(judged)
     assert notes == rebaselined
 
 
 @given(
-    pairs=_events(st.one_of(smooth, smooth, smooth, broken), 40, 160),
+    pairs=series(st.one_of(smooth, smooth, smooth, broken), 40, 160),
     slope=st.sampled_from([0.0, 30.0, -30.0]),
     limit=st.sampled_from([{"slope_per_1k_gt": 11.3}, {"slope_per_1k_lt": -11.3}]),
 )
 @settings(max_examples=60, deadline=None)
 def test_trend(pairs, slope, limit):
     """Blocks cut from the list of known samples; the bound by rank from the sorted slopes."""
-    events = [(s, v if not _known(v) else v + slope * s / 1000) for s, v in pairs]
+    events = [(s, v if not is_known(v) else v + slope * s / 1000) for s, v in pairs]
     size = 2
     z = statistics.NormalDist().inv_cdf(0.9)
     pairs_of_blocks = BLOCKS * (BLOCKS - 1) // 2
     spread = math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
     rank = math.floor((pairs_of_blocks - z * spread) / 2)  # one-based
     known, expected, bound = [], [], math.nan
-    for taken, (step, value) in zip(_taken(events), events, strict=True):
-        if not (taken and _known(value)):
+    for taken, step, value in in_order(events):
+        if not (taken and is_known(value)):
             expected.append(UNKNOWN)
             continue
         known.append((step, value))

@@ -1,7 +1,6 @@
 """Sums, identities and curves against slow and obvious ones, which look at everything again.
 
-Written from the catalog pages, not from the code, in the manner of `test_reference`. Gaps, steps
-that come twice or go back, NaN, infinities and absent samples are everywhere.
+Written from the catalog pages, not from the code, in the manner of `test_reference`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from supervise.core.shapes import NOTE
 from supervise.core.values import BREACH, OK, UNKNOWN
 from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse
@@ -22,72 +20,22 @@ from supervise.detectors.cusum import Cusum
 from supervise.detectors.equal import Equal
 from supervise.detectors.paired import Paired
 
+from .reference import (
+    broken,
+    in_order,
+    is_known,
+    raw_readings,
+    readings,
+    run,
+    samples,
+    series,
+    smooth,
+)
+
 pytestmark = pytest.mark.slow
 
-usual = st.sampled_from([1.0, 2.0, 2.0, 3.0, 2.5, 1.5, 2.25, 8.0, 0.0, -1.0])
-smooth = st.floats(0.5, 4.0, allow_nan=False)
-broken = st.sampled_from([None, math.nan, math.inf, -math.inf])
-samples = st.one_of(usual, smooth, smooth, smooth, st.sampled_from([30.0, 0.01]), broken)
 few = st.sampled_from([1.0, 1.0, 1.25, 1.5, 2.0, None, None, math.nan])
 keys = st.sampled_from([7.0, 7.0, 7.0, 8.0, None, math.nan])
-jumps = st.sampled_from([1] * 12 + [2, 6, 0, -4])
-
-
-def _events(sample, least=0, most=120):
-    def stepped(pairs):
-        events, step = [], 0
-        for jump, value in pairs:
-            step = max(0, step + jump)
-            events.append((step, value))
-        return events
-
-    return st.lists(st.tuples(jumps, sample), min_size=least, max_size=most).map(stepped)
-
-
-def _taken(events):
-    """Return the events with True where the step is newer than all steps before it."""
-    newest, found = -1, []
-    for step, value in events:
-        found.append((step > newest, step, value))
-        newest = max(newest, step)
-    return found
-
-
-def _known(value):
-    return value is not None and math.isfinite(value)
-
-
-def _readings(judged, need, of):
-    """From (raw, held) of every known sample, None for the others, to readings."""
-    readings, firing, counted = [], False, []
-    for item in judged:
-        if item is None:
-            readings.append(UNKNOWN)
-            continue
-        raw, held = item
-        counted.append(raw)
-        if sum(counted[-of:]) >= need:
-            firing = True
-        elif not held:
-            firing = False
-        readings.append(BREACH if firing else OK)
-    return readings
-
-
-def _run(detector, events):
-    watch = detector.start()
-    codes, raws, notes = [], [], []
-    for index, (step, value) in enumerate(events):
-        code = watch.feed(value, step)
-        codes.append(code & ~NOTE)
-        raws.append(watch.raw)
-        if code & NOTE:
-            notes.append(index)
-    return codes, raws, notes
-
-
-def _raws(judged):
-    return [UNKNOWN if item is None else BREACH if item[0] else OK for item in judged]
 
 
 def _sum(history, k, ceiling):
@@ -101,9 +49,9 @@ def _sum(history, k, ceiling):
 def _cusum(spec, events):
     window, since, history, notes, judged = [], [], [], [], []
     fit, accepted = None, 0
-    for index, (taken, _, value) in enumerate(_taken(events)):
+    for index, (taken, _, value) in enumerate(in_order(events)):
         log = spec.transform == "log"
-        if not (taken and _known(value) and (value > 0 or not log)):
+        if not (taken and is_known(value) and (value > 0 or not log)):
             judged.append(None)
             continue
         x = math.log(value) if log else value
@@ -144,7 +92,7 @@ def _cusum(spec, events):
 
 @pytest.mark.parametrize("transform", ["none", "log"])
 @given(
-    events=_events(samples, 20, 150),
+    events=series(samples, 20, 150),
     side=st.sampled_from(["high", "low", "both"]),
     clear=st.sampled_from([None, 0.613]),
     size=st.sampled_from([(4, 2), (7, 3), (10, 10), (24, 5)]),
@@ -170,16 +118,16 @@ def test_cusum(transform, events, side, clear, size, freeze, quota):
     )
     judged, rebaselined = _cusum(spec, events)
 
-    codes, raws, notes = _run(spec, events)
+    codes, raws, notes = run(spec, events)
 
-    assert codes == _readings(judged, *quota)
-    assert raws == _raws(judged)
+    assert codes == readings(judged, *quota)
+    assert raws == raw_readings(judged)
     assert notes == rebaselined
 
 
 @pytest.mark.parametrize("to", ["first", "previous", 1.5, None])
 @given(
-    events=_events(st.tuples(few, few), 0, 60),
+    events=series(st.tuples(few, few), 0, 60),
     law=st.sampled_from(["constant", "nondecreasing", "increasing", "changing"]),
     slack=st.sampled_from([(0.0, 0.0), (0.25, 0.0), (0.0, 0.5), (0.1, 0.25)]),
     quota=st.sampled_from([(1, 1), (2, 2), (2, 3)]),
@@ -189,14 +137,14 @@ def test_equal(to, events, law, slack, quota):
     """Against the list of all known samples; all numbers here are exact in binary but one share."""
     law = law if isinstance(to, str) else "constant"
     known, judged = [], []
-    for taken, _, (value, other) in _taken(events):
-        if not (taken and _known(value)):
+    for taken, _, (value, other) in in_order(events):
+        if not (taken and is_known(value)):
             judged.append(None)
             continue
         reference = {"first": known[:1], "previous": known[-1:]}.get(to, [to])
         reference = reference if to is not None else [other]
         known.append(value)
-        if not reference or not _known(reference[0]):
+        if not reference or not is_known(reference[0]):
             judged.append(None)
             continue
         ref = reference[0]
@@ -218,10 +166,10 @@ def test_equal(to, events, law, slack, quota):
         m_of_n=quota,
     )
 
-    codes, raws, _ = _run(spec, events)
+    codes, raws, _ = run(spec, events)
 
-    assert codes == _readings(judged, *quota)
-    assert raws == _raws(judged)
+    assert codes == readings(judged, *quota)
+    assert raws == raw_readings(judged)
 
 
 def _line(knots, x):
@@ -235,7 +183,7 @@ def _line(knots, x):
 
 @pytest.mark.parametrize("transform", ["none", "log"])
 @given(
-    events=_events(samples, 10, 120),
+    events=series(samples, 10, 120),
     inner=st.lists(st.tuples(smooth, smooth), min_size=2, max_size=6),
     begin=st.integers(0, 20),
     count=st.sampled_from([1, 2, 7]),
@@ -261,9 +209,9 @@ def test_band(transform, events, inner, begin, count, side, clear, quota):
     )
     straight = [(x, math.log(a) if log else a, b) for x, a, b in knots]
     away, judged = [], []
-    for taken, step, value in _taken(events):
+    for taken, step, value in in_order(events):
         here = _line(straight, step)
-        if not (taken and here and _known(value) and (value > 0 or not log)):
+        if not (taken and here and is_known(value) and (value > 0 or not log)):
             judged.append(None)
             continue
         away.append((math.log(value) if log else value) - here[0])
@@ -277,15 +225,15 @@ def test_band(transform, events, inner, begin, count, side, clear, quota):
         assume(abs(z - 0.913) > 1e-9 and abs(z - release) > 1e-9)
         judged.append((z > 0.913, z > release))
 
-    codes, raws, _ = _run(spec, events)
+    codes, raws, _ = run(spec, events)
 
-    assert codes == _readings(judged, *quota)
-    assert raws == _raws(judged)
+    assert codes == readings(judged, *quota)
+    assert raws == raw_readings(judged)
 
 
 @pytest.mark.parametrize("key", [None, "k"])
 @given(
-    events=_events(st.tuples(few, keys), 0, 80),
+    events=series(st.tuples(few, keys), 0, 80),
     bounds=st.sampled_from(
         [{"gt": 0.2}, {"gt": 0.2, "rel_gt": 0.3}, {"rel_gt": 0.15}, {"lt": -0.6, "gt": 0.7}]
     ),
@@ -297,11 +245,11 @@ def test_band(transform, events, inner, begin, count, side, clear, quota):
 def test_paired(key, events, bounds, settle, stands, quota):
     """Against the list of the evaluations since the key last changed."""
     now, own, counted, standing, at, expected = None, [], [], UNKNOWN, -1, []
-    for taken, step, (value, name) in _taken(events):
+    for taken, step, (value, name) in in_order(events):
         if not taken:
             expected.append(UNKNOWN)
             continue
-        if key and _known(name) and name != now:
+        if key and is_known(name) and name != now:
             now, own, counted, standing = name, [], [], UNKNOWN
         if value is None:
             if stands is not None and step - at > stands:
@@ -309,7 +257,7 @@ def test_paired(key, events, bounds, settle, stands, quota):
             expected.append(standing)
             continue
         at, standing = step, UNKNOWN
-        if _known(value) and (not key or now is not None):
+        if is_known(value) and (not key or now is not None):
             if len(own) > settle:
                 rise, share = value - own[-1], (value - own[-1]) / own[-1]
                 rose = rise > bounds.get("gt", -9) and share > bounds.get("rel_gt", -9)
@@ -321,13 +269,13 @@ def test_paired(key, events, bounds, settle, stands, quota):
         expected.append(standing)
     spec = Paired("a", key=key, settle=settle, stands=stands, m_of_n=quota, **bounds)
 
-    codes, _, _ = _run(spec, events)
+    codes, _, _ = run(spec, events)
 
     assert codes == expected
 
 
 @given(
-    events=_events(st.one_of(smooth, smooth, smooth, smooth, broken), 60, 140),
+    events=series(st.one_of(smooth, smooth, smooth, smooth, broken), 60, 140),
     align=st.sampled_from([(0.1, 0.4), (0.05, 0.6)]),
     count=st.sampled_from([1, 5]),
     lasting=st.sampled_from([0.0, 0.02, 0.05]),
@@ -350,10 +298,10 @@ def test_collapse(events, align, count, lasting, clear):
     )
     known, expected, firing = [], [], False
     above = None
-    for taken, step, value in _taken(events):
+    for taken, step, value in in_order(events):
         x = (step + 1) / total
         here = _line(knots, x)
-        if not (taken and here and _known(value)):
+        if not (taken and here and is_known(value)):
             expected.append(UNKNOWN)
             continue
         known.append((x, value, here[0]))
@@ -380,6 +328,6 @@ def test_collapse(events, align, count, lasting, clear):
             firing = firing and rest > clear * bound
         expected.append(BREACH if firing else OK)
 
-    codes, _, _ = _run(spec, events)
+    codes, _, _ = run(spec, events)
 
     assert codes == expected

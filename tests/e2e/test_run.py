@@ -178,6 +178,8 @@ def impatient(tmp_path):
             "use: [hang]\n"
             "override:\n"
             f"  hang.stalled: {{after: {{min: {seconds}s, p99_multiple: 8}}}}\n"
+            "runbooks:\n"
+            "  stop-and-page: [snapshot, notify, {stop: {grace: 2s, if_idle: 2s}}]\n"
         )
         return str(policy)
 
