@@ -69,20 +69,26 @@ def listen(marks: str) -> None:
     Python 3.11, to a thread that calls from C into Python; those of a thread that ends, alike).
     Signals that the job handles itself are left to it, and nobody is asked outside the main thread.
     """
-    if {signal.getsignal(STACKS), signal.getsignal(MAIN_STACK)} != {signal.SIG_DFL}:
+    before: Any = signal.getsignal(STACKS)
+    inherited = getattr(before, "func", None) is _answer
+    if inherited and before.args[1] == os.getpid():
+        return
+    if not inherited and {before, signal.getsignal(MAIN_STACK)} != {signal.SIG_DFL}:
         return
     path = os.path.join(marks, f"stacks.{os.getpid()}.txt")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        signal.signal(STACKS, partial(_answer, fd))
+        signal.signal(STACKS, partial(_answer, fd, os.getpid()))
         signal.siginterrupt(STACKS, False)  # C code of the job may not know of EINTR
         faulthandler.register(MAIN_STACK, file=fd, all_threads=False, chain=False)
     except (OSError, RuntimeError, ValueError):  # then a hang has the kernel's view only
         return
 
 
-def _answer(fd: int, signum: int, frame: Any) -> None:
+def _answer(fd: int, pid: int, signum: int, frame: Any) -> None:
     """Here this thread has the interpreter's lock: the frames of all others are whole."""
+    if pid != os.getpid():  # a fork of the one that listens
+        return
     try:
         faulthandler.dump_traceback(fd, all_threads=True)
         os.write(fd, ALL_TOLD)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +47,37 @@ def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
         assert stacks.ask(job.pid, tmp_path, timeout_s=30.0).count("in stuck_in_here") == 2
 
     assert job.poll() is None
+
+
+FORKED = """
+import os, sys, time
+from supervise_probe import evidence
+evidence.listen(sys.argv[1])
+if os.fork() == 0:
+    evidence.listen(sys.argv[1])
+    evidence.listen(sys.argv[1])  # each training of a process does
+    print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_was_forked_listens_for_itself(tmp_path):
+    """It has its own file, and one more descriptor than the one that it came from."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        child = int(job.stdout.readline())
+        try:
+            of_child = stacks.ask(child, tmp_path, timeout_s=30.0)
+            of_parent = stacks.ask(job.pid, tmp_path, timeout_s=30.0)
+            opened = [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (child, job.pid)]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            job.kill()
+
+    assert opened[0] == opened[1] + 1
+    assert (of_child.count("line 8 in"), of_parent.count("line 9 in")) == (1, 1), of_child
 
 
 def test_a_busy_main_thread_that_got_no_cpu_is_not_asked_again(hung, tmp_path):
