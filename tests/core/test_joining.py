@@ -13,7 +13,7 @@ from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.threshold import Threshold
 
 from .conftest import Above, messages, rule_on, save
-from .test_life import AGAIN, Again, crashing, relaunched
+from .crashes import AGAIN, Again, crashing, relaunched
 
 NAMES = ("train_loss_raw", "grad_global_norm", "update_norm", "step_time", "update_skipped")
 NAN = float("nan")

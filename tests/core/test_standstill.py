@@ -10,7 +10,7 @@ from supervise.core.values import Beat, Exited, Finished, Tick
 from supervise.detectors.absence import Absence
 
 from .conftest import SECOND, Above, messages, rule_on
-from .test_life import crashing, relaunched
+from .crashes import crashing, relaunched
 
 STALLED = {"stalled": Absence(after={"min": 30.0})}
 

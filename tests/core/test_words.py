@@ -7,7 +7,7 @@ import pytest
 from supervise.core.rule import Budget, Ladder
 from supervise.core.values import Exited, Finished, Noticed
 
-from .test_life import crashing, relaunched
+from .crashes import crashing, relaunched
 
 
 def held(tell, **more):
