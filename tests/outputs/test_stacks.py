@@ -26,6 +26,7 @@ def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
     assert job.poll() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent_in", ["lock", "c"])
 def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path, silent_in):
     """Asleep or busy, Python does not run: only then frames are read from a signal handler."""
@@ -39,6 +40,7 @@ def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path, sile
     assert job.poll() is None
 
 
+@pytest.mark.slow
 def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
     """Reading its frames as they change, and those of threads that end, would kill it."""
     job = hung(tmp_path, "python")
