@@ -23,14 +23,21 @@ def sleeper() -> Iterator[Callable[[Mapping[str, str]], int]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(environ: Mapping[str, str]) -> int:
-        popen = subprocess.Popen(["sleep", "60"], env={**os.environ, **environ})
+        """It speaks once it runs: a process that is being started has no environment yet."""
+        popen = subprocess.Popen(
+            ["sh", "-c", "echo; read -r _"],
+            env={**os.environ, **environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         started.append(popen)
+        assert popen.stdout is not None and popen.stdout.readline()
         return popen.pid
 
     yield start
     for popen in started:
         popen.kill()
-        popen.wait()
+        popen.communicate()
 
 
 @pytest.fixture
