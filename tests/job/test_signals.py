@@ -80,11 +80,11 @@ def test_the_third_kills_the_whole_tree(wrapped, job_pid, eventually):
 def test_term_reaches_the_job_but_not_its_workers(wrapped):
     """A job that saves a checkpoint on TERM still has its data workers while it does."""
     code = (
-        "import signal, subprocess, sys, time\n"
+        "import os, signal, subprocess, sys, time\n"
         "worker = subprocess.Popen(['sleep', '60'])\n"
         "def save(*_):\n"
-        "    time.sleep(0.2); print(worker.poll(), flush=True); worker.kill(); sys.exit(7)\n"
-        "signal.signal(signal.SIGTERM, save); print('on', flush=True); time.sleep(60)\n"
+        "    time.sleep(0.2); os.write(1, b'%r\\n' % worker.poll()); worker.kill(); sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, save); os.write(1, b'on\\n'); time.sleep(60)\n"
     )
     popen = wrapped(PYTHON, "-c", code)
     assert popen.stdout.readline() == "on\n"
