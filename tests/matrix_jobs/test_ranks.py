@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = '''
 import hashlib, warnings
-import torch.distributed as dist
+import torch.distributed as dist, torch.distributed.nn  # else it keeps the group
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
