@@ -110,6 +110,16 @@ def test_a_headline_names_what_breached():
     assert headline({"stalled": silent}, "x") == "no step for 130 s (limit 120 s)"
 
 
+def test_a_headline_says_why_a_value_within_its_limit_is_in_breach():
+    """It was beyond it, and is not past `clear` yet."""
+    held = {"code": "BREACH", "metric": "tokens_per_sec", "value": 8.9e4, "ratio": 0.879}
+    numbers = {"fewer": {**held, "threshold": 0.8, "clear": 0.9}}
+
+    assert headline(numbers, "x") == (
+        "tokens_per_sec 8.9e+04, 0.879 times its past (limit 0.8, clear 0.9)"
+    )
+
+
 def test_a_headline_says_what_is_compared_with_the_limit():
     """A sum of deviations beside its limit, not the last deviation; of a trend never its slope."""
     creeping = {"code": "BREACH", "metric": "loss", "value": 3.2, "z": 1.6, "sum": 8.1}

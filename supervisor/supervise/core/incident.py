@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import wording
 from .action import Action
 from .band import Band
 from .happened import Happened
@@ -205,7 +206,8 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
             if isinstance(reading.get(key), float):
                 text = f"{metric} {reading.get('last_block', reading['value']):.4g}"
                 text += f", {form.format(reading[key])}" if form else ""
-                text += f" (limit {limit:g})" if isinstance(limit, (int, float)) else ""
+                bounded = isinstance(limit, (int, float))
+                text += f" ({wording.limit(reading[key], reading)})" if bounded else ""
                 parts.append(text)
                 break
     nonfinite = [name for reading in numbers.values() for name in reading.get("nonfinite", ())]

@@ -54,6 +54,15 @@ def measured(numbers: Mapping[str, Any]) -> tuple[str, Any]:
     return key, numbers.get(key)
 
 
+def limit(measure: Any, numbers: Mapping[str, Any]) -> str:
+    """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
+    text = f"limit {number(numbers.get('threshold'))}"
+    found, bound, clear = map(finite, (measure, numbers.get("threshold"), numbers.get("clear")))
+    if found is None or bound is None or clear is None or bound == clear:
+        return text
+    return f"{text}, clear {number(clear)}" if (found - bound) * (found - clear) <= 0 else text
+
+
 def baseline(numbers: Mapping[str, Any]) -> str:
     """Return "baseline 2.31 +- 0.02 over steps 120..247 (128 samples)"; "" when there is none."""
     level = next((numbers[k] for k in ("median", "reference", "level") if k in numbers), None)
@@ -92,7 +101,7 @@ def reading(numbers: Mapping[str, Any]) -> str:
     elif key != "value" and found is not None:
         parts.append(MEASURES.get(key, "share {}").format(number(found)))
     if "threshold" in numbers:
-        parts[-1] += f" (limit {number(numbers['threshold'])})"
+        parts[-1] += f" ({limit(found, numbers)})"
     if of := numbers.get("of", 1):
         parts += [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
     rest = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _plain(v)]
