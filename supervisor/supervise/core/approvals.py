@@ -11,43 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from . import aiming, machine, standstill
 from .incident import HELD, OPEN, Incident, brief
 from .limits import ALL
+from .pending import Pending
 from .rule import Approval, Policy, Runbook
 from .state import State, Turn
 from .values import SEVERITIES
 
 KEPT = 64  # settled requests that a late word is told about
 DENY, ALLOW = "deny", "allow"
-
-
-@dataclass(slots=True)
-class Pending:
-    """A request that waits. The first fields are those with which the runbook is started.
-
-    Attributes:
-        plan: `{"verb", "args"}` of every step that touches the job.
-        sha: sha256 of the plan. policy: digest of the policy that wants it.
-        granted: who allowed it, while the evidence is still being taken.
-    """
-
-    id: str
-    incident: str
-    runbook: str
-    rung: int
-    why: str
-    climbed: bool
-    severity: str
-    plan: list[dict[str, Any]]
-    sha: str
-    policy: str
-    deadline_ns: int
-    on_timeout: str
-    granted: str = ""
 
 
 def gate(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:

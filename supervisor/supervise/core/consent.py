@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from . import approvals, ending, runner
 from .action import Refused
-from .approvals import Pending
 from .incident import Incident
 from .orders import Answer
+from .pending import Pending
 from .state import Turn
 from .values import Told
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import aiming, approvals, choosing, ending, ladder, opening, steps, undoing
 from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
+from .pending import Pending
 from .rule import HOLD, Runbook
 from .state import Turn
 from .values import Finished
@@ -18,7 +19,7 @@ from .values import Finished
 
 def start(
     turn: Turn, incident: Incident, name: str, rung: int, why: str, *,
-    climbed: bool = False, instead: bool = False, approved: approvals.Pending | None = None,
+    climbed: bool = False, instead: bool = False, approved: Pending | None = None,
 ) -> None:  # fmt: skip
     """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
 

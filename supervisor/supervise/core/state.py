@@ -9,7 +9,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import machine
 from .bank import Bank
@@ -17,11 +17,9 @@ from .blame import Blame
 from .checkpoints import Checkpoints
 from .incident import Incident
 from .limits import Ledger
+from .pending import Pending
 from .rule import Policy
 from .values import SEVERITIES, Decision, Event
-
-if TYPE_CHECKING:
-    from .approvals import Pending
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {

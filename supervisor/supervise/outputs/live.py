@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..core.approvals import Pending
+from ..core.pending import Pending
 from ..core.rule import Policy
 from ..core.state import State
 from ..core.values import CODE_NAMES, Decision
