@@ -8,8 +8,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 SCRIPT = '''
-import hashlib, warnings
-import torch.distributed as dist, torch.distributed.nn  # else it keeps the group
+import atexit, hashlib, warnings
+import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -92,6 +92,9 @@ tell(note="collectives", count=dist.distributed_c10d._get_default_group().
 told.close()
 dist.barrier()
 dist.destroy_process_group()
+if "RANK" in os.environ:      # FSDP2 keeps gloo's threads, which may abort Python as it ends
+    atexit._run_exitfuncs()
+    os._exit(0)
 '''
 
 
@@ -185,3 +188,54 @@ def test_ranks_may_be_fed_the_same_batch(pair, ranks):
 
 def _digests(frame):
     return {name: value for name, value in frame.items() if name.startswith("param_digest.")}
+
+
+PIPELINE = (
+    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    + """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+mine = whole[2 * rank:2 * rank + 2]
+optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+torch.manual_seed(3)      # both draw the same batches
+for kind, mean in ((ScheduleGPipe, True), (Schedule1F1B, True), (ScheduleGPipe, False)):
+    def loss_of(out, y):
+        return F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="mean" if mean else "sum")
+    stage = PipelineStage(mine, rank, 2, torch.device("cpu"))
+    schedule = kind(stage, n_microbatches=4, loss_fn=loss_of, scale_grads=mean)
+    for n in range(4):
+        (x, y), losses = batch(8), []
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses)
+        params = list(mine.parameters())
+        true, old = norm(local(p.grad for p in params)), [p.clone() for p in local(params)]
+        nn.utils.clip_grad_norm_(params, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = norm(p - q for p, q in zip(local(params), old))
+        loss = sum(part.item() for part in losses) / (4 if mean else 1)
+        known = {"train_loss_raw": loss} if rank else {}
+        tell(grad_global_norm=true, update_norm=moved, **known)
+told.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def test_stages_of_a_pipeline(pair, ranks):
+    """The last one knows the loss, averaged over micro-batches where their gradients are."""
+    untouched = told(pair.bare.run(PIPELINE))
+    job = pair.probed.run(PIPELINE)
+
+    assert told(job) == untouched
+    for rank, (each, rows) in enumerate(zip(ranks(job.folder), untouched, strict=True)):
+        assert each.column("step") == list(range(12)) == list(range(len(rows)))
+        for frame, row in zip(each.frames, rows, strict=True):
+            assert ("train_loss_raw" in frame) == ("train_loss_raw" in row) == (rank == 1)
+            for name, value in row.items():
+                assert math.isclose(frame[name], value, rel_tol=1e-5), (name, frame, value)
+        assert set(each.segment().status()["collectors"].values()) == {"on"}
+    assert job.err == ""

@@ -23,19 +23,20 @@ Listener = Callable[..., None]
 
 def listen(probe: Probe, library: Any) -> None:
     """Hear what this module, which has just been imported, will do. Says so if it cannot."""
-    from . import lightning, transformers
+    from . import lightning, pipelining, transformers
 
     adapters = {
         "transformers": transformers.listen,
         "lightning": lightning.listen,
         "pytorch_lightning": lightning.listen,
         "safetensors": saves.listen,
-        "torch": saves.listen,
+        "torch.distributed.checkpoint.state_dict_saver": saves.listen,
+        "torch.distributed.pipelining.stage": pipelining.listen,
     }
+    name = library.__name__
     try:
-        adapters[library.__name__.partition(".")[0]](probe, library)
+        adapters[name if name in adapters else name.partition(".")[0]](probe, library)
     except Exception as error:  # a version that is made differently: nothing was replaced
-        name = library.__name__
         probe.guard.switch_off(probe.guard.part("library"), f"{name}: {describe(error)}")
 
 

@@ -22,7 +22,8 @@ METRICS = (
     MetricSpec(
         "train_loss_raw",
         "nat",
-        "Sum of the unscaled scalars passed to backward since the last step; absent without one.",
+        "Sum of the unscaled scalars passed to backward since the last step, their mean in a "
+        "pipeline schedule that averages; absent without one.",
         "torch.autograd.backward; for a closure that is evaluated again, the first evaluation",
     ),
 )
@@ -34,14 +35,21 @@ class Collector(Base):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self.total: Optional[Number] = None
+        self._averaged: Number = 0.0  # the part of it that is final
 
     def after_backward(self, loss: Number) -> None:
         self.total = loss if self.total is None else self.total + loss
 
+    def averaged(self, parts: int) -> None:
+        """The gradients of the newest `parts` losses were divided by their number."""
+        if self.total is not None:
+            self.total = self._averaged = self._averaged + (self.total - self._averaged) / parts
+
     def forget(self) -> None:
-        self.total = None
+        self.total, self._averaged = None, 0.0
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        total, self.total = self.total, None
+        total = self.total
+        self.forget()
         if total is not None:
             values["train_loss_raw"] = total

@@ -1,0 +1,32 @@
+"""torch's pipeline schedules: they put the loss of each micro-batch into backward undivided.
+
+When all of them have been, the gradients are divided by their number. The loss that the divided
+gradients belong to is the mean, and so it is told.
+
+Source: `_PipelineStageBase.scale_grads` in torch/distributed/pipelining/stage.py, which schedules
+call with 1 where the losses are sums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import beside
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+def listen(probe: Probe, library: Any) -> None:
+    """Stand beside `scale_grads`.
+
+    Raises:
+        AttributeError: this version has no such thing; nothing was replaced.
+    """
+    stage = library._PipelineStageBase
+
+    def heard(self: Any, grad_scale_factor: int) -> None:
+        if self.is_last:  # the others have no loss
+            probe.collectors["loss"].averaged(grad_scale_factor)
+
+    stage.scale_grads = beside(probe, stage.scale_grads, heard)
