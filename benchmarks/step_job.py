@@ -35,6 +35,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed.nn  # imported later, its default arguments would hold the group for good
 from floor import Floor
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano" / "train.py"
@@ -154,6 +155,8 @@ def loop(kind: str, sequences: int, turns: Turns, floor: Floor | None) -> None:
         turns.end()
         number += 1
     if kind == "ddp":
+        torch.distributed.barrier()  # gloo may abort a process that leaves while others are at work
+        del step  # the model in it holds on to the group, whose threads must end before Python does
         torch.distributed.destroy_process_group()
 
 
