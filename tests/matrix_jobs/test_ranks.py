@@ -239,3 +239,52 @@ def test_stages_of_a_pipeline(pair, ranks):
                 assert math.isclose(frame[name], value, rel_tol=1e-5), (name, frame, value)
         assert set(each.segment().status()["collectors"].values()) == {"on"}
     assert job.err == ""
+
+
+SHARDS = (
+    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    + """
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+warnings.simplefilter("ignore")
+cpu = {"device_id": torch.device("cpu")}
+for wrap in (
+    lambda module: FullyShardedDataParallel(module, **cpu),
+    lambda module: FullyShardedDataParallel(module, use_orig_params=True, **cpu),
+    fully_shard,
+):
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(1 + rank)
+    for n in range(3):
+        x, y = batch(2)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        if isinstance(model, FullyShardedDataParallel):
+            total = model.clip_grad_norm_(0.5)
+        else:
+            total = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()
+        optimizer.step()
+        optimizer.zero_grad()
+        tell(train_loss_raw=loss.item(), total=total.item())
+told.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def test_the_norms_of_shards_add_up(pair, ranks):
+    """FSDP in its first version, in both forms, and in its second; as each of them clips."""
+    untouched = told(pair.bare.run(SHARDS))
+    job = pair.probed.run(SHARDS)
+    frames = [each.frames for each in ranks(job.folder)]
+
+    assert told(job) == untouched
+    assert [len(each) for each in frames] == [9, 9]
+    for both, rows in zip(zip(*frames, strict=True), zip(*untouched, strict=True), strict=True):
+        total = math.hypot(*(frame["grad_global_norm"] for frame in both))
+        assert math.isclose(total, rows[0]["total"], rel_tol=1e-5)
+        for frame, row in zip(both, rows, strict=True):
+            assert math.isclose(frame["train_loss_raw"], row["train_loss_raw"], rel_tol=1e-5)

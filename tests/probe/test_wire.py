@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import random
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import supervise_probe
 from supervise_probe import wire
 from supervise_probe.writer import Writer
 
@@ -271,11 +269,3 @@ def test_bytes_that_are_not_json_are_refused(raw):
     """Garbage behind a good checksum is one clear error, however deep or long."""
     with pytest.raises(wire.WireError, match="not JSON"):
         wire.from_json(raw)
-
-
-@pytest.mark.parametrize("module", ["wire", "spec", "writer", "mailbox", "fit"])
-def test_the_probe_speaks_python_3_9(module):
-    """The job's interpreter may be older than ours."""
-    path = Path(supervise_probe.__file__).with_name(f"{module}.py")
-
-    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))

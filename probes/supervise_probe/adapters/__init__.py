@@ -23,7 +23,7 @@ Listener = Callable[..., None]
 
 def listen(probe: Probe, library: Any) -> None:
     """Hear what this module, which has just been imported, will do. Says so if it cannot."""
-    from . import lightning, pipelining, transformers
+    from . import fsdp, lightning, pipelining, transformers
 
     adapters = {
         "transformers": transformers.listen,
@@ -31,6 +31,7 @@ def listen(probe: Probe, library: Any) -> None:
         "pytorch_lightning": lightning.listen,
         "safetensors": saves.listen,
         "torch.distributed.checkpoint.state_dict_saver": saves.listen,
+        "torch.distributed.fsdp.fully_sharded_data_parallel": fsdp.listen,
         "torch.distributed.pipelining.stage": pipelining.listen,
     }
     name = library.__name__
@@ -40,10 +41,15 @@ def listen(probe: Probe, library: Any) -> None:
         probe.guard.switch_off(probe.guard.part("library"), f"{name}: {describe(error)}")
 
 
-def beside(probe: Probe, original: Callable[..., Any], heard: Listener) -> Callable[..., Any]:
-    """Return a function that calls `heard` with the same arguments, and then `original`."""
+def beside(
+    probe: Probe, original: Callable[..., Any], heard: Listener, name: str = "library"
+) -> Callable[..., Any]:
+    """Return a function that calls `heard` with the same arguments, and then `original`.
 
-    part = probe.guard.part("library")
+    Args:
+        name: of the part of the probe whose numbers are wrong if `heard` fails.
+    """
+    part = probe.guard.part(name)
 
     def hear(args: Any, kwargs: Any) -> None:
         heard(*args, **kwargs)

@@ -4,7 +4,7 @@ When all of them have been, the gradients are divided by their number. The loss 
 gradients belong to is the mean, and so it is told.
 
 Source: `_PipelineStageBase.scale_grads` in torch/distributed/pipelining/stage.py, which schedules
-call with 1 where the losses are sums.
+call with 1 where the losses are sums. A version without it divides nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 
 def listen(probe: Probe, library: Any) -> None:
-    """Stand beside `scale_grads`.
+    """Stand beside `scale_grads`, where there is one.
 
     Raises:
-        AttributeError: this version has no such thing; nothing was replaced.
+        AttributeError: this version has no such stage; nothing was replaced.
     """
     stage = library._PipelineStageBase
+    if not hasattr(stage, "scale_grads"):
+        return
 
     def heard(self: Any, grad_scale_factor: int) -> None:
         if self.is_last:  # the others have no loss
             probe.collectors["loss"].averaged(grad_scale_factor)
 
-    stage.scale_grads = beside(probe, stage.scale_grads, heard)
+    stage.scale_grads = beside(probe, stage.scale_grads, heard, "loss")

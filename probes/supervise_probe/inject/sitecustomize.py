@@ -31,6 +31,7 @@ LIBRARIES = (  # modules whose library knows more than torch, or saves; see `ada
     "pytorch_lightning.trainer.trainer",
     "safetensors.torch",
     "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
     "torch.distributed.pipelining.stage",
 )
 

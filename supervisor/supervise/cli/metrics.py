@@ -12,8 +12,8 @@ from ..errors import UsageError
 ORDER = """\
 Frame t holds what optimizer step t saw, in this order: loss(t) -> grad(t) -> update(t). The update
 of step t shows in the loss of frame t+1. What is copied from an accelerator is published one step
-late, in the frame of the step that it belongs to. Where parameters are sharded, a rank's norms are
-those of its shard: their squares add up over the ranks."""
+late, in the frame of the step that it belongs to. Under FSDP a rank's norms are those
+of its shard; their squares add up over the ranks."""
 
 _MEASURED = {
     "probe": "by the probe",

@@ -1,0 +1,36 @@
+"""torch's first FSDP: it clips by a method of its own, which no function of torch.nn.utils sees.
+
+As for every sharded clip, what is told is the norm of this rank's shard before it.
+
+Source: `clip_grad_norm_` in torch/distributed/fsdp/fully_sharded_data_parallel.py; without shards
+it calls that of torch.nn.utils.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import beside
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+def listen(probe: Probe, library: Any) -> None:
+    """Stand beside `clip_grad_norm_`.
+
+    Raises:
+        AttributeError: this version has no such thing; nothing was replaced.
+    """
+    wrapper = library.FullyShardedDataParallel
+
+    def heard(self: Any, *_: Any, **__: Any) -> None:
+        if not any(handle.uses_sharded_strategy for handle in self._all_handles):
+            return
+        params = list(self.parameters())
+        if probe.sampling.due("gradients"):
+            before = probe.collectors["groups"].before_clip
+            probe.sampling.run("gradients", probe.without_grad, before, params)
+        probe.collectors["gradient"].saw_clip(params, None)
+
+    wrapper.clip_grad_norm_ = beside(probe, wrapper.clip_grad_norm_, heard, "gradient")
