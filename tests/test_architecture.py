@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("supervisor", "probes", "examples", "benchmarks", "tests")
-MAX_FILE = 300
+MAX_FILE = 500
 MAX_FUNCTION = 60
 
 # What a layer may import besides itself and `errors`. Prefixes; the first path component below
@@ -303,7 +303,7 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise_offline.x", "import torch", "imports torch; what torch can do comes as an"),
         ("supervise_offline.x", "match 1:\n  case _: pass", "is not Python 3.9"),
         ("supervise.app", "def f():\n" + " x\n" * 60, "app.py:1 f() has 61 lines of its own"),
-        ("supervise.app", "#\n" * 301, "app.py has 301 lines, more than 300"),
+        ("supervise.app", "#\n" * 501, "app.py has 501 lines, more than 500"),
         ("supervise.app", "x = 1", "app.py has no docstring"),
     ],
 )
