@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import trainings
+from supervise.core import withdrawal
 from supervise.core.replay import decisions, record
 from supervise.core.rule import Ladder, Runbook
 from supervise.core.values import Announced, Exited, Finished, Frame, Launched
@@ -151,7 +151,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story.frames(8.0, 8.0)
     (waiting,) = story.actions()
     another(story)
-    assert trainings.withdrawn(story.state)
+    assert withdrawal.withdrawn(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.frames(8.0, times=3)
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["over:inc-1"]
@@ -160,7 +160,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
 
     assert [d.data["action"]["id"] for d in story.kinds("abort")] == [waiting]
     assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
-    assert not trainings.withdrawn(story.state)
+    assert not withdrawal.withdrawn(story.policy, story.state)
     story.frames(8.0)
     assert story.actions() == [waiting, "inc-2/1/0-reach"]
     assert not [one for one in story.actions() if "undo" in one]
@@ -217,7 +217,7 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     assert any("not done for anna" in told["title"] for told in messages(story))
     assert story.actions() == [waiting, "inc-2/1/0-stop"]
     another(story, segment=10)
-    assert not trainings.withdrawn(story.state)
+    assert not withdrawal.withdrawn(story.policy, story.state)
     story.send(Finished(story.at_ns, "inc-2/1/0-stop", True, {"exit_code": 75}))
     story.send(Exited(story.at_ns, -15))
     assert story.state.over
@@ -299,7 +299,7 @@ def test_what_stands_is_taken_back_from_the_next_training(begun, error):
     story.send(Finished(story.at_ns, "inc-1/1/0-reach", True, {"ack_step": story.step}))
     another(story)
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    assert not trainings.withdrawn(story.state)
+    assert not withdrawal.withdrawn(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.send(Finished(story.at_ns, UNDO, error is None, {}, error))
     story.frames(2.0, times=5)

@@ -211,6 +211,27 @@ def test_training_that_moves_to_another_thread_is_no_hang(supervise, impatient, 
     assert run.actions == [] and run.severities == set()
 
 
+def test_a_job_that_goes_on_after_a_stall_is_not_stopped(supervise, impatient, tmp_path):
+    """It stood still for longer than the limit, and trains again before the stop is due."""
+    job = tmp_path / "stalls.py"
+    job.write_text(
+        "import time, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(140):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(2, 4)).pow(2).mean().backward()\n"
+        "    optimizer.step()\n"
+        "    time.sleep(4.5 if step == 40 else 0.05)\n"
+        "print('done')\n"
+    )
+    run = supervise.run("--policy", impatient(3), job=[sys.executable, str(job)], name="stalled")
+
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+    assert run.kinds("rule", "fired"), "it was no stall at all"
+    assert run.kinds("abort", "withdrawn")
+
+
 def test_a_hang_is_stopped_with_evidence(supervise, tiny_job, impatient):
     """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78.
 

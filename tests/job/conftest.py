@@ -221,14 +221,16 @@ def looping() -> Iterator[Callable[..., None]]:
     ended = threading.Event()
     threads: list[threading.Thread] = []
 
-    def run(control: Any, process: Process, withdrawn: bool) -> None:
+    def run(control: Any, process: Process, withdrawn: str, standstill: bool) -> None:
         while not ended.is_set():
             process.poll()
-            control.pump(time.monotonic_ns(), withdrawn=withdrawn)
+            control.pump(time.monotonic_ns(), withdrawn=withdrawn, standstill=standstill)
             time.sleep(0.002)
 
-    def begin(control: Any, process: Process, *, withdrawn: bool = False) -> None:
-        threads.append(threading.Thread(target=run, args=(control, process, withdrawn)))
+    def begin(
+        control: Any, process: Process, *, withdrawn: str = "", standstill: bool = False
+    ) -> None:
+        threads.append(threading.Thread(target=run, args=(control, process, withdrawn, standstill)))
         threads[-1].start()
 
     yield begin

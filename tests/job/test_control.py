@@ -10,6 +10,7 @@ import pytest
 
 from supervise.errors import ActionError, SegmentError
 from supervise.job.control import Control
+from supervise.job.working import suspended
 
 PYTHON = sys.executable
 LR = {"value": 0.5, "rewarm_steps": 0}
@@ -235,7 +236,7 @@ def test_relaunch_goes_to_the_relauncher(controlled):
 def test_what_is_withdrawn_does_not_reach_the_job(controlled, fake_rank, ask):
     """The training that it was for is over: the one in its place is not touched."""
     rank = fake_rank()
-    control = controlled(rank, withdrawn=True)
+    control = controlled(rank, withdrawn="the training that it was for is over")
 
     with pytest.raises(ActionError, match="the training that it was for is over") as raised:
         ask(control)
@@ -300,6 +301,30 @@ def test_a_job_that_cannot_be_asked_gets_term(controlled, fake_rank, answer, sil
     assert seen["interrupt"] == said
     assert (seen["how"], seen["returncode"]) == ("term", -signal.SIGTERM)
     assert seen["exit_code"] == 75
+
+
+def test_a_job_that_stands_still_is_not_asked_at_a_boundary(controlled, fake_rank):
+    """One that comes to a boundary does not stand still: no order of ours may wait for it there."""
+    rank = fake_rank(answer={"stop": lambda _: {"stopping_step": 7}})
+
+    seen = controlled(rank, standstill=True).stop(grace_s=30, term_s=5, exit_code=78)
+
+    assert seen["interrupt"] == "skipped: the job stands still" and rank.letters == []
+    assert seen["how"] == "term"
+
+
+def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled, fake_rank, eventually):
+    """kill -STOP in the last moment: the stop for its standstill is not carried out."""
+    rank = fake_rank()
+    control = controlled(rank, standstill=True)
+    rank.pid = control.process.pid
+    control.process.signal(signal.SIGSTOP)
+    eventually(lambda: suspended(rank.pid))
+
+    with pytest.raises(ActionError, match="stopped by a signal: it does not hang"):
+        control.stop(grace_s=1, term_s=1, exit_code=78)
+
+    assert control.process.returncode is None
 
 
 def test_a_job_without_a_probe_gets_term(controlled):

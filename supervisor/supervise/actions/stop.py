@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.action import Action, Aim, Job
+from ..core.action import Action, Aim, Job, busy
 from ..core.shapes import Seconds
 from ..errors import ActionError
 
-BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing
-BUSY_BYTES = 65536  # moved per second by reads and writes
 REQUEUE, HUMAN = 75, 78  # sysexits EX_TEMPFAIL and EX_CONFIG: what a scheduler can branch on
 
 
@@ -22,7 +20,9 @@ class Stop(Action):
     The interrupt is what Ctrl-C does, so the job's own `except`, `finally` and exit hooks run.
     After `grace` without an end comes TERM to every process of the tree, after `term` more KILL.
     With `if_idle` it first watches the job for that long, and refuses when the job works: one that
-    uploads its results makes no steps either, and must not be killed for it.
+    uploads its results makes no steps either, and must not be killed for it. Where it answers a
+    standstill, the interrupt is left out (a job that comes to a step boundary does not stand
+    still), and any new frame before the TERM withdraws it.
     The supervisor then exits 78 (a person is needed), or 75 with `requeue`, which tells a scheduler
     that running it again is safe.
 
@@ -62,7 +62,7 @@ class Stop(Action):
         watched_s = args["if_idle_s"]
         if watched_s:
             work = job.work(watched_s)
-            if work["cpu_s"] > BUSY_SHARE * watched_s or work["bytes"] > BUSY_BYTES * watched_s:
+            if busy(work, watched_s):
                 raise ActionError(
                     f"the job makes no steps but works ({work['cpu_s']:.1f} s of CPU and "
                     f"{work['bytes']:.0f} bytes in {watched_s:.0f} s): not stopped"

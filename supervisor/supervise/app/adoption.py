@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..actions.stop import HUMAN
-from ..core import replay, trainings
+from ..core import replay, withdrawal
 from ..core.incident import verb_of
 from ..core.steps import awaited
 from ..core.values import Adopted, Decision, Event, Finished
@@ -125,8 +125,9 @@ class Adoption:
             return
         verb = verb_of(awaited(self._desk.state))
         answered = self._control.answered(self._desk.key(run.waiting_for))
-        if trainings.withdrawn(self._desk.state) and not answered:
-            lost = f"{trainings.WITHDRAWN}, and so is who asked for it"
+        gone = withdrawal.withdrawn(self._desk.policy, self._desk.state)
+        if gone and not answered:
+            lost = f"{gone}, and so is who asked for it"
             self._desk.take(Finished(clock.monotonic_ns(), run.waiting_for, False, {}, lost))
             return
         why = f"{run.waiting_for} was under way: performed again under its key"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..core import sampling, sparing, trainings
+from ..core import sampling, sparing, withdrawal
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
@@ -24,6 +24,7 @@ from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments
 from ..inputs.words import Words
 from ..job.control import Control
+from ..job.phases import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
 from ..outputs.evidence import Evidence
@@ -61,6 +62,7 @@ class App:
         self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
         self._status = Status(settings, self.desk, recorder)
         self._guard = guarding.guard(settings, self.desk)
+        self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
         self._gone: Process | None = None  # the newest one whose end the engine knows of
         self._looked_after: Process | None = None  # the newest one for which the guard hurried
@@ -162,7 +164,11 @@ class App:
     def _round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
         desk, found = self.desk, self._read()
-        control.pump(clock.monotonic_ns(), withdrawn=trainings.withdrawn(desk.state))
+        control.pump(
+            clock.monotonic_ns(),
+            withdrawn=withdrawal.withdrawn(desk.policy, desk.state),
+            standstill=withdrawal.answers_standstill(desk.state),
+        )
         for sentence in (*control.late(), *self._machine.troubles()):
             desk.take(Noticed(clock.monotonic_ns(), "note", sentence))
         for event in self._guard.poll():
@@ -205,9 +211,12 @@ class App:
         for segment in self._segments.ranks.values():
             with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
-                beats.append(segment.beat())
+                beats.append((segment.pid, segment.beat()))
         if not self._guard.hurrying:  # the silence of a job that has ended means nothing
-            desk.take(Tick(now_ns, tuple(beats)))
+            judged, notices = self._phases.seen(beats, now_ns)
+            for notice in notices:
+                desk.take(notice)
+            desk.take(Tick(now_ns, judged))
         changed = self._segments.tighten(sampling.denser(desk.policy, desk.state), now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})

@@ -24,6 +24,19 @@ OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "
 QUIET_STEPS = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a runbook was started, as far as that can go away (see `withdrawal`).
+
+    Attributes:
+        rules: ids of the rules that asked for it.
+        frames: for a standstill, rank -> frames that it had sent by then; None for other reasons.
+    """
+
+    rules: tuple[str, ...]
+    frames: dict[int, int] | None = None
+
+
 @dataclass(slots=True)
 class Run:
     """A runbook in progress. `index` is the step that waits, is performed, or is verified."""
@@ -57,6 +70,9 @@ class Run:
     last_trouble: str = ""
     calm: set[tuple[str, int]] = field(default_factory=set)  # rules of SEV0 by rank, once clear
     denied: str = ""  # what the job says against it: it does not go on as it should
+    reason: Reason | None = None  # None: a person's order, or nothing that can go away
+    withdrawn: bool = False  # its reason was gone before it acted: nothing is tried instead
+    entered: int = -1  # the incident's rung before it was started
 
 
 @dataclass(slots=True)
@@ -106,6 +122,8 @@ class Incident:
             and the step before which its probation does not end. A crash has neither: it may lie
             far ahead, and the count of crashes judges it.
         verdict: the class that it was given while it is open.
+        asked_by: id of the rule that asked for the newest runbook. still: because the job stood
+            still.
     """
 
     id: str
@@ -153,6 +171,8 @@ class Incident:
     back: int = 0
     crashed: int = -1
     over: str = ""
+    asked_by: str = ""
+    still: bool = False
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule that fires; return True when it raised the incident's severity."""

@@ -6,7 +6,17 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
-from . import approvals, choosing, ending, ladder, opening, runner, subject, verification
+from . import (
+    approvals,
+    choosing,
+    ending,
+    ladder,
+    opening,
+    runner,
+    subject,
+    verification,
+    withdrawal,
+)
 from .incident import ACTING, HELD, Incident, Run
 from .rule import HOLD, Runbook
 from .state import CALLED_OFF, State, Turn
@@ -74,6 +84,11 @@ def noticed(turn: Turn, event: Noticed) -> None:
     if event.kind in ("probe-off", "segment-fault"):
         for rank, bank in state.banks.items():
             bank.deaf |= event.rank is None or event.rank == rank
+    if event.kind == "stopped":
+        turn.tell("SEV2", event.message, verdict="nothing is done about it")
+    if event.kind == "slow-start":
+        turn.tell("SEV2", event.message, verdict="it is not stopped while it does",
+                  then="`supervise stop RUN` if it should have begun by now")  # fmt: skip
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
         turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
     # Each rank reports the same, so people are told by one.
@@ -214,6 +229,7 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
         return True
     incident.runs += 1
     incident.run, incident.phase = Run(incident.runs, book, incident.severity), ACTING
+    incident.run.reason = withdrawal.reason(turn, incident)
     incident.headline += f"; {why}"
     turn.move("run", f"given up: {why}")
     turn.tell(incident.severity, f"{incident.id}: given up", verdict=why, news=True,

@@ -21,6 +21,7 @@ from . import (
     runner,
     standstill,
     suspicion,
+    withdrawal,
 )
 from .action import Refused
 from .bank import Bank
@@ -176,7 +177,9 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         opening.taint(turn, incident)
         suspicion.began(turn, bank, incident, rule, incident.breach_step)
     watch.answered = True
-    if standstill.told_by(bank, rule) and life.given_up(turn, incident, name):
+    still = standstill.told_by(bank, rule)
+    withdrawal.asked(turn, incident, rule, still=still)
+    if still and life.given_up(turn, incident, name):
         return
     if again:
         runner.climb(turn, incident, why)
@@ -227,7 +230,9 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     if rung >= 0:
         opening.distrust(turn, incident)
     turn.state.cooldown[rule.id] = (turn.state.pace, rung)
-    if standstill.told_by(bank, rule) and life.given_up(turn, incident, name):
+    still = standstill.told_by(bank, rule)
+    withdrawal.asked(turn, incident, rule, still=still)
+    if still and life.given_up(turn, incident, name):
         return
     climbed = rung >= 0 and name != rule.runbook
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)

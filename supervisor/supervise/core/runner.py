@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import aiming, approvals, choosing, ending, ladder, opening, steps, undoing
+from . import aiming, approvals, choosing, ending, ladder, opening, steps, undoing, withdrawal
 from .incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
 from .pending import Pending
 from .rule import HOLD, Runbook
@@ -40,7 +40,8 @@ def start(
     terms = None if refusal or approved else approvals.gate(turn.policy, incident, book)
     incident.runs += 1
     incident.run = Run(incident.runs, book, incident.severity, reduced=refusal, instead=instead,
-                       climbed=climbed)  # fmt: skip
+                       climbed=climbed, entered=incident.rung)  # fmt: skip
+    incident.run.reason = withdrawal.reason(turn, incident)
     if terms is not None:
         incident.run.reduced = "it waits for approval"
         approvals.ask(turn, incident, book, terms, rung, why, climbed=climbed)
@@ -142,6 +143,9 @@ def proceed(turn: Turn, incident: Incident) -> None:
                 steps.take_back(turn, incident, run, newest, f"{run.index}-undo")
                 return
             run.index += 1
+        elif withdrawal.may_ask(run) and (gone := withdrawal.gone(turn.policy, turn.state)):
+            withdraw(turn, incident, gone)
+            return
         else:
             why = steps.intend(turn, incident, run, action, verb)
             if why is not None:
@@ -159,6 +163,11 @@ def finished(turn: Turn, event: Finished) -> None:
     run.waiting_for, result = None, dict(event.result)
     if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
         turn.state.stopping = event.ok and result.get("exit_code") is not None
+    if not event.ok and run.action is not None and run.action.destructive:
+        gone = withdrawal.gone(turn.policy, turn.state)
+        if gone:
+            withdraw(turn, incident, gone, action={"id": event.action_id}, result=result)
+            return
     if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
         run.refused = run.failed is None and result.get("refused") is True
@@ -191,6 +200,22 @@ def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any])
         run.index += 1
 
 
+def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
+    """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
+
+    Its rules may ask for it again: this one does not count as tried.
+    """
+    run, state = incident.run, turn.state
+    assert run is not None
+    turn.say("abort", f"{run.runbook.name} withdrawn: {why}", what="withdrawn",
+             runbook=run.runbook.name, **data)  # fmt: skip
+    run.withdrawn = True
+    incident.rung = run.entered
+    state.tried.pop(run.runbook.name, None)
+    state.cooldown.pop(incident.asked_by, None)
+    fail(turn, incident, why, sent=False)
+
+
 def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
     """A step failed: take back what can be, newest first; with `sent` the step itself too."""
     run = incident.run
@@ -217,6 +242,8 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
     after, incident.run = run.runbook.if_it_fails, None
     if turn.state.returncode is not None:  # nothing is left to be acted upon
         incident.phase, turn.state.stays = OPEN, run.failed
+    elif run.withdrawn and not run.exhausted:
+        _left_alone(turn, incident, run)
     elif run.operator:
         _handed_back(turn, incident, run)
     elif run.exhausted or incident.runs > 2 * len(turn.policy.runbooks) + 1:
@@ -231,6 +258,16 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
         ending.hold(turn, incident, run.failed)
     else:
         start(turn, incident, after, ladder.place(turn.policy.ladder, after, -1), run.failed)
+
+
+def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
+    """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
+    incident.phase, incident.quiet_since = OPEN, None
+    turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failed}")
+    turn.tell(incident.severity, f"{incident.id}: {run.runbook.name} withdrawn",
+              verdict=str(run.failed), why=incident.headline, news=True,
+              then="the job goes on; no action is under way")  # fmt: skip
+    start_waiting(turn)
 
 
 def climb(turn: Turn, incident: Incident, why: str) -> None:

@@ -18,10 +18,9 @@ from .action import Action
 from .bank import Bank, RuleWatch
 from .incident import Incident, Run
 from .rule import Runbook
-from .state import State, Turn
+from .state import Turn
 from .values import Announced
 
-WITHDRAWN = "the training that it was for is over"
 NEXT = "the next one is watched from nothing"
 
 
@@ -69,18 +68,6 @@ def settle(turn: Turn) -> None:
     _begin(turn, f"{incident.id} is {incident.over}")
     for event in incident.wanted:
         words.told(turn, event)
-
-
-def withdrawn(state: State) -> bool:
-    """Return whether the action under way is not to be carried out any more.
-
-    That an operator wants the job to stop is not about a training.
-    """
-    incident = state.incident
-    run = incident.run if incident is not None and incident.over else None
-    if run is None or run.waiting_for is None:
-        return False
-    return not (run.undoing or (run.operator and run.verb == "stop"))
 
 
 def _take_back(turn: Turn, incident: Incident, action: Action) -> None:

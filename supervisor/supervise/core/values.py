@@ -86,7 +86,9 @@ class Gap:
 class Beat:
     """When a rank's probe last ran any hook, and in which phase the job was then.
 
-    `phase` is one of `startup`, `step`, `eval`, `checkpoint`, `paused`, `exiting`.
+    `phase` is one of `startup`, `step`, `eval`, `checkpoint`, `paused`, `exiting`. Two are found by
+    the supervisor: `suspended`, a signal of somebody else's stops a rank of the job, and `loading`,
+    a start-up during which the job reads or computes.
     """
 
     rank: int
@@ -109,7 +111,8 @@ class Noticed:
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
     `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
-    `resumed`, `resume-refused`, `portable-unavailable`, `report`, `suspended`, `note`);
+    `resumed`, `resume-refused`, `portable-unavailable`, `report`, `suspended`, `stopped`,
+    `slow-start`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """

@@ -18,9 +18,12 @@ from ._memory import NEVER, Memory
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
 GRACE = {"startup": 900.0, "checkpoint": 600.0, "eval": 900.0}  # seconds; NVRx sections, rounded up
 STEPPING, PAUSED = "step", "paused"  # phases with a meaning of their own
+# Told by the supervisor: stopped by a signal of somebody else's; a start-up that works.
+WAITING = (PAUSED, "suspended", "loading")
 TIMES = 128  # step times kept
 FEWEST = 20  # step times before their 99th percentile is believed
-AWAY_NS = 30_000_000_000  # ticks come once a second: a longer hole means that nobody watched
+# Ticks come once a second: a longer hole means that nobody watched. Short limits have short holes.
+AWAY_NS, LEAST_AWAY_NS = 30_000_000_000, 3_000_000_000
 SECOND = 1_000_000_000
 
 
@@ -31,11 +34,14 @@ class Absence(Detector):
     `signal: step` waits for frames, `heartbeat` for any hook of the probe. In a phase named in
     `grace` the limit is at least that long; in a phase that nobody named, at least as long as the
     shortest one; in phase `step` there is no grace. Keys left out of `after` and `grace` keep their
-    defaults. The percentile is over the newest 128 times between successive steps in phase `step`.
+    defaults. The percentile is over the newest 128 times between successive steps in phase `step`;
+    a time that was a BREACH counts only where the one before it was, too.
 
-    Never a BREACH while paused. Silence is counted from the latest of: the signal, the last change
-    of phase, the first tick. Time between two ticks more than 30 s apart is not counted: the
-    supervisor itself was stopped. UNKNOWN before the first tick. `rewind` keeps the step times.
+    Never a BREACH while paused, while a signal of somebody else's stops the job (`suspended`), or
+    while a start-up reads or computes (`loading`). Silence is counted from the latest of: the
+    signal, the last change of phase, the first tick. Time between two ticks more than a quarter of
+    the limit apart (at least 3 s, at most 30 s) is not counted: the supervisor itself was stopped.
+    UNKNOWN before the first tick. `rewind` keeps the step times.
 
     Example:
         {kind: absence, signal: step, after: {min: 120s, p99_multiple: 8}, grace: {startup: 900s}}
@@ -67,7 +73,7 @@ class Absence(Detector):
             elif not 0.0 < value < math.inf:
                 wrong.append(("after", f"`{key}` must be above zero, not {value}"))
         for phase, value in self.grace.items():
-            if phase in (STEPPING, PAUSED):
+            if phase in (STEPPING, *WAITING):
                 wrong.append(("grace", f"phase `{phase}` has no grace"))
             elif not 0.0 < value < math.inf:
                 wrong.append(("grace", f"`{phase}` must be above zero seconds, not {value}"))
@@ -81,6 +87,7 @@ class AbsenceWatch(Memory, Clockwork):
         "at",
         "beat_ns",
         "grace",
+        "late",
         "least_ns",
         "limit_ns",
         "multiple",
@@ -116,6 +123,7 @@ class AbsenceWatch(Memory, Clockwork):
         self.limit_ns = math.nan
         self.phase = ""
         self.stepping = False  # the phase was `step` at every tick since the last frame
+        self.late = False  # the newest step time was left out, since it was a BREACH
 
     def feed(self, sample: Any, step: int) -> int:
         """Return the last code: a clockwork has no samples."""
@@ -123,7 +131,10 @@ class AbsenceWatch(Memory, Clockwork):
 
     def beat(self, at_ns: int, step: int) -> None:
         if self.stepping and self.beat_ns is not None and step == self.last + 1:
-            self._took(at_ns - self.beat_ns)
+            # One stall says nothing of the steps: it would make the limit eight times as long.
+            late, self.late = self.raw == BREACH, self.raw == BREACH and not self.late
+            if not (late and self.late):
+                self._took(at_ns - self.beat_ns)
         self.beat_ns = at_ns
         self.last = step
         self.stepping = True
@@ -140,7 +151,7 @@ class AbsenceWatch(Memory, Clockwork):
     def tick(self, at_ns: int, heard_ns: int | None, phase: str) -> int:
         if self.tick_ns is None:
             self.since_ns = at_ns
-        elif at_ns - self.tick_ns > AWAY_NS and self.since_ns is not None:
+        elif at_ns - self.tick_ns > self._away_ns() and self.since_ns is not None:
             silent_before = self.tick_ns - max(self.since_ns, self._signalled(heard_ns))
             self.since_ns = at_ns - max(silent_before, 0)
         if phase != self.phase:
@@ -152,8 +163,12 @@ class AbsenceWatch(Memory, Clockwork):
         self.limit_ns = max(self.least_ns, self.multiple * (self.p99_ns() or 0.0))
         if phase != STEPPING:
             self.limit_ns = max(self.limit_ns, self.grace.get(phase, self.shortest))
-        self.raw = BREACH if phase != PAUSED and self.silent_ns() > self.limit_ns else OK
+        self.raw = BREACH if phase not in WAITING and self.silent_ns() > self.limit_ns else OK
         return self.raw
+
+    def _away_ns(self) -> float:
+        limit_ns = self.least_ns if math.isnan(self.limit_ns) else self.limit_ns
+        return min(AWAY_NS, max(LEAST_AWAY_NS, limit_ns / 4))
 
     def _signalled(self, heard_ns: int | None) -> int:
         """Return when the signal last came, or a time before all others."""
@@ -167,9 +182,13 @@ class AbsenceWatch(Memory, Clockwork):
         return max(0, self.tick_ns - max(self.since_ns, self.signal_ns or NEVER))
 
     def p99_ns(self) -> int | None:
-        """Return the 99th percentile of the step time, None while there are too few."""
+        """Return the 99th percentile of the step time, None while there are too few.
+
+        At most the second largest: of fewer than 100 the percentile would be the worst stall.
+        """
         count = len(self.ordered)
-        return self.ordered[math.ceil(0.99 * count) - 1] if count >= FEWEST else None
+        place = min(math.ceil(0.99 * count) - 1, count - 2)
+        return self.ordered[place] if count >= FEWEST else None
 
     def rewind(self, step: int) -> None:
         self.last = min(self.last, step)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..core.trainings import WITHDRAWN
 from ..core.values import Beat
 from ..errors import ActionError
 
@@ -61,6 +60,7 @@ class Asked:
         self.answers: dict[int, Ack] = {}
         self.gone: dict[int, str] = {}  # rank -> why it will not answer
         self.refusal: str | None = None  # why it was not sent at all
+        self.withdrawn = False  # that is because the action is to ask nothing more of the job
         self._wakeup = wakeup
 
     def wait(self, timeout_s: float) -> dict[int, Ack]:
@@ -86,7 +86,7 @@ def judge(asked: Asked, answers: Mapping[int, Ack], deadline_s: float) -> None:
         raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=meant)
     silent = sorted(set(asked.sent or {}) - set(answers))
     if asked.sent is None:
-        why, meant = asked.refusal or "the main loop is busy", asked.refusal == WITHDRAWN
+        why, meant = asked.refusal or "the main loop is busy", asked.withdrawn
         raise ActionError(f"{verb} was not sent: {why}", refused=meant)
     if not silent:
         return

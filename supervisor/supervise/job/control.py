@@ -26,13 +26,12 @@ import psutil
 
 from supervise_probe.wire import WireError
 
-from ..core.trainings import WITHDRAWN
 from ..errors import ActionError, SuperviseError
 from .asking import Ack, Asked, Rank, Ranks, ending, judge
 from .halting import LOOP_S, halt
 from .process import Process
 from .quarantine import Manifest, quarantine
-from .working import work
+from .working import suspended, work
 
 T = TypeVar("T")
 
@@ -55,7 +54,8 @@ class Control:
         exit_code: what the supervisor exits with because a policy stopped the job; None when the
             job's own result counts.
         paused: True between an acknowledged `pause` and `resume`.
-        withdrawn: the action under way is to ask nothing more of the job.
+        withdrawn: why the action under way is to ask nothing more of the job, "" while it may.
+        standstill: the action under way answers a job that stands still.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Control:
         self.process = process
         self.exit_code: int | None = None
         self.paused = False
-        self.withdrawn = False
+        self.withdrawn = ""
+        self.standstill = False
         self._segments = segments
         self._collect = collect
         self._relaunch = relaunch
@@ -86,9 +87,9 @@ class Control:
 
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
-    def pump(self, now_ns: int, *, withdrawn: bool = False) -> None:
+    def pump(self, now_ns: int, *, withdrawn: str = "", standstill: bool = False) -> None:
         """Send what is queued, file acks, renew leases. Call after every `segments.poll()`."""
-        ranks, self.withdrawn = self._segments.ranks, withdrawn
+        ranks, self.withdrawn, self.standstill = self._segments.ranks, withdrawn, standstill
         if ranks:
             self._world_size = max(rank.world_size for rank in ranks.values())
         while self._work:
@@ -156,7 +157,7 @@ class Control:
         elif self.process.returncode is not None:
             asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
         elif self.withdrawn:
-            asked.refusal = WITHDRAWN
+            asked.refusal, asked.withdrawn = self.withdrawn, True
         elif not ranks:
             asked.refusal = "no probe is attached to the job"
         elif len(ranks) < self._world_size and not partly:
@@ -221,10 +222,14 @@ class Control:
 
     def insist(self) -> None:
         """Raise ActionError when the action under way is withdrawn; before it ends the job."""
-        with suppress(ActionError):  # a loop that is stuck withdraws nothing
-            self.on_loop(lambda: None, LOOP_S)
+        pids: list[int] = []
+        for _ in range(2):  # the second round began after this call: it has read what came before
+            with suppress(ActionError):  # a loop that is stuck withdraws nothing
+                pids = self.on_loop(lambda: [r.pid for r in self._segments.ranks.values()], LOOP_S)
         if self.withdrawn:
-            raise ActionError(WITHDRAWN, refused=True)
+            raise ActionError(self.withdrawn, refused=True)
+        if self.standstill and any(suspended(pid) for pid in pids):
+            raise ActionError("the job was stopped by a signal: it does not hang", refused=True)
 
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float

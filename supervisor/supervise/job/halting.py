@@ -38,6 +38,8 @@ def _interrupt(job: Control, grace_s: float) -> str:
         return "skipped: the job has ended"
     if grace_s <= 0:
         return "skipped: no grace"
+    if job.standstill:  # one that comes to a step boundary does not stand still
+        return "skipped: the job stands still"
     deadline = time.monotonic() + grace_s
     try:
         silent_ns = job.on_loop(lambda: silence_ns(job), min(grace_s, LOOP_S))

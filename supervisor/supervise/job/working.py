@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import psutil
 
 from .process import Process
@@ -9,21 +12,36 @@ from .process import Process
 
 def work(process: Process, within_s: float) -> dict[str, float]:
     """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
-    before = _counters(process)
+    before = counters(process.tree.members())
     process.wait(within_s)
-    after = _counters(process)
+    return difference(before, counters(process.tree.members()))
+
+
+def suspended(pid: int) -> bool:
+    """Return whether a process is stopped by a signal (SIGSTOP, Ctrl-Z); one traced is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
+def difference(
+    before: dict[int, tuple[float, int]], after: dict[int, tuple[float, int]]
+) -> dict[str, float]:
     return {
         "cpu_s": sum(cpu - before.get(pid, (0.0, 0))[0] for pid, (cpu, _) in after.items()),
         "bytes": sum(moved - before.get(pid, (0.0, 0))[1] for pid, (_, moved) in after.items()),
     }
 
 
-def _counters(process: Process) -> dict[int, tuple[float, int]]:
+def counters(members: Iterable[psutil.Process]) -> dict[int, tuple[float, int]]:
+    """Return per pid its CPU seconds, and the bytes that it moved by calls or page faults."""
     found = {}
-    for member in process.tree.members():
+    for member in members:
         try:
             times, io = member.cpu_times(), member.io_counters()
-            found[member.pid] = (times.user + times.system, io.read_chars + io.write_chars)
+            moved = max(io.read_chars + io.write_chars, io.read_bytes + io.write_bytes)
+            found[member.pid] = (times.user + times.system, moved)
         except (psutil.Error, OSError):
             continue
     return found

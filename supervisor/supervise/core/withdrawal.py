@@ -1,0 +1,127 @@
+"""Whether the reason for a destructive action still holds; asked until the moment it acts.
+
+Evidence, an idle watch or a checkpoint's preparation lie between the rule that fired and the action
+that answers it. A job that recovered meanwhile must not be stopped for what is over.
+
+- A standstill: any new frame of the rank that stood still withdraws the action, as its rule's
+  clearing does.
+- Any other trouble: the action is withdrawn once every rule of the incident that acts has cleared
+  and the loss is back in the incident's band. A ratio also clears by getting used to a ruined loss,
+  so clearing alone does not show that the run is well.
+- What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
+  an approved answer to a standstill does: a job that makes steps again does not stand still.
+- A training that is over (see `trainings`) withdraws what was meant for it.
+
+Pure questions: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+from . import standstill
+from .bank import LOSS
+from .incident import Incident, Reason, Run
+from .rule import Policy, Rule
+from .state import State, Turn
+from .values import ACTING_MODES
+
+TRAINING_OVER = "the training that it was for is over"
+STEPS_AGAIN = "the job makes steps again"
+CLEARED = "every rule that asked for it has cleared"
+
+
+def reason(turn: Turn, incident: Incident) -> Reason | None:
+    """Return the reason for a runbook that starts now; None when none can go away."""
+    state = turn.state
+    if state.returncode is not None:
+        return None
+    asked = next((rule for rule in turn.policy.rules if rule.id == incident.asked_by), None)
+    if incident.still:
+        frames = {} if asked is None else _silent(turn, asked)
+        return Reason((incident.asked_by,), frames)
+    return Reason(tuple(_acting(turn.policy, state, incident))) if asked is not None else None
+
+
+def asked(turn: Turn, incident: Incident, rule: Rule, *, still: bool) -> None:
+    """Note the rule that asks for a runbook, and whether it does because the job stands still."""
+    incident.asked_by, incident.still = rule.id, still
+
+
+def gone(policy: Policy, state: State) -> str:
+    """Say why the runbook's destructive step is not to be performed any more, "" when it is."""
+    incident = state.incident
+    run = incident.run if incident is not None else None
+    if incident is None or run is None or run.reason is None or state.returncode is not None:
+        return ""
+    if run.operator or run.undoing or run.failed is not None:
+        return ""
+    if run.reason.frames is not None:
+        silent = _still_silent(policy, state, run.reason.rules[0], run.reason.frames)
+        return "" if silent else STEPS_AGAIN
+    if run.approved is not None or not run.reason.rules:
+        return ""
+    firing = set(state.firing(policy)) & {*run.reason.rules, *incident.rules}
+    acting = any(r.id in firing and r.runbook and _acts(policy, r) for r in policy.rules)
+    return "" if acting or _astray(state, incident) else CLEARED
+
+
+def withdrawn(policy: Policy, state: State) -> str:
+    """Say why the action under way is not to be carried out any more, "" when it is.
+
+    That an operator wants the job to stop is not about a training.
+    """
+    incident = state.incident
+    run = incident.run if incident is not None else None
+    if incident is None or run is None or run.waiting_for is None or run.undoing:
+        return ""
+    if incident.over:
+        return "" if run.operator and run.verb == "stop" else TRAINING_OVER
+    return gone(policy, state) if run.action is not None and run.action.destructive else ""
+
+
+def answers_standstill(state: State) -> bool:
+    """Return whether the runbook under way answers a job that stands still."""
+    run = state.incident.run if state.incident is not None else None
+    return run is not None and run.reason is not None and run.reason.frames is not None
+
+
+def may_ask(run: Run) -> bool:
+    """Return whether the step that comes next is one that must ask for its reason again."""
+    action = run.runbook.steps[run.index]
+    return action.destructive and action.touches_job
+
+
+def _acts(policy: Policy, rule: Rule) -> bool:
+    return policy.mode_of(rule) in ACTING_MODES
+
+
+def _acting(policy: Policy, state: State, incident: Incident) -> list[str]:
+    firing = set(state.firing(policy)) & set(incident.rules)
+    rules = (rule for rule in policy.rules if rule.id in firing and rule.runbook is not None)
+    return [rule.id for rule in rules if _acts(policy, rule)]
+
+
+def _silent(turn: Turn, rule: Rule) -> dict[int, int]:
+    """Return how many frames each rank on which the rule tells a standstill has sent so far."""
+    place = turn.policy.rules.index(rule)
+    return {
+        rank: bank.frames
+        for rank, bank in turn.state.banks.items()
+        if bank.rules[place].firing and standstill.told_by(bank, rule)
+    }
+
+
+def _still_silent(policy: Policy, state: State, rule_id: str, frames: dict[int, int]) -> bool:
+    place = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
+    return place is not None and any(
+        rank in frames and bank.frames == frames[rank] and bank.rules[place].firing
+        for rank, bank in state.banks.items()
+    )
+
+
+def _astray(state: State, incident: Incident) -> bool:
+    """Return whether the newest loss is above the band that it had before the first breach."""
+    bank, band = state.banks.get(incident.rank), incident.band
+    loss = bank.value(LOSS) if bank is not None else None
+    if bank is None or band is None or loss is None:
+        return False
+    return not loss <= band.limit_at(bank.step)

@@ -1,0 +1,92 @@
+"""What the probe cannot tell of a silent job: somebody stopped it, or it starts up and works.
+
+Silence of a job in the phase `suspended` or `loading` is no standstill (see `detectors.absence`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import psutil
+
+from ..core.action import busy
+from ..core.values import Beat, Noticed
+from .working import counters, difference, suspended
+
+SUSPENDED, LOADING, STARTUP = "suspended", "loading", "startup"
+LOOK_S = 10.0  # over which a start-up is asked for work; the idle watch of the shipped runbooks
+LONG_S = 900.0  # a start-up that works is reported after it, and each time it has doubled
+
+
+class Phases:
+    """Replaces the phase of beats where more is known than the probe tells.
+
+    Args:
+        members: returns the processes of the job.
+    """
+
+    def __init__(self, members: Callable[[], Iterable[psutil.Process]]) -> None:
+        self._members = members
+        self._looked_s = float("-inf")
+        self._before: dict[int, tuple[float, int]] = {}
+        self._works = False
+        self._since_ns: int | None = None  # of the start-up under way
+        self._report_s = LONG_S
+        self._stopped: frozenset[int] = frozenset()
+
+    def seen(
+        self, ranks: Sequence[tuple[int, Beat]], now_ns: int
+    ) -> tuple[tuple[Beat, ...], list[Noticed]]:
+        """Return the beats as they are to be judged, and what people should know.
+
+        Args:
+            ranks: pid and beat of each rank.
+        """
+        stopped = frozenset(beat.rank for pid, beat in ranks if suspended(pid))
+        notices = [
+            Noticed(0, "stopped", _stopped(beat.rank, pid), rank=beat.rank)
+            for pid, beat in ranks
+            if beat.rank in stopped - self._stopped
+        ]
+        self._stopped = stopped
+        if not any(beat.phase == STARTUP for _, beat in ranks):
+            self._since_ns, self._report_s, works = None, LONG_S, False
+        else:
+            self._since_ns = now_ns if self._since_ns is None else self._since_ns
+            works = self._working()
+            notices += self._slow(now_ns - self._since_ns) if works else []
+        beats = tuple(
+            replace(beat, phase=SUSPENDED)
+            if stopped  # the others wait for the one that is
+            else replace(beat, phase=LOADING)
+            if works and beat.phase == STARTUP
+            else beat
+            for _, beat in ranks
+        )
+        return beats, [replace(notice, at_ns=now_ns) for notice in notices]
+
+    def _working(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            found, within_s = counters(self._members()), now_s - self._looked_s
+            used = difference(self._before, found)
+            self._works = within_s < 3.0 * LOOK_S and busy(used, within_s)  # else: the first look
+            self._looked_s, self._before = now_s, found
+        return self._works
+
+    def _slow(self, took_ns: int) -> list[Noticed]:
+        took_s = took_ns / 1e9
+        if took_s < self._report_s:
+            return []
+        self._report_s = 2.0 * took_s
+        text = f"no step after {took_s / 60.0:.0f} min of start-up; the job reads or computes"
+        return [Noticed(0, "slow-start", text, data={"seconds": round(took_s)})]
+
+
+def _stopped(rank: int, pid: int) -> str:
+    return (
+        f"rank {rank} is stopped by a signal: its silence is not judged; "
+        f"`kill -CONT {pid}` lets it go on"
+    )

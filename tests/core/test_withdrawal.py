@@ -1,0 +1,234 @@
+"""A destructive action asks for its reason again until the moment it acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from supervise.actions.snapshot import Snapshot
+from supervise.actions.stop import Stop
+from supervise.catalog import load_policy
+from supervise.core import withdrawal
+from supervise.core.rule import Approval, Budget, Runbook
+from supervise.core.values import Beat, Exited, Finished, Frame, Tick
+from supervise.detectors.absence import Absence
+
+from .conftest import SECOND, Story, Touch, Verify, messages, rule_on
+
+IDLE_S = 10  # the idle watch of `stop-and-page`
+
+
+@dataclass
+class Job:
+    """A job that makes a step a second and may stand still, and the edge that performs a stop."""
+
+    story: Story
+    stopped: bool = False
+    asked_s: int | None = None
+
+    def second(self, *, step: bool, phase: str = "step") -> None:
+        """One second of the clock: perhaps a frame, the tick, and what the edge comes to."""
+        story = self.story
+        story.at_ns += SECOND
+        if step:
+            story.step += 1
+            story.send(Frame(story.at_ns, 0, story.attempt, story.step, (2.0, 1.0)))
+        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
+        self._edge(story)
+
+    def _edge(self, story: Story) -> None:
+        run = story.state.incident.run if story.state.incident is not None else None
+        if run is None or run.waiting_for is None or run.verb != "stop" or self.stopped:
+            self.asked_s = None
+            return
+        now_s = story.at_ns // SECOND
+        self.asked_s = now_s if self.asked_s is None else self.asked_s
+        if now_s - self.asked_s < IDLE_S:
+            return
+        gone = withdrawal.withdrawn(story.policy, story.state)
+        if gone:
+            story.send(Finished(story.at_ns, run.waiting_for, False, {"refused": True}, gone))
+        else:
+            self.stopped = True
+
+
+def answer(key):
+    return None if key.endswith("stop") else Finished(0, key, True)
+
+
+@pytest.fixture
+def stalling(tell):
+    """A job under a policy that stops what stands still for `limit` seconds."""
+
+    def begin(limit=120.0, **changes):
+        detectors = {"stalled": Absence(after={"min": limit})}
+        book = Runbook("end", (Snapshot(), Stop(if_idle=IDLE_S)), ("snapshot", "stop"))
+        made = {
+            "detectors": detectors, "rules": (rule_on(detectors, "stalled", "SEV0", "end"),),
+            "runbooks": {**tell().policy.runbooks, "end": book}, "inhibit": (),
+            "budgets": {"all": Budget(99)}, "answer": answer,
+        }  # fmt: skip
+        job = Job(tell(**(made | changes)))
+        for _ in range(40):
+            job.second(step=True)
+        return job
+
+    return begin
+
+
+@pytest.mark.parametrize("limit", [4, 6, 30, 120])
+def test_no_job_that_goes_on_is_stopped(stalling, limit):
+    """Stalls of every length up to the end of the idle watch, each followed by training."""
+    for length in range(1, limit + IDLE_S):
+        job = stalling(float(limit))
+        for _ in range(length):
+            job.second(step=False)
+        for _ in range(60):
+            job.second(step=True)
+
+        assert not job.stopped, f"a stall of {length} s"
+        assert job.story.state.incident is None and job.story.state.machine != "holding"
+
+
+@pytest.mark.parametrize("limit", [4, 120])
+def test_a_job_that_stays_hung_is_stopped(stalling, limit):
+    """Also behind a stall that it came out of."""
+    job = stalling(float(limit))
+    for _ in range(limit + 3):
+        job.second(step=False)
+    for _ in range(5):
+        job.second(step=True)
+    for _ in range(limit + IDLE_S + 5):
+        job.second(step=False)
+
+    assert job.stopped
+
+
+def test_people_hear_that_it_was_withdrawn_and_why(stalling):
+    """What happened, and what is under way now: nothing."""
+    job = stalling()
+    for _ in range(125):
+        job.second(step=False)
+    for _ in range(8):
+        job.second(step=True)
+
+    (record,) = job.story.kinds("abort")
+    assert record.data["what"] == "withdrawn" and record.reason.endswith(withdrawal.STEPS_AGAIN)
+    message = messages(job.story)[-1]
+    assert message["title"] == "inc-1: end withdrawn"
+    assert message["next"] == "the job goes on; no action is under way"
+
+
+def test_before_the_stop_is_even_asked_for_a_frame_is_enough(stalling):
+    """While evidence is taken; then there is no intent."""
+    job = stalling(answer=lambda key: None)
+    for _ in range(125):
+        job.second(step=False)
+    snapshot = job.story.actions()[-1]
+    job.second(step=True)
+    job.story.send(Finished(job.story.at_ns, snapshot, True))
+
+    assert job.story.actions() == [snapshot]
+    assert job.story.kinds("abort")[0].data["what"] == "withdrawn"
+
+
+def test_a_job_that_a_signal_stops_is_suspended_and_not_hung(stalling):
+    """Neither while it is stopped, nor when that began in the middle of the idle watch."""
+    job = stalling()
+    for _ in range(300):
+        job.second(step=False, phase="suspended")
+    assert job.story.actions() == []
+    for _ in range(125):
+        job.second(step=False)
+    assert job.story.actions() != []
+    for _ in range(300):
+        job.second(step=False, phase="suspended")
+
+    assert not job.stopped and job.story.kinds("abort")[0].data["what"] == "withdrawn"
+
+
+def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(stalling):
+    """A person answers late: what the request was about is over."""
+    job = stalling(approvals={"stop": Approval()})
+    for _ in range(125):
+        job.second(step=False)
+    request = job.story.state.pending.id
+    for _ in range(3):
+        job.second(step=True)
+    job.story.say("approve", id=request)
+    for _ in range(20):
+        job.second(step=True)
+
+    assert not job.stopped and not [key for key in job.story.actions() if key.endswith("stop")]
+
+
+def test_what_a_person_orders_asks_for_no_reason(stalling):
+    """A healthy job is stopped by `supervise stop`."""
+    job = stalling()
+    job.story.say("stop")
+    for _ in range(IDLE_S + 2):
+        job.second(step=True)
+
+    assert job.stopped
+
+
+BOOK = Runbook("fix", (Snapshot(), Touch(), Verify()), ("snapshot", "touch", "verify"))
+
+
+@pytest.fixture
+def high(tell):
+    """A loss of 9.0 is in breach; evidence takes as long as the test wants."""
+
+    def begin(**changes):
+        base = tell()
+        made = {"runbooks": {**base.policy.runbooks, "fix": BOOK}, "answer": lambda key: None,
+                "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),)}  # fmt: skip
+        story = tell(**(made | changes))
+        story.frames(2.0, times=60)
+        story.frames(9.0)
+        return story
+
+    return begin
+
+
+def test_a_rule_that_cleared_asks_for_nothing_any_more(high):
+    """The loss came back while evidence was taken: nothing is done, and it counts as no try."""
+    story = high()
+    (snapshot,) = story.actions()
+    story.frames(2.0, times=3)
+    story.send(Finished(story.at_ns, snapshot, True))
+
+    assert story.actions() == [snapshot]
+    assert story.kinds("abort")[0].reason == f"fix withdrawn: {withdrawal.CLEARED}"
+    assert story.state.tried == {} and story.state.cooldown == {}
+    story.frames(9.0)
+    assert len(story.actions()) == 2, "it may be asked for again at once"
+
+
+def test_a_rule_that_got_used_to_a_ruined_loss_still_asks(high):
+    """It cleared, but the loss is far out of the band that it had before."""
+    story = high()
+    (snapshot,) = story.actions()
+    story.frames(4.9, times=3)  # `high` is above 5
+    assert not story.state.firing(story.policy)
+    story.send(Finished(story.at_ns, snapshot, True))
+
+    assert story.actions()[-1].endswith("touch")
+
+
+def test_a_dead_job_asks_for_no_reason(high):
+    """Nothing is harmed, and nothing will clear."""
+    story = high()
+    story.send(Exited(story.at_ns, 1))
+
+    assert withdrawal.gone(story.policy, story.state) == ""
+
+
+def test_the_shipped_policies_judge_short_stalls_alike():
+    """`nano` and `large` stop what stands still by a runbook with an idle watch."""
+    for name in ("nano", "large"):
+        policy = load_policy(name)
+        rule = next(rule for rule in policy.rules if rule.id == "hang.stuck")
+        stop = next(s for s in policy.runbooks[rule.runbook].steps if isinstance(s, Stop))
+        assert stop.if_idle == IDLE_S

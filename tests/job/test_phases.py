@@ -1,0 +1,72 @@
+"""What the probe cannot tell of a silent job: real processes that sleep, work, and are stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from supervise.core.values import Beat
+from supervise.job import phases
+from supervise.job.phases import Phases
+
+SECOND = 1_000_000_000
+READS = "while True: open('/dev/zero', 'rb').read(1 << 20)"
+SLEEPS = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def starting(start, monkeypatch):
+    """A process in its start-up, looked at every 50 ms; `look` returns its phase and notices."""
+    monkeypatch.setattr(phases, "LOOK_S", 0.05)
+
+    def begin(code):
+        process = start(sys.executable, "-c", code)
+        seen = Phases(lambda: [psutil.Process(process.pid)])
+
+        def look(at_s, phase="startup"):
+            (beat,), notices = seen.seen([(process.pid, Beat(0, 0, phase))], int(at_s * SECOND))
+            return beat.phase, notices
+
+        return process, look
+
+    return begin
+
+
+def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting, eventually):
+    """A restore of an hour: no standstill, and people hear of it after 15 minutes, then doubled."""
+    _, look = starting(READS)
+    eventually(lambda: look(0)[0] == "loading")
+
+    told = {at: look(at)[1] for at in range(60, 3660, 60)}
+
+    assert [at for at, notices in told.items() if notices] == [900, 1800, 3600]
+    assert told[900][0].kind == "slow-start" and "after 15 min" in told[900][0].message
+
+
+def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
+    """It stands still like any other job."""
+    _, look = starting(SLEEPS)
+    time.sleep(0.3)
+    for _ in range(5):
+        phase, notices = look(5000)
+        time.sleep(0.06)
+
+    assert (phase, notices) == ("startup", [])
+
+
+def test_a_rank_that_a_signal_stops_suspends_all_and_is_named(starting, eventually):
+    """Told once, with what lets it go on; after that every rank is as before."""
+    process, look = starting(SLEEPS)
+    process.signal(signal.SIGSTOP)
+    seen = []
+    eventually(lambda: seen.append(look(0, "step")) or seen[-1][0] == "suspended")
+
+    ((notice,),) = [notices for _, notices in seen if notices]
+    assert (notice.kind, notice.rank) == ("stopped", 0)
+    assert f"`kill -CONT {process.pid}`" in notice.message
+    process.signal(signal.SIGCONT)
+    eventually(lambda: look(1, "step") == ("step", []))
