@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -53,6 +54,12 @@ escalate: {ladder: [calm, hold], reset_after: 500}
 warmup: 10
 probation: 20
 """
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_pages_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs of tests neither send what waits in the outbox of who starts them nor add to it."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture

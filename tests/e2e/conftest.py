@@ -93,7 +93,7 @@ class Supervise:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(home / "state")}
 
     def __call__(self, *args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -11,9 +11,9 @@ from .senders import FakeSender, Gate, message, outcome
 def test_an_outbox_goes_on_for_the_one_before_it(outbox):
     """What no channel answered for is sent under its key, to those who heard of the incident."""
     all_of_it = [
-        (message("opened", "SEV1", "inc-1"), "run:3"),
-        (message("joined", "SEV2", "inc-1"), "run:5"),
-        (message("elsewhere", "SEV2", "inc-2"), "run:7"),
+        (message("opened", "SEV1", "inc-1"), "run:3", 0.0),
+        (message("joined", "SEV2", "inc-1"), "run:5", 0.0),
+        (message("elsewhere", "SEV2", "inc-2"), "run:7", 0.0),
     ]
     pager = FakeSender(name="pager", min_sev="SEV1")
     slow = FakeSender(name="slow")

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from supervise.core.shapes import NotifyError
 from supervise.outputs.outbox import Outbox, Result
 
@@ -212,3 +214,55 @@ def test_what_is_given_up_is_told_at_once_and_at_the_end_of_the_run(outbox):
     ]
     told = [(result.channel, key) for result in box.results for key in result.keys]
     assert len(told) == len(set(told))
+
+
+@pytest.mark.parametrize(
+    ("severity", "answer", "name", "owed"),
+    [
+        ("SEV0", NotifyError("503", retry_after_s=3600.0), "pager", "503"),
+        ("SEV1", NotifyError("503", retry_after_s=3600.0), "pager", "503"),
+        ("SEV2", NotifyError("503", retry_after_s=3600.0), "pager", None),
+        ("SEV1", NotifyError("400", retry_after_s=None), "pager", None),
+        ("SEV1", None, "pager", None),
+        ("SEV1", NotifyError("closed", retry_after_s=3600.0), "console", None),
+    ],
+)
+def test_a_page_that_was_not_delivered_is_owed(outbox, severity, answer, name, owed):
+    """SEV0 and SEV1 only; not what the receiver refused for good, nor what a terminal missed."""
+    sender = FakeSender(answer, name=name)
+    box = outbox(sender)
+    box.post(message("a", severity), key="k")
+    while not sender.tried:
+        time.sleep(0.001)
+    box.close()
+
+    found = [(each.channel, each.keys, each.tries, each.error) for each in box.undelivered()]
+    assert found == ([] if owed is None else [(name, ("k",), 1, owed)])
+    assert box.undelivered() == []
+
+
+def test_what_was_given_up_long_ago_and_what_was_never_tried_is_owed_too(outbox):
+    """With what joined it, and since when; also where nobody closed the outbox before."""
+    now = [0.0]
+    sender = FakeSender(*[NotifyError("500", retry_after_s=0.0)] * 8, group_s=1e6)
+    box = outbox(sender, backoff_s=1e-6, monotonic=lambda: now[0])
+    box.post(message("given up", "SEV0"), key="a")
+    while not box.results:
+        now[0] += 1.0
+        time.sleep(0.001)
+    posted = now[0]
+    box.post(message("opened", "SEV1", "inc-1"), key="b")
+    box.post(message("contained", "SEV2", "inc-1"), key="c")
+    now[0] += 60.0
+    box.resume([(message("of a supervisor before", "SEV1"), "d", 1.0)], {"fake": set()})
+
+    given_up, waiting, before = box.undelivered()
+
+    assert (given_up.keys, given_up.tries) == (("a",), 8)
+    assert given_up.age_s == now[0]
+    assert (waiting.keys, waiting.tries, waiting.error) == (("b", "c"), 0, "")
+    assert waiting.age_s == now[0] - posted
+    assert waiting.message.severity == "SEV1"
+    assert waiting.message.facts == (("before that", "opened"),)
+    assert before.age_s == now[0] - 1.0
+    assert outcome(box) == dict.fromkeys("abcd", False)

@@ -105,17 +105,19 @@ class Adoption:
 
     def _repeat(self, outbox: Outbox) -> int:
         """Post again what no channel has answered for; return how many messages that were."""
-        posted: list[tuple[Decision, str]] = []
+        posted: list[tuple[Decision, str, float]] = []
         settled: dict[str, set[str]] = {}
         for record in audit.read(self._run.audit_path):
             data = record.get("data") or {}
             for channel in data.get("channels") or ():
                 settled.setdefault(channel, set())
             if record["kind"] == "notify_intent":
-                posted.append((_decision(record), f"{self._run.id}:{record['seq']}"))
+                key = f"{self._run.id}:{record['seq']}"
+                posted.append((_decision(record), key, record["mono_ns"] / 1e9))
             elif record["kind"] == "notify_result":
                 settled.setdefault(data["channel"], set()).update(data["keys"])
-        messages = [(message_of(d, self._run.id, self._recorder.head), key) for d, key in posted]
+        run, head = self._run.id, self._recorder.head
+        messages = [(message_of(said, run, head), key, at_s) for said, key, at_s in posted]
         return outbox.resume(messages, settled)
 
     def _perform_again(self) -> None:

@@ -59,6 +59,7 @@ class Desk:
         self._run = settings.run
         self._reloader = settings.reloader
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
 
     def open(self, performer: Performer, outbox: Outbox) -> None:
         """Let decisions be carried out by these from now on."""
@@ -121,6 +122,13 @@ class Desk:
             }
             reason = f"{result.channel}: {result.detail}"
             self.recorder.note("notify_result", self.state.step, reason, data)
+        while not self._late.empty():
+            reason, facts = self._late.get_nowait()
+            self.recorder.note("note", self.state.step, reason, {"what": "late-page", **facts})
+
+    def late(self, reason: str, facts: Mapping[str, Any]) -> None:
+        """For any thread: a page of an earlier run was delivered, or given up."""
+        self._late.put((reason, facts))
 
     def delivered(self, result: Result) -> None:
         """For the outbox's threads: a message was delivered, or given up."""

@@ -7,6 +7,7 @@ the job.
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from ..store.recorder import Recorder
 from . import guarding
 from .adoption import Adoption
 from .desk import Desk
+from .late import Courier, keep
 from .launching import Launch, Launcher
 from .past import Past
 from .relaunching import Relauncher, ends_with
@@ -69,10 +71,12 @@ class App:
         self._called_off = False  # a relaunch, by who asked for the end: no policy ends the run
         heard = () if settings.past is None else settings.past.heard
         self._words = Words(settings.run.path, clock.monotonic_ns, heard)
+        self._courier = Courier(settings.run.id, os.environ, self.desk.late, settings.tell)
         self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
 
     def run(self, process: Process, outbox: Outbox) -> int:
         """Watch the job to its end, under whatever process; return the exit code to pass on."""
+        self._courier.start()
         try:
             self._watch(process, outbox)
         except Exception:
@@ -91,9 +95,12 @@ class App:
 
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
+        self._courier.stop()
         outbox.close()
+        settings = self.settings
+        kept = keep(outbox.undelivered(), settings.policy.notify, os.environ, settings.tell)
         self.desk.take_results()
-        data = {"exit_code": code, "head": self.recorder.head}
+        data = {"exit_code": code, "head": self.recorder.head, **kept}
         self.recorder.note("run_end", self.desk.state.step, f"exit code {code}", data)
         self.recorder.close()
 

@@ -28,6 +28,7 @@ COMMANDS = (
     "why",
     "why-not",
     "reload",
+    "outbox",
     *WORDS,
     "audit",
     "replay",

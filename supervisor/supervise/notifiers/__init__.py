@@ -1,7 +1,8 @@
 """Ways to tell people, one per file: the file name is the key under `notify` in a policy.
 
 Each file has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
-environment variables that the policy names, and go nowhere else.
+environment variables, which the fields ending in `_env` name; a page that outlives its run takes
+them along in a private file (`destination`), and they go nowhere else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from ..errors import InputError
 from ._settings import Sender, Settings, UnsetError
 
-__all__ = ["Sender", "Settings", "UnsetError", "build", "kinds"]
+__all__ = ["Sender", "Settings", "UnsetError", "build", "destination", "kinds", "reopen"]
 
 
 def kinds() -> dict[str, type[Settings]]:
@@ -58,3 +59,20 @@ def build(
         except UnsetError as error:
             warnings.append(f"no {name} messages: {error}")
     return senders, warnings
+
+
+def destination(name: str, keys: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return all that `reopen` needs to make the sender again elsewhere. Holds secrets."""
+    named = [str(value) for key, value in keys.items() if key.endswith("_env")]
+    return {"kind": name, "keys": dict(keys), "env": {n: env[n] for n in named if n in env}}
+
+
+def reopen(to: Mapping[str, Any]) -> Sender:
+    """Return the sender of a `destination`. Raises InputError, also for what is none."""
+    try:
+        senders, unset = build({to["kind"]: to["keys"]}, to["env"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"no destination: {type(error).__name__}") from None
+    if not senders:
+        raise InputError(unset[0])
+    return senders[0]

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ..core.shapes import Message, NotifyError
 from .health import Health, Trouble
-from .queued import RANKS, Item, Result, Sender
+from .queued import PAGES, RANKS, Item, Result, Sender, Undelivered
 
 MAX_WAITING = 256
 MAX_TRIES = 8
@@ -45,6 +45,7 @@ class Lane:
         self._items: list[Item] = []
         self._held: list[Item] = []
         self._busy: Item | None = None
+        self._undelivered: deque[Item] = deque(maxlen=MAX_WAITING)  # pages, not refused for good
         self._sent: deque[float] = deque()  # when, within the last hour
         self._known: set[str | None] = set()  # incidents that this channel has heard of
         self._health = Health()
@@ -61,27 +62,31 @@ class Lane:
         with self._change:
             self._known |= {incident} - {None}
 
-    def put(self, message: Message, key: str, *, anyhow: bool = False) -> bool:
+    def put(
+        self, message: Message, key: str, *, anyhow: bool = False, due_s: float | None = None
+    ) -> bool:
         """Queue a message; returns at once, False when it is not for this channel.
 
         Args:
             anyhow: it is, whatever severity the channel wants to hear of.
+            due_s: when it was posted first, None for now.
         """
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
+            wanted = anyhow or rank <= RANKS[self._sender.min_sev] or incident in self._known
             if ending := self.ending:
-                dropped: Item | None = Item(message, [key], 0.0, 0)
-            elif not (anyhow or rank <= RANKS[self._sender.min_sev] or incident in self._known):
+                dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
+            elif not wanted:
                 return False
             else:
                 self.heard(incident)
-                dropped = self._queue(message, key)
+                dropped = self._queue(message, key, self._due(due_s))
                 if rank == 0 and not self._asked_to_wait:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
             detail = "the supervisor is ending" if ending else "queue full"
-            self._tell(dropped, False, detail, counts=not ending)
+            self._tell(dropped, False, detail, counts=not ending, for_good=not wanted)
         return True
 
     def backlog(self) -> dict[str, int]:
@@ -124,9 +129,33 @@ class Lane:
             detail = "not delivered before the supervisor ended"
             self._tell(item, False, detail + (last if item.tries else ""))
 
+    def undelivered(self) -> list[Undelivered]:
+        """End now if that has not happened, and return the pages that were not delivered."""
+        self.join(0.0)
+        now = self._monotonic()
+        with self._change:
+            left, self._undelivered = list(self._undelivered), deque(maxlen=MAX_WAITING)
+        for item in left:
+            item.tell_earlier()
+        return [
+            Undelivered(
+                self.name,
+                each.message,
+                tuple(each.keys),
+                now - each.due_s,
+                each.tries,
+                each.error or ("no answer" if each.tries else ""),
+            )
+            for each in left
+        ]
+
     # ── the queue; all with the lock held ─────────────────────────────────────────────────────────
 
-    def _queue(self, message: Message, key: str) -> Item | None:
+    def _due(self, due_s: float | None) -> float:
+        now = self._monotonic()
+        return now if due_s is None else min(due_s, now)  # later: before the machine was restarted
+
+    def _queue(self, message: Message, key: str, due_s: float) -> Item | None:
         """Add a message, and return the one that had to go for it."""
         now = self._monotonic()
         urgent = message.severity == "SEV0" or message.incident is None
@@ -142,7 +171,7 @@ class Lane:
                 return None
         self._number += 1
         ready_s = now if urgent else now + self._sender.group_s
-        self._items.append(Item(message, [key], ready_s, self._number))
+        self._items.append(Item(message, [key], ready_s, self._number, due_s))
         if len(self._items) <= MAX_WAITING:
             return None
         least = max(self._items, key=lambda item: (item.rank, -item.number))
@@ -203,13 +232,11 @@ class Lane:
         """Say what joined this message; fixed at the first try, since its key stays the same."""
         if item.tries:
             return
-        facts = list(item.message.facts)
-        if item.earlier:
-            facts.append(("before that", " · ".join(item.earlier[-3:])))
+        item.tell_earlier()
         most = self._sender.per_hour
         if most is not None and len(self._sent) == most - 1:
-            facts.append(("quiet now", f"{most} messages this hour; more come as one digest"))
-        item.message = replace(item.message, facts=tuple(facts))
+            quiet = ("quiet now", f"{most} messages this hour; more come as one digest")
+            item.message = replace(item.message, facts=(*item.message.facts, quiet))
 
     def _digest(self) -> Item:
         held = sorted(self._held, key=lambda item: item.order)
@@ -226,7 +253,7 @@ class Lane:
         )
         self._number += 1
         keys = [key for item in held for key in item.keys]
-        return Item(message, keys, 0.0, self._number)
+        return Item(message, keys, 0.0, self._number, min(item.due_s for item in held))
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
@@ -247,6 +274,7 @@ class Lane:
             if self._over:
                 return  # `join` has told it
             self._busy = None
+            item.error = "" if ok else detail
             now = self._monotonic()
             again = not ok and retry_after_s is not None and item.tries < MAX_TRIES
             self._health.came_to(None if ok else detail)
@@ -261,12 +289,17 @@ class Lane:
                 self._wait_until = now + max(retry_after_s, pause_s)
                 self._items.append(item)
         if not again:
-            self._tell(item, ok, detail)
+            self._tell(item, ok, detail, for_good=retry_after_s is None)
 
-    def _tell(self, item: Item, ok: bool, detail: str, *, counts: bool = True) -> None:
-        if counts and not ok:
-            with self._change:
+    def _tell(
+        self, item: Item, ok: bool, detail: str, *, counts: bool = True, for_good: bool = False
+    ) -> None:
+        """Report what came of a message; `for_good`: to send it later would not help either."""
+        with self._change:
+            if counts and not ok:
                 self._health.lost(len(item.keys), detail, self._monotonic())
+            if not (ok or for_good) and item.message.severity in PAGES:
+                self._undelivered.append(item)
         result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries)
         try:
             self._on_result(result)

@@ -15,9 +15,9 @@ from ..core.values import Decision
 from . import health
 from .health import Trouble
 from .lane import Lane
-from .queued import Result, Sender
+from .queued import Result, Sender, Undelivered
 
-__all__ = ["Outbox", "Result", "Sender", "Trouble", "message_of"]
+__all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
 CONSOLE = "console"
 DRAIN_S = 5.0
@@ -84,12 +84,13 @@ class Outbox:
         return [lane.name for lane in self._lanes]
 
     def resume(
-        self, messages: Sequence[tuple[Message, str]], settled: Mapping[str, Collection[str]]
+        self, messages: Sequence[tuple[Message, str, float]], settled: Mapping[str, Collection[str]]
     ) -> int:
         """Queue what an outbox before this one did not come to; its channels only.
 
         Args:
-            messages: all that were ever posted, each with its key.
+            messages: all that were ever posted, each with its key and when that was, in seconds on
+                the monotonic clock.
             settled: channel of the one before -> keys whose outcome is known.
 
         Returns:
@@ -99,10 +100,10 @@ class Outbox:
         for lane in self._lanes:
             if lane.name not in settled:
                 continue
-            for message, key in messages:
+            for message, key, due_s in messages:
                 if key in settled[lane.name]:
                     lane.heard(message.incident)
-                elif lane.put(message, key):
+                elif lane.put(message, key, due_s=due_s):
                     self._newest = message, key
                     owed.add(key)
         return len(owed)
@@ -155,3 +156,11 @@ class Outbox:
             for lane in lanes:
                 lane.join(max(until - self._monotonic(), 0.0))
             self.look()
+
+    def undelivered(self) -> list[Undelivered]:
+        """End all channels, also where `close` was cut short, and return the pages they owe.
+
+        Each page is returned once. The terminal owes none: nobody reads it later.
+        """
+        far = [lane for lane in self._lanes if lane.name != CONSOLE]
+        return [page for lane in far for page in lane.undelivered()]

@@ -6,7 +6,7 @@ Reads the run directory, never the live program, so that it can be printed again
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.rule import Policy
@@ -14,6 +14,8 @@ from ..store import audit
 from ..store.recorder import incomplete
 from ..store.rundir import RunDir
 from . import tally
+
+MOST_PAGES = 8  # named one by one
 
 
 def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
@@ -33,6 +35,7 @@ def closing(run: RunDir) -> list[str]:
         f"supervise: exit code {done['exit_code']} {where}; "
         f"{counted(done['incidents'], 'incident')}, {tally.told(tally.count(records))}"
     ]
+    lines += _undelivered(done["spooled"])
     if lacking := incomplete(records):
         lines.append(f"  {lacking['reason']}")
     lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
@@ -50,7 +53,7 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     made = tally.count(records)
     found: dict[str, Any] = {
         "incidents": 0, "actions": made[tally.DONE], "failed": made[tally.FAILED],
-        "in_doubt": made[tally.DOUBT], "closed": [], "exit_code": None, "step": -1,
+        "in_doubt": made[tally.DOUBT], "closed": [], "exit_code": None, "step": -1, "spooled": [],
     }  # fmt: skip
     for one in records:
         data = one.get("data") or {}
@@ -60,7 +63,20 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             found["closed"].append(one)
         elif one["kind"] == "run_end":
             found["exit_code"], found["step"] = data["exit_code"], one["step"]
+            found["spooled"] = data.get("spooled", [])
     return found
+
+
+def _undelivered(pages: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not pages:
+        return []
+    lines = [
+        f"  not delivered to {page['channel']}: {page['severity']} {page['title']}"
+        for page in pages[:MOST_PAGES]
+    ]
+    if len(pages) > MOST_PAGES:
+        lines.append(f"  not delivered: {len(pages) - MOST_PAGES} more")
+    return [*lines, "  your next run sends what was not delivered; at once: supervise outbox flush"]
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,0 +1,380 @@
+"""Pages that outlived their run: one private file each, in a directory of the user.
+
+    SEV1-20260105T101112-<id>.json   a page, its channel, its destination and secrets; mode 0600
+    delivered.log                    what became of each page, one JSON object a line
+    NAME.aside                       what is no page of ours; for a person to look at
+
+Rule 1: a page is claimed with `flock` on its file, which the kernel drops with the process. Who has
+the claim sends; who has sent, or gives up, writes the log and removes the file.
+Rule 2: addresses and secrets are in the page files alone.
+Rule 3: no symbolic link is followed, and no file of another user is read.
+
+Knows files, not notifiers.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..core.shapes import Message
+from ..errors import StoreError
+
+VERSION = 1
+MAX_PAGES = 1000
+MAX_BYTES = 10_000_000  # of all pages
+MAX_PAGE_BYTES = 256_000
+MAX_LOG_BYTES = 1_000_000  # then it becomes delivered.log.1
+STALE_S = 3600.0  # a half-written file this old has no writer any more
+
+LOG = "delivered.log"
+ASIDE = ".aside"
+_FRESH = ".new-"
+_PAGE = re.compile(r"(SEV[01])-\d{8}T\d{6}-[0-9a-f]{16}\.json")
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # not held up by a pipe of that name
+_FOREIGN = (errno.ELOOP, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENXIO)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A message that one channel still owes to people.
+
+    Attributes:
+        keys: all messages that it stands for; it is posted under the first one, as it was before.
+        due: when it was to be delivered, UTC ISO-8601.
+        to: where it goes, as `notifiers.destination` made it. Holds secrets.
+        attempts: tries so far. error: what the newest one came to.
+    """
+
+    channel: str
+    message: Message
+    keys: tuple[str, ...]
+    due: str
+    to: Mapping[str, Any] = field(repr=False)
+    attempts: int = 0
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its file; the same page has the same name."""
+        said = f"{self.message.run}|{self.channel}|{self.keys[0]}"
+        digest = hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:16]
+        stamp = re.sub(r"[-:]", "", self.due[:19])
+        return f"{self.message.severity}-{stamp}-{digest}.json"
+
+    def age_s(self, wall: str) -> float:
+        """Return for how many seconds it is due at the time `wall`, UTC ISO-8601."""
+        return (datetime.fromisoformat(wall) - datetime.fromisoformat(self.due)).total_seconds()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what logs may say of it: no destination."""
+        message = self.message
+        return {
+            "run": message.run, "channel": self.channel, "severity": message.severity,
+            "title": message.title, "keys": list(self.keys), "due": self.due,
+            "attempts": self.attempts,
+        }  # fmt: skip
+
+
+def place(env: Mapping[str, str]) -> Path:
+    """Return the directory of this user's pages; it need not exist. Raises StoreError."""
+    state = Path(env.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # the specification: then it is to be ignored
+        named = env.get("HOME", "")
+        with suppress(KeyError):
+            named = named or pwd.getpwuid(os.geteuid()).pw_dir
+        home = Path(named)
+        with _store_errors(f"cannot look at {home}"):
+            if not (home.is_absolute() and home.is_dir()):
+                raise StoreError(
+                    f"there is no home directory {named}".rstrip(),
+                    hint="XDG_STATE_HOME names another place",
+                )
+        state = home / ".local" / "state"
+    return state / "supervise" / "outbox"
+
+
+class Spool:
+    """The open directory; get one from `open`. For one thread.
+
+    Attributes:
+        aside: name -> why it was set aside, of what this object has found.
+    """
+
+    def __init__(self, path: Path, fd: int, wall: Callable[[], str]) -> None:
+        self.path = path
+        self.aside: dict[str, str] = {}
+        self._fd = fd
+        self._wall = wall
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, path: Path, wall: Callable[[], str], *, make: bool = False
+    ) -> Iterator[Spool | None]:
+        """Open the directory, None where there is none.
+
+        Args:
+            wall: returns the time, UTC ISO-8601, for the log.
+            make: create it where there is none.
+
+        Raises:
+            StoreError: it cannot be made or read, or belongs to somebody else.
+        """
+        with _store_errors(f"cannot use {path}"):
+            if make:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    path.mkdir(mode=0o700)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if make:
+                    raise
+                fd = -1
+        if fd < 0:
+            yield None
+            return
+        try:
+            with _store_errors(f"cannot use {path}"):
+                found = os.fstat(fd)
+                if found.st_uid != os.geteuid():
+                    raise StoreError(f"{path} belongs to user {found.st_uid}, not to you")
+                if stat.S_IMODE(found.st_mode) & 0o077:
+                    os.fchmod(fd, 0o700)
+            yield cls(path, fd, wall)
+        finally:
+            os.close(fd)
+
+    def names(self) -> list[str]:
+        """Return the files of all pages: SEV0 first, then the oldest. Raises StoreError.
+
+        What else lies here is set aside.
+        """
+        found = self._listed()
+        for name in found:
+            if name.startswith(_FRESH):
+                self._sweep(name)
+            elif not (_PAGE.fullmatch(name) or name.startswith((LOG, ".")) or _is_aside(name)):
+                self._set_aside(name, "no page of supervise")
+        return [name for name in found if _PAGE.fullmatch(name)]
+
+    def set_aside(self) -> list[str]:
+        """Return the names of what has ever been set aside and still lies here."""
+        return [name for name in self._listed() if _is_aside(name)]
+
+    def read(self, name: str) -> Page | None:
+        """Return a page to look at, None when it is gone or was set aside. Raises StoreError."""
+        with self._opened(name, os.O_RDONLY) as fd:
+            return None if fd is None else self._parsed(name, fd)
+
+    @contextmanager
+    def claim(self, name: str) -> Iterator[Page | None]:
+        """Have a page alone for the length of a `with`.
+
+        None when another process has it, or when it is gone or was set aside.
+
+        Raises:
+            StoreError: what is sent from here could not be removed, so it must not be sent.
+        """
+        with self._opened(name, os.O_RDWR) as fd:
+            if fd is None:
+                yield None
+                return
+            with _store_errors(f"cannot claim a page in {self.path}"):
+                if not os.access(".", os.W_OK, dir_fd=self._fd):
+                    raise OSError(errno.EACCES, "the directory is not writable")
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    fd = None
+            yield None if fd is None or self._replaced(name, fd) else self._parsed(name, fd)
+
+    def put(self, page: Page) -> None:
+        """Keep a page. Raises StoreError: it is not kept."""
+        self._write(page, durable=True)
+
+    def retried(self, page: Page, error: str) -> None:
+        """Count a try without success of a claimed page, as far as that can be written."""
+        with suppress(StoreError):
+            self._write(replace(page, attempts=page.attempts + 1, error=error), durable=False)
+
+    def settle(self, page: Page, what: str, detail: str, by: str) -> None:
+        """Write down what became of a claimed page, and remove it. Raises StoreError."""
+        self._log({"what": what, **page.facts(), "detail": detail, "by": by})
+        with _store_errors(f"cannot remove a page from {self.path}"), suppress(FileNotFoundError):
+            os.unlink(page.name, dir_fd=self._fd)
+
+    def trim(self, by: str, max_pages: int = MAX_PAGES, max_bytes: int = MAX_BYTES) -> int:
+        """Drop the oldest SEV1, then the oldest SEV0, until the rest has room; return how many.
+
+        Raises:
+            StoreError: nothing can be removed here.
+        """
+        sizes = {}
+        for name in self.names():
+            with suppress(FileNotFoundError):
+                sizes[name] = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
+        gone = 0
+        for name in sorted(sizes, key=lambda name: (-int(name[3]), name)):
+            if len(sizes) <= max_pages and sum(sizes.values()) <= max_bytes:
+                break
+            with self.claim(name) as page:
+                if page is not None:
+                    full = f"more than {max_pages} pages or {max_bytes} bytes wait"
+                    self.settle(page, "dropped", full, by)
+                    gone += 1
+                    del sizes[name]
+        return gone
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _listed(self) -> list[str]:
+        with _store_errors(f"cannot read {self.path}"), os.scandir(self._fd) as found:
+            return sorted(each.name for each in found)
+
+    @contextmanager
+    def _opened(self, name: str, flags: int) -> Iterator[int | None]:
+        """Open a regular file of ours; None where there is none, or it was set aside."""
+        fd = None
+        try:
+            fd = os.open(name, flags | _CAREFUL, dir_fd=self._fd)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in _FOREIGN:
+                raise StoreError(f"cannot open {self.path / name}: {error.strerror}") from error
+            self._set_aside(name, f"cannot be opened: {error.strerror}")
+        try:
+            if fd is not None and (wrong := _wrong(os.fstat(fd))):
+                self._set_aside(name, wrong)
+                os.close(fd)
+                fd = None
+            yield fd
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _replaced(self, name: str, fd: int) -> bool:
+        """Whether another process has removed or rewritten the file since it was opened."""
+        try:
+            return (
+                os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_ino != os.fstat(fd).st_ino
+            )
+        except FileNotFoundError:
+            return True
+
+    def _parsed(self, name: str, fd: int) -> Page | None:
+        try:
+            with os.fdopen(os.dup(fd), "rb") as file:
+                page = _page(json.loads(file.read(MAX_PAGE_BYTES)))
+            if page.name != name:
+                raise ValueError("its name is that of another page")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            self._set_aside(name, f"damaged: {type(error).__name__}: {error}"[:200])
+            return None
+        return page
+
+    def _write(self, page: Page, *, durable: bool) -> None:
+        data = json.dumps({"version": VERSION, **asdict(page)}).encode()
+        if len(data) > MAX_PAGE_BYTES:
+            raise StoreError(f"a page of {len(data)} bytes is too large to be kept")
+        fresh = f"{_FRESH}{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFUL
+        with _store_errors(f"cannot write in {self.path}"):
+            fd = os.open(fresh, flags, 0o600, dir_fd=self._fd)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    file.write(data)
+                    if durable:
+                        file.flush()
+                        os.fsync(fd)
+                os.rename(fresh, page.name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                if durable:
+                    os.fsync(self._fd)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(fresh, dir_fd=self._fd)
+                raise
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        """Append one line; what cannot be written is not worth a page."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _CAREFUL
+        with suppress(OSError):
+            fd = os.open(LOG, flags, 0o600, dir_fd=self._fd)
+            try:
+                line = json.dumps({"wall": self._wall(), **record})
+                os.write(fd, line.encode() + b"\n")
+                if os.fstat(fd).st_size > MAX_LOG_BYTES:
+                    os.rename(LOG, f"{LOG}.1", src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            finally:
+                os.close(fd)
+
+    def _set_aside(self, name: str, why: str) -> None:
+        self.aside[name] = why
+        with suppress(OSError):
+            os.rename(name, name + ASIDE, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        self._log({"what": "set aside", "name": name, "detail": why})
+
+    def _sweep(self, name: str) -> None:
+        with suppress(OSError):
+            made_s = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime
+            if time.time() - made_s > STALE_S:
+                os.unlink(name, dir_fd=self._fd)
+
+
+@contextmanager
+def _store_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{what}: {error.strerror}", hint="XDG_STATE_HOME names another place"
+        ) from error
+
+
+def _is_aside(name: str) -> bool:
+    return name.endswith(ASIDE)
+
+
+def _wrong(found: os.stat_result) -> str:
+    """Say why a file is not to be read, "" when it may be."""
+    if not stat.S_ISREG(found.st_mode):
+        return "no regular file"
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    return "too large" if found.st_size > MAX_PAGE_BYTES else ""
+
+
+def _page(found: Any) -> Page:
+    """Return the page in a parsed file. Raises ValueError, TypeError, KeyError."""
+    if found.pop("version") != VERSION:
+        raise ValueError("of another version")
+    said, to = found.pop("message"), found["to"]
+    facts = tuple((str(name), str(value)) for name, value in said.pop("facts"))
+    if sorted(said) != sorted(each.name for each in fields(Message) if each.name != "facts"):
+        raise ValueError("not the fields of a message")
+    texts = [value for name, value in said.items() if name not in ("step", "incident")]
+    texts += [found["channel"], found["due"], found["error"], *found["keys"], to["kind"]]
+    if not (found["keys"] and all(isinstance(text, str) for text in texts)):
+        raise ValueError("a text is missing")
+    if not (isinstance(said["step"], int) and isinstance(found["attempts"], int)):
+        raise ValueError("a number is missing")
+    if datetime.fromisoformat(found["due"]).tzinfo is None:
+        raise ValueError("when it was due is not UTC")
+    found["keys"] = tuple(found["keys"])
+    return Page(message=Message(**said, facts=facts), **found)
