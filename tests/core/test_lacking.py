@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
-from supervise.core import engine
+from supervise.core import choosing, engine
 from supervise.core.replay import record
 from supervise.core.rule import Budget, Ladder, Runbook
 from supervise.core.values import Announced, Exited, Finished, Launched, Noticed
@@ -50,7 +50,7 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     story = refused(ladder=ladder)
     assert story.actions() == [FIRST]
     assert messages(story)[0]["title"] == "inc-1: soften waits for a good checkpoint"
-    assert "tried again when a checkpoint" in messages(story)[0]["next"]
+    assert "the relaunch follows the first good one" in messages(story)[0]["next"]
     evidence(story)
     story.frames(8.0, times=30)
     assert story.state.machine != "holding"
@@ -94,6 +94,20 @@ def test_a_trouble_that_is_over_is_not_answered_late(refused):
     told(story, "a", 39)
 
     assert story.actions() == [FIRST]
+
+
+def test_a_run_that_stays_ruined_still_waits_once_its_rules_got_used_to_it(refused):
+    """A baseline gets used to the ruined level and its rules clear; the loss is out of its band."""
+    story = refused()
+    evidence(story)
+    story.frames(4.9, times=60)  # `spike` is above 5
+    assert story.state.firing(story.policy) == [] and story.state.incident is not None
+    assert choosing.sought(story.policy, story.state) == 50
+    told(story, "a", 39)
+
+    assert story.actions() == [FIRST, "inc-1/2/0-snapshot"]
+    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+    assert story.actions()[-1] == AGAIN, "nor is it withdrawn"
 
 
 def test_what_no_checkpoint_helps_is_not_waited_for(refused):

@@ -118,3 +118,36 @@ def test_what_is_still_verified_when_the_job_starts_again_yields(desk):
     verifier.kill()
     thread.join(60)
     assert desk.states("found") == ["ckpt-1", "ckpt-2"]  # no other was begun
+
+
+def seek(desk, before):
+    desk.guard.seek(before)
+    while desk.guard.seeking:
+        time.sleep(0.01)
+    return [(e.data["id"], e.data["ok"]) for e in desk.guard.poll() if e.data]
+
+
+def test_while_an_incident_waits_the_newest_that_can_serve_comes_first(desk):
+    """The job trains on: what is of the trouble is left, and one that is good is enough."""
+    for number in range(1, 6):
+        desk.write(f"{number}.pt", "bad" if number == 3 else f"good {number}", step=number * 10)
+    desk.guard.look()
+
+    assert seek(desk, before=35) == [("ckpt-3", False), ("ckpt-2", True)]
+    assert not desk.guard.hurrying, "the silence of a job that trains still means something"
+    assert ("ckpt-5", 50, True) in desk.turn(), "after that it goes on as before"
+
+
+def test_what_is_verified_at_low_priority_is_begun_again(desk):
+    """On busy cores it would take minutes: nobody waits for it."""
+    desk.write("a.pt", "good 1", step=9)
+    desk.write("b.pt", "hang", step=50)
+    desk.guard.look()
+    verifying = threading.Thread(target=desk.guard.work)
+    verifying.start()
+    while not (desk.python.parent / "hanging").exists():
+        time.sleep(0.01)
+
+    assert seek(desk, before=20) == [("ckpt-1", True)]
+    verifying.join()
+    assert desk.entry("ckpt-2")["state"] == "found", "it has no verdict: it is looked at again"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -159,6 +161,18 @@ def test_what_is_bad(answers, name, problem):
     """Each kind of damage, in words."""
     assert answers[name]["ok"] is False
     assert problem in "; ".join(answers[name]["problems"])
+
+
+def test_it_is_as_nice_as_who_starts_it():
+    """While the job waits for its verdict it must not come last."""
+    verifier = subprocess.Popen([sys.executable, "-I", str(PROGRAM)], stdin=subprocess.PIPE)
+    score = Path(f"/proc/{verifier.pid}/oom_score_adj")
+    while score.read_text() != "1000\n":
+        time.sleep(0.01)
+
+    assert os.getpriority(os.PRIO_PROCESS, verifier.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    verifier.kill()
+    verifier.communicate()
 
 
 @pytest.mark.parametrize("name", ["code.pt", "pickle.pt", "dcp-evil"])

@@ -32,9 +32,8 @@ def find_torch() -> Any:
         return import_module("torch")
 
 
-def be_modest() -> None:
-    """Take what the job leaves over; if memory runs out, be the one that is killed."""
-    os.nice(19)
+def yield_memory() -> None:
+    """If memory runs out, be the one that is killed. Who starts it sets its niceness."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
@@ -45,7 +44,7 @@ def be_modest() -> None:
 def main() -> None:
     """Answer the request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is not meant for it
-    be_modest()
+    yield_memory()
     request = json.load(sys.stdin)
     try:
         torch = find_torch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..core import choosing
 from ..core.incident import HELD
 from ..core.life import ASKED, MEANT
 from ..core.rule import Policy
@@ -45,6 +46,13 @@ def hear(guard: Guard, event: Event, policy: Policy) -> None:
     resume = (policy.job.get("relaunch") or {}).get("resume")
     if resume != "savepoint" or event.data.get("how") == "savepoint":
         guard.saved(event)
+
+
+def seek(guard: Guard, policy: Policy, state: State) -> None:
+    """Let the guard verify at once what a refused relaunch waits for, if one does."""
+    before = choosing.sought(policy, state)
+    if before is not None:
+        guard.seek(before)
 
 
 def may_come_back(policy: Policy, state: State, returncode: int) -> bool:

@@ -224,6 +224,7 @@ class App:
             for notice in notices:
                 desk.take(notice)
             desk.take(Tick(now_ns, judged))
+        guarding.seek(self._guard, desk.policy, desk.state)
         changed = self._segments.tighten(sampling.denser(desk.policy, desk.state), now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})

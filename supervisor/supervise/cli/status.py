@@ -150,6 +150,8 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines += [("channel", _channel(name, how)) for name, how in broken.items()]
     lines.append(("incidents", _incidents(state.get("incidents") or {})))
     lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
+    if awaited := state.get("waits_for"):
+        lines.append(("waiting", f"the relaunch, for {awaited}"))
     if silenced := state.get("silenced"):
         lines.append(("silenced", ", ".join(f"{rule} by {who}" for rule, who in silenced.items())))
     if budgets := state.get("budgets"):

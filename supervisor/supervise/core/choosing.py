@@ -7,11 +7,11 @@ was verified at all, it is refused, and tried again when one is.
 
 from __future__ import annotations
 
-from . import aiming, ending
+from . import aiming, ending, withdrawal
 from .action import Refused
 from .incident import OPEN, Incident
-from .rule import Runbook
-from .state import Turn
+from .rule import Policy, Runbook
+from .state import State, Turn
 from .steps import OVERDUE_S
 from .values import ACTING_MODES
 
@@ -58,8 +58,8 @@ def refused(
         return  # only while its evidence is taken; that is no time to wait for
     turn.tell(
         incident.severity, f"{incident.id}: {book.name} waits for a good checkpoint", news=True,
-        then="evidence is taken; it is tried again when a checkpoint that is old enough is found "
-        "good; a person should look",
+        then=f"checkpoints from before step {sought(turn.policy, turn.state)} are verified at "
+        "once, the newest first; the relaunch follows the first good one",
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
     """Return `(runbook, rung, why, climbed)` when what lacked a checkpoint can work by now.
 
     Only while nothing else was done about the incident, and as long as a rule of it that acts still
-    fires; of a job that has ended no rule can tell.
+    fires or the loss is out of its band; of a job that has ended no rule can tell.
     """
     state, policy = turn.state, turn.policy
     if incident.lacked is None or incident.phase != OPEN or state.pending is not None:
@@ -76,7 +76,7 @@ def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
     book = policy.runbooks.get(name)
     if number != incident.runs or book is None:
         return None
-    if state.returncode is None and not _pressing(turn, incident):
+    if state.returncode is None and not (_pressing(turn, incident) or waits(state, incident)):
         return None
     if aiming.refusal(turn, incident, book):
         return None
@@ -84,6 +84,33 @@ def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
     rungs = policy.ladder.rungs
     why += "; there is a good checkpoint by now"
     return name, rungs.index(name) if name in rungs else -1, why, climbed
+
+
+def waits(state: State, incident: Incident) -> bool:
+    """Return whether an incident waits for a checkpoint, and its loss is out of its band.
+
+    Baselines get used to a ruined loss, and its rules clear: that does not end it.
+    """
+    silent = any(state.silence(rule) is not None for rule in incident.rules)
+    return incident.lacked is not None and not silent and withdrawal.astray(state, incident)
+
+
+def sought(policy: Policy, state: State) -> int | None:
+    """Return before which step a checkpoint must be of that a refused relaunch waits for.
+
+    None while none does.
+    """
+    incident = state.incident
+    if incident is None or incident.lacked is None or state.returncode is not None:
+        return None
+    number, name, _, _ = incident.lacked
+    book = policy.runbooks.get(name)
+    if incident.phase != OPEN or number != incident.runs or book is None:
+        return None
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        if verb == "relaunch":
+            return int(step.before(incident.breach_step))  # type: ignore[attr-defined]
+    return None
 
 
 def _pressing(turn: Turn, incident: Incident) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import (
+    choosing,
     consent,
     ending,
     flapping,
@@ -255,7 +256,7 @@ def _settle(turn: Turn, incident: Incident) -> None:
             ending.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             turn.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if state.firing(turn.policy):
+        if state.firing(turn.policy) or choosing.waits(state, incident):
             incident.quiet_since = None
         elif incident.quiet_since is None:
             incident.quiet_since = state.pace

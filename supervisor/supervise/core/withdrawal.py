@@ -61,7 +61,7 @@ def gone(policy: Policy, state: State) -> str:
         return ""
     firing = set(state.firing(policy)) & {*run.reason.rules, *incident.rules}
     acting = any(r.id in firing and r.runbook and _acts(policy, r) for r in policy.rules)
-    return "" if acting or _astray(state, incident) else CLEARED
+    return "" if acting or astray(state, incident) else CLEARED
 
 
 def withdrawn(policy: Policy, state: State) -> str:
@@ -118,10 +118,10 @@ def _still_silent(policy: Policy, state: State, rule_id: str, frames: dict[int, 
     )
 
 
-def _astray(state: State, incident: Incident) -> bool:
+def astray(state: State, incident: Incident) -> bool:
     """Return whether the newest loss is above the band that it had before the first breach."""
     bank, band = state.banks.get(incident.rank), incident.band
     loss = bank.value(LOSS) if bank is not None else None
     if bank is None or band is None or loss is None:
         return False
-    return not loss <= band.limit_at(bank.step)
+    return not loss <= band.limit_at(bank.step)  # NaN is, too

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..core import choosing
+from ..core.incident import Incident
 from ..core.pending import Pending
 from ..core.rule import Policy
 from ..core.state import State
@@ -29,7 +31,6 @@ def snapshot(
         ranks: per rank `pid`, `phase`, `seen_ns` and the probe's `status`.
         trouble: why decisions cannot be recorded, None while all is well.
     """
-    incident = state.incident
     found: dict[str, Any] = {
         "state": state.machine,
         "mode": policy.mode,
@@ -38,20 +39,7 @@ def snapshot(
         "step": state.step,
         "attempt": state.attempt,
         "world_size": state.world_size,
-        "incidents": {
-            "opened": state.incidents,
-            "open": None
-            if incident is None
-            else {
-                "id": incident.id,
-                "severity": incident.severity,
-                "phase": incident.phase,
-                "rules": list(incident.rules),
-                "headline": incident.headline,
-                "runbook": incident.run.runbook.name if incident.run is not None else None,
-                "acked": incident.acked,
-            },
-        },
+        "incidents": {"opened": state.incidents, "open": _open(state.incident)},
         "approvals": [] if state.pending is None else [_request(state.pending, now_ns)],
         "silenced": {rule: who for rule in state.silenced if (who := state.silence(rule))},
         "checkpoints_good": [found.id for found in state.checkpoints.good()][-3:],
@@ -69,9 +57,31 @@ def snapshot(
         "last_decision": None if last is None else {"kind": last.kind, "reason": last.reason},
         "updated_wall": wall,
     }
+    if awaited := _awaited(policy, state):
+        found["waits_for"] = awaited
     if trouble is not None:
         found["trouble"] = trouble
     return found
+
+
+def _open(incident: Incident | None) -> dict[str, Any] | None:
+    """Return what is shown of the open incident."""
+    if incident is None:
+        return None
+    return {
+        "id": incident.id,
+        "severity": incident.severity,
+        "phase": incident.phase,
+        "rules": list(incident.rules),
+        "headline": incident.headline,
+        "runbook": incident.run.runbook.name if incident.run is not None else None,
+        "acked": incident.acked,
+    }
+
+
+def _awaited(policy: Policy, state: State) -> str:
+    before = choosing.sought(policy, state)
+    return "" if before is None else f"a verified checkpoint from before step {before}"
 
 
 def _request(pending: Pending, now_ns: int) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Guard:
         self._asked_s = self._rest_s = self._hurry_s = -inf
         self._tested_s, self._share, self._soon_s = time.monotonic(), share, soon_s
         self._rush: threading.Thread | None = None
+        self._sought: int | None = None  # an incident waits for one of a step before this
         self._working = threading.Lock()  # one at a time
         self._over, self._came = threading.Event(), threading.Event()
         self._threads = [
@@ -162,10 +163,28 @@ class Guard:
         between `above` and `before`, both left out. Returns at once; see `hurrying`. Once one is
         good, no other is begun after `soon_s`: large ones take long.
         """
-        self._hurry_s = time.monotonic() + within_s
+        self._hurry_s, self._sought = time.monotonic() + within_s, None
         steps = (above, before)
         self._rush = threading.Thread(target=self._hurried, args=steps, name="hurry", daemon=True)
         self._rush.start()
+
+    def seek(self, before: int) -> None:
+        """The job trains on, and an incident waits for a good checkpoint of a step before this.
+
+        Verified at normal priority, the newest that can serve first, until one is good; what is
+        under way at low priority is begun again. Returns at once; call it for as long as it waits.
+        """
+        if self._rush is None or not self._rush.is_alive():
+            self._sought = before
+            self._rush = threading.Thread(
+                target=self._seek, args=(before,), name="seek", daemon=True
+            )
+            self._rush.start()
+
+    @property
+    def seeking(self) -> bool:
+        """Whether that is under way; if not, `poll` has what came of it."""
+        return self._sought is not None
 
     @property
     def hurrying(self) -> bool:
@@ -174,7 +193,7 @@ class Guard:
 
     def calm(self) -> None:
         """The job is about to run again: begin no more in a hurry, and what is under way yields."""
-        self._hurry_s = -inf
+        self._hurry_s, self._sought = -inf, None
         if self._rush is not None and (thread := self._rush.native_id) is not None:
             with suppress(OSError):  # it is over
                 os.setpriority(os.PRIO_PROCESS, thread, NICE)
@@ -243,7 +262,7 @@ class Guard:
         """Do the most urgent piece of work; return whether there was any."""
         self._keeper.look_at_code()
         self._keeper.drop(self._judged, self._moment.suspects)
-        if time.monotonic() < self._rest_s:
+        if self._sought is not None or time.monotonic() < self._rest_s:
             return False
         with self._working:
             began_s = time.monotonic()
@@ -262,6 +281,26 @@ class Guard:
         now_s = time.monotonic()
         self._rest_s = now_s + (now_s - began_s) * (1.0 / self._share - 1.0)
         return True
+
+    def _seek(self, before: int) -> None:
+        """See `seek`."""
+        self._keeper.cancel()
+        with self._working:
+            self.look()
+            while self._sought == before and not self._over.is_set():
+                with self._keeper.lock:
+                    able = [e for e in self._ready if e.state == FOUND and e.earliest < before]
+                    self._ready = [e for e in self._ready if e not in able[-1:]]
+                if not able:
+                    break
+                step = f"of step {able[-1].step}" if able[-1].step >= 0 else "of an unknown step"
+                sentence = f"checkpoint {able[-1].id} {step} is verified at once"
+                self._news.say(f"{sentence}: a relaunch waits for it", once=sentence)
+                self._keeper.take(able[-1], awaited=True)
+                if able[-1].state == VERIFIED:
+                    break
+        if self._sought == before:
+            self._sought = None
 
     def _hurried(self, above: float, before: float) -> None:
         """See `hurry`; what was under way, perhaps from a copy, comes to its end first."""

@@ -35,21 +35,22 @@ class Keeper(Pinned):
         if self._code is None:
             self._code = manifest.code(self.cwd, self.facts["argv"])
 
-    def take(self, entry: Entry, *, urgent: bool = False) -> None:
+    def take(self, entry: Entry, *, urgent: bool = False, awaited: bool = False) -> None:
         """Verify a checkpoint that is complete, one at a time; pin it if it is good.
 
         Args:
             urgent: the job is dead: nobody needs the disk, or writes it again.
+            awaited: the job trains on and should be taken back: its disk does not come first.
         """
         with self.lock:
             link = self.holds.begin(entry)
         try:
-            self._take(entry, link, urgent=urgent)
+            self._take(entry, link, urgent=urgent, awaited=awaited)
         finally:
             with self.lock:
                 self.holds.end(entry)
 
-    def _take(self, entry: Entry, link: Path | None, *, urgent: bool) -> None:
+    def _take(self, entry: Entry, link: Path | None, *, urgent: bool, awaited: bool) -> None:
         often = entry.there and entry.path in self.overtaken and not self.holds.alone(entry)
         try:
             held = self._hold(entry) if often and not urgent else None
@@ -61,7 +62,13 @@ class Keeper(Pinned):
             path, look = entry.path, entry.stamp
         link = link if held is None else None
         where = str(held or link or path)
-        answer = self._verifier.verify(where, entry.bytes, entry.python, urgent=urgent)
+        hurried = urgent or awaited
+        try:
+            answer = self._verifier.verify(where, entry.bytes, entry.python, urgent=hurried)
+        except InterruptedError:
+            with self.lock:
+                self._let_go(entry)
+            return
         unread = answer.ok is None and not answer.found and entry.id not in self._tried
         with self.lock:
             if self._over.is_set():
@@ -170,7 +177,10 @@ class Keeper(Pinned):
             return
         entry = pinned[-1]
         path = self.pins.data(entry)
-        answer = self._verifier.verify(str(path), entry.bytes, entry.python)
+        try:
+            answer = self._verifier.verify(str(path), entry.bytes, entry.python)
+        except InterruptedError:
+            return
         found = {name: file["sha256"] for name, file in answer.found.get("files", {}).items()}
         with self.lock:
             if self._over.is_set() or not entry.pinned:

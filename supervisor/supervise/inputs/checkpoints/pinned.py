@@ -80,6 +80,10 @@ class Pinned:
         self._over.set()
         self._verifier.close()
 
+    def cancel(self) -> None:
+        """Give up a verification that is under way; its checkpoint is looked at again."""
+        self._verifier.cancel()
+
     def calm(self, niceness: int) -> None:
         """Let a verification that is under way be so nice from now on."""
         self._verifier.calm(niceness)

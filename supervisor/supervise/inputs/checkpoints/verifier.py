@@ -52,13 +52,16 @@ class Verifier:
         self._wanted["load"] = bool(self._wanted)
         self._limit_s = limit_s
         self._process: subprocess.Popen[str] | None = None
-        self._closed = False
+        self._closed = self._cancelled = False
         spec = importlib.util.find_spec("supervise_offline")
         places = spec.submodule_search_locations if spec is not None else None
         self._program = str(Path(*places, "checkpoint")) if places else ""
 
     def verify(self, path: str, size: int, python: str | None, *, urgent: bool = False) -> Answer:
         """Verify one checkpoint of `size` bytes. Blocks; never raises for what is in it.
+
+        Raises:
+            InterruptedError: see `cancel`.
 
         Args:
             python: the job's interpreter; None, or one that is not here: our own.
@@ -90,6 +93,13 @@ class Verifier:
         if process is not None and process.poll() is None:
             process.kill()
 
+    def cancel(self) -> None:
+        """Give up the verification that is under way; for any thread."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            self._cancelled = True
+            process.kill()
+
     def calm(self, niceness: int) -> None:
         """Let what is running be so nice from now on; for any thread."""
         if (process := self._process) is not None:
@@ -103,6 +113,7 @@ class Verifier:
     ) -> tuple[list[dict[str, Any]], str, int]:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._cancelled = False
         process = self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -120,6 +131,8 @@ class Verifier:
                 self.calm(niceness)
             request = json.dumps({"paths": list(paths), **self._wanted})
             out, error = process.communicate(request, timeout=limit_s)
+            if self._cancelled:
+                raise InterruptedError("the verification was given up")
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
