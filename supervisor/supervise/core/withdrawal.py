@@ -5,9 +5,9 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
 
 - A standstill: any new frame of the rank that stood still withdraws the action, as its rule's
   clearing does.
-- Any other trouble: the action is withdrawn once every rule of the incident that acts has cleared
-  and the loss is back in the incident's band. A ratio also clears by getting used to a ruined loss,
-  so clearing alone does not show that the run is well.
+- Any other trouble: the action is withdrawn once every rule of the incident above SEV2 has cleared
+  and the losses since the first breach are back in its band. Rules that look for a change clear in
+  the next step, and ratios get used to a ruined loss: clearing alone does not show that it is well.
 - What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
   an approved answer to a standstill does: a job that makes steps again does not stand still.
 - A training that is over (see `trainings`) withdraws what was meant for it.
@@ -18,12 +18,14 @@ Pure questions: nothing is decided, said or done.
 from __future__ import annotations
 
 from . import standstill
+from .band import median
 from .bank import LOSS
 from .incident import Incident, Reason, Run
 from .rule import Policy, Rule
 from .state import State, Turn
 from .values import ACTING_MODES
 
+LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
 TRAINING_OVER = "the training that it was for is over"
 STEPS_AGAIN = "the job makes steps again"
 CLEARED = "every rule that asked for it has cleared"
@@ -60,8 +62,8 @@ def gone(policy: Policy, state: State) -> str:
     if run.approved is not None or not run.reason.rules:
         return ""
     firing = set(state.firing(policy)) & {*run.reason.rules, *incident.rules}
-    acting = any(r.id in firing and r.runbook and _acts(policy, r) for r in policy.rules)
-    return "" if acting or astray(state, incident) else CLEARED
+    lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
+    return "" if lasting or astray(state, incident) else CLEARED
 
 
 def withdrawn(policy: Policy, state: State) -> str:
@@ -119,9 +121,13 @@ def _still_silent(policy: Policy, state: State, rule_id: str, frames: dict[int, 
 
 
 def astray(state: State, incident: Incident) -> bool:
-    """Return whether the newest loss is above the band that it had before the first breach."""
+    """Return whether most losses since the first breach are out of the incident's band."""
     bank, band = state.banks.get(incident.rank), incident.band
-    loss = bank.value(LOSS) if bank is not None else None
-    if bank is None or band is None or loss is None:
+    if bank is None or band is None:
         return False
-    return not loss <= band.limit_at(bank.step)  # NaN is, too
+    points = bank.history.series(LOSS)[-LOOKED_AT:]
+    since = [(step, loss) for step, loss in points if step >= incident.breach_step]
+    if not since:
+        return False
+    residual = median([loss - band.forecast(step) for step, loss in since])
+    return residual > band.width(len(since))
