@@ -7,14 +7,17 @@ printed here and nowhere else: one line with the cause, one with the next thing 
 from __future__ import annotations
 
 import difflib
-import os
-import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
 from .. import __version__
 from ..errors import SuperviseError, UsageError
+from . import _streams
 
 WORDS = (
     *("pause", "resume", "approve", "deny", "ack", "silence", "lr", "rollback", "savepoint"),
@@ -42,6 +45,24 @@ COMMANDS = (
 )
 
 
+class _UnwritableError(Exception):
+    """Standard output cannot be written; click would end with 1 for a closed pipe."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:  # it is about a file
+            raise
+        raise _UnwritableError(error) from error
+
+
 class Commands(click.Group):
     """Loads a command when it is asked for, so that a job is not kept waiting for all of them."""
 
@@ -57,6 +78,16 @@ class Commands(click.Group):
         module = name.replace("-", "_")
         command: click.Command = import_module(f"{__name__}.{module}").command
         return command
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Begin, with the help and the version that were asked for."""
+        with _printing():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _printing():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take anything that is no command of ours for the job's command line."""
@@ -85,9 +116,15 @@ def group() -> None:
     """
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with its documented code."""
-    sys.exit(invoke(argv))
+    _streams.take_over()
+    try:
+        code = invoke(argv)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    _streams.leave(code)
 
 
 def invoke(argv: list[str] | None = None) -> int:
@@ -103,10 +140,8 @@ def invoke(argv: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return UsageError.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`); a second failure at exit must not show.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
+    except _UnwritableError as error:
+        return _streams.unwritable(error.reason)
 
 
 def _explain(error: SuperviseError) -> None:

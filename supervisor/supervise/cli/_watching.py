@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
-import click
-
 from ..app import App, closed
+from ..errors import SuperviseError
 from ..inputs import clock
 from ..job import shm
 from ..job.process import Process
@@ -23,14 +23,11 @@ Record = Callable[[RunDir, Tell], Recorder]
 
 
 def teller(*, quiet: bool) -> Tell:
-    """Return what shows a line to the person at the terminal, if there is one."""
+    """Return what shows a line to the person at the terminal, if there is one; it never waits."""
 
     def tell(line: str) -> None:
-        try:
-            if not quiet:
-                click.echo(line, err=True)
-        except (OSError, ValueError):  # nobody reads stderr any more; the run goes on
-            pass
+        if not quiet:
+            sys.stderr.write(f"{line}\n")  # no flush, which may wait: see `_streams`
 
     return tell
 
@@ -47,12 +44,24 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
     run, directory = app.settings.run, app.settings.shm
     code = app.run(process, outbox)
     forwarder.restore()
-    try:
-        app.close(outbox, code)
-        closed(run, outbox.look())
-        shm.remove(directory)
-        for line in receipt.closing(run):
-            tell(line)
-    except Exception as error:
-        tell(f"supervise: {type(error).__name__}: {error}")
+    lines = [f"supervise: exit code {code}"]
+
+    def look_back() -> None:
+        lines[:] = receipt.closing(run)
+
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: app.close(outbox, code),
+        lambda: closed(run, outbox.look()),
+        lambda: shm.remove(directory),
+        look_back,
+    )
+    for step in steps:
+        try:
+            step()
+        except SuperviseError as error:
+            tell(f"supervise: {error}")
+        except Exception as error:
+            tell(f"supervise: {type(error).__name__}: {error}")
+    for line in lines:
+        tell(line)
     return code

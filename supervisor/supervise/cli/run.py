@@ -110,6 +110,7 @@ def supervise(
             record(run, tell),
         )
         outbox = Outbox(senders, app.desk.delivered)
+        opening = receipt.opening(run, policy, tier, reason)
         forwarder.install()
         process = launcher.start(policy, Launch())
     except SuperviseError:
@@ -118,7 +119,7 @@ def supervise(
         raise
     # From here on the job's result is what counts, whatever becomes of us.
     forwarder.attach(process)
-    tell(receipt.opening(run, policy, tier, reason))
+    tell(opening)
     return watch(app, process, outbox, forwarder, tell)
 
 

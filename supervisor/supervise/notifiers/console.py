@@ -55,12 +55,23 @@ class ConsoleSender:
         if self._shown.get(message.incident) == said:
             return "nothing new"
         try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            raise NotifyError("standard error is closed", retry_after_s=None) from None
+            _write(self._stream, text)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            told = f"standard error cannot be written: {reason}"
+            raise NotifyError(told, retry_after_s=None) from None
         self._shown[message.incident] = said
         return "printed"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write `text`, and return when that is done. Raises OSError or ValueError."""
+    deliver = getattr(stream, "deliver", None)  # of a stream that only queues what it is given
+    if deliver is not None:
+        deliver(text)
+        return
+    stream.write(text)
+    stream.flush()
 
 
 def render(message: Message, *, colour: bool) -> str:

@@ -1,0 +1,248 @@
+"""The standard streams of our own process, so that no reader of them can hold us up.
+
+Standard error is shared with the job and leads to whatever the person chose: a pipe that nobody
+empties, a terminal that hung up, a full disk. A thread of its own writes to it with plain blocking
+writes (O_NONBLOCK would change it for the job too). Everybody else only queues, and what does not
+fit is dropped and counted. Standard output is an ordinary stream: a command that prints waits for
+a slow reader, as any program does. The process ends by `leave`, past Python's own last flush,
+which could block for ever or put 120 in the place of the exit code.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TextIO, cast
+
+import click
+
+PIPE_CLOSED = 128 + signal.SIGPIPE  # what a shell says of a program whose reader went away
+CANNOT_WRITE = 74  # sysexits EX_IOERR
+MAX_BYTES = 256 << 10  # that wait to be written
+CHUNK_BYTES = 4096  # PIPE_BUF on Linux: a pipe takes so much whole, and each is progress
+STALL_S = 2.0  # `flush` gives up after that time without progress
+
+
+@dataclass(eq=False)
+class _Text:
+    """One text on its way; `lost` is how many lines are missing when it cannot be written."""
+
+    data: bytes
+    lost: int
+    error: OSError | None = None
+    done: bool = False
+
+
+class Stream(io.TextIOBase):
+    """A text stream whose `write` never blocks and never raises.
+
+    Args:
+        fd: where to write; -1 is a closed one, on which nothing arrives.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, fd: int, encoding: str | None = None) -> None:
+        self._fd = fd
+        self.encoding = encoding or self.encoding
+        self._change = threading.Condition()
+        self._queue: deque[_Text] = deque()
+        self._waiting_bytes = 0
+        self._begun = ""  # of a line whose end has not come
+        self._lost = 0  # lines since the last time that something was written
+        self._moved_s = 0.0  # when something was written, or the queue was empty
+        self._thread: threading.Thread | None = None
+
+    def write(self, text: str) -> int:
+        """Queue the whole lines of `text`; the rest waits for its end, or for `flush`."""
+        with self._change:
+            lines, end, self._begun = (self._begun + text).rpartition("\n")
+            self._put(lines + end)
+        return len(text)
+
+    def deliver(self, text: str) -> None:
+        """Write `text`, and wait until that is done. Raises OSError when it cannot be."""
+        with self._change:
+            put = self._put(text)
+            self._change.wait_for(lambda: put.done)
+        if put.error is not None:
+            raise put.error
+
+    def flush(self) -> None:
+        """Wait until all is written, but not on for STALL_S without progress; never raises."""
+        with self._change:
+            begun, self._begun = self._begun, ""
+            self._put(begun)
+            least_s = time.monotonic() + 0.1  # we may have been stopped, the writer too
+            while self._queue:
+                if not self._begin():
+                    self._write_what_fits()
+                left_s = max(self._moved_s + STALL_S, least_s) - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._change.wait(min(left_s, 0.1))
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._fd >= 0 and os.isatty(self._fd)
+
+    def fileno(self) -> int:
+        if self._fd < 0:
+            raise io.UnsupportedOperation("the stream is closed")
+        return self._fd
+
+    # ── with the lock held ────────────────────────────────────────────────────────────────────────
+
+    def _put(self, text: str) -> _Text:
+        data = text.encode(self.encoding, self.errors)
+        put = _Text(data, lost=data.count(b"\n") or 1)
+        if not data:
+            put.done = True
+        elif self._queue and self._waiting_bytes + len(data) > MAX_BYTES:
+            put.error, put.done = BlockingIOError("it takes nothing more"), True
+            self._lost += put.lost
+        else:
+            self._say_what_is_lost()
+            self._append(put)
+            self._begin()
+        return put
+
+    def _append(self, text: _Text) -> None:
+        if not self._queue:
+            self._moved_s = time.monotonic()
+        self._queue.append(text)
+        self._waiting_bytes += len(text.data)
+        self._change.notify_all()
+
+    def _say_what_is_lost(self) -> None:
+        if self._lost:
+            what = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
+            said = f"supervise: {what} missing here: standard error could not be written\n"
+            self._append(_Text(said.encode(self.encoding, self.errors), self._lost))
+            self._lost = 0
+
+    def _settle(self, error: OSError | None) -> None:
+        """The first text was written, or cannot be."""
+        text = self._queue.popleft()
+        self._waiting_bytes -= len(text.data)
+        self._moved_s = time.monotonic()
+        text.error, text.done = error, True
+        if error is not None:
+            self._lost += text.lost  # the next text is tried: a disk may have room again
+        elif not self._queue:
+            self._say_what_is_lost()
+        self._change.notify_all()
+
+    def _begin(self) -> bool:
+        """Start the thread unless it runs; False where no more threads can be started."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="stderr", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
+    def _write_what_fits(self) -> None:
+        """There is no thread: write what is taken at once, so that people can read why we end."""
+        text = self._queue[0]
+        if self._fd >= 0 and not _ready(self._fd, 0):
+            return
+        try:
+            text.data = text.data[os.write(self._fd, text.data[:CHUNK_BYTES]) :]
+        except OSError as error:
+            self._settle(error)
+        else:
+            self._moved_s = time.monotonic()
+            if not text.data:
+                self._settle(None)
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        # Else a terminal with `stty tostop` would stop us while the job has its foreground.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue)
+                data = self._queue[0].data
+            error = self._write(data)
+            with self._change:
+                self._settle(error)
+
+    def _write(self, data: bytes) -> OSError | None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._fd, left[:CHUNK_BYTES]) :]
+            except BlockingIOError:  # the job made it non-blocking, for us as well
+                _ready(self._fd, None)
+            except OSError as error:
+                return error
+            self._moved_s = time.monotonic()
+        return None
+
+
+def _ready(fd: int, timeout_ms: int | None) -> bool:
+    """Wait until a write of CHUNK_BYTES would not block, or would fail at once."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(timeout_ms))
+
+
+def take_over() -> None:
+    """Make the standard streams of this process what this module says they are.
+
+    A closed one becomes /dev/null in this process, lest a file that we open takes its number and
+    gets what somebody prints. It stays closed for the job.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            if null != fd:
+                os.dup2(null, fd, inheritable=False)
+                os.close(null)
+    if sys.stdin is None:
+        sys.stdin = _null("r")
+    if sys.stdout is None:
+        sys.stdout = _null("w")
+    theirs = sys.stderr
+    sys.stderr = Stream(-1) if theirs is None else Stream(theirs.fileno(), theirs.encoding)
+
+
+def _null(mode: str) -> TextIO:
+    return cast(TextIO, Path(os.devnull).open(mode, encoding="utf-8"))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with `code`, or with what became of standard output."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        code = unwritable(error)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def unwritable(error: OSError | ValueError) -> int:
+    """Say why standard output cannot be written; return the exit code for that."""
+    sys.stdout = _null("w")
+    if isinstance(error, BrokenPipeError):
+        return PIPE_CLOSED
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    click.echo(f"supervise: cannot write to standard output: {reason}", err=True)
+    return CANNOT_WRITE
