@@ -282,7 +282,7 @@ def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, c
     taken = take_over(run, job)
 
     assert taken.desk.state.over
-    assert ends_with(job, taken.desk.state) == passed_on
+    assert ends_with(job, taken.desk.state, taken.desk.policy) == passed_on
     reason = kinds(run, "incident")[-1]["reason"]
     assert ("job.relaunch.args --resume" in reason) is (code != 0)
     assert_replayed(run)

@@ -377,7 +377,7 @@ def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control
 
 @pytest.mark.parametrize(("crashed", "code"), [(False, 78), (True, None)])
 def test_a_job_that_we_stopped_and_cannot_start_needs_a_person(control, edges, crashed, code):
-    """The exit code says so; one that had ended by itself keeps its own."""
+    """The exit code says so; of one that had crashed, the engine says whether it was to go on."""
     if crashed:
         control.process.signal(9)
         control.process.wait(60.0)

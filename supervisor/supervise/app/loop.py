@@ -87,10 +87,11 @@ class App:
             process = self.control.process
         while process.poll() is None:
             process.wait(0.5)
-        by_policy = None if self._called_off else ends_with(self.control, self.desk.state)
+        state, policy = self.desk.state, self.desk.policy
+        by_policy = None if self._called_off else ends_with(self.control, state, policy)
         returncode = process.returncode or 0
-        if process.unknown and self.desk.state.returncode is not None:
-            returncode = self.desk.state.returncode  # a supervisor before us saw it
+        if process.unknown and state.returncode is not None:
+            returncode = state.returncode  # a supervisor before us saw it
         return exit_code(returncode) if by_policy is None else by_policy
 
     def close(self, outbox: Outbox, code: int) -> None:

@@ -13,7 +13,8 @@ then. Whatever fails there costs the choice and not the run: the order that was 
 resort.
 
 From the stop to the start the run's exit code is `HUMAN`: should it end there, a policy stopped it.
-So it is when what was started fails before its first step: nobody came back.
+So it is when what was started fails before its first step, and when a crash is to be answered with
+a start and cannot be: nobody came back.
 
 Runs on the performer's thread; the start is made on the main loop, which owns signals, terminal and
 segments.
@@ -29,7 +30,8 @@ from typing import Any, Protocol, TypeVar
 
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
-from ..core.life import MEANT, failed_start
+from ..core.life import MEANT, crashed, failed_start
+from ..core.rule import Policy
 from ..core.state import State
 from ..errors import ActionError, StoreError, SuperviseError
 from ..job.control import Control
@@ -54,11 +56,14 @@ def stopped_for(run: RunDir, key: str) -> bool:
     return done.get("how", "ended") != "ended" and "pid" not in done
 
 
-def ends_with(job: Control | None, state: State) -> int | None:
+def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
     """Return the exit code that a policy makes the run end with; None: the job's own counts.
 
-    A start that failed came to nothing, unless the job itself says what is wrong.
+    A start that failed came to nothing, unless the job itself says what is wrong. A crash that the
+    policy answers with a start, and that none followed, needs a person too.
     """
+    if policy.job.get("on_crash") and state.stays and crashed(state):
+        return HUMAN
     if failed_start(state) and state.returncode not in MEANT:
         return HUMAN
     return None if job is None else job.exit_code

@@ -156,7 +156,7 @@ def _given(turn: Turn) -> str:
     return ", ".join(parts)
 
 
-def _crashed(state: State) -> bool:
+def crashed(state: State) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
     code = state.returncode
     meant = state.stopping or state.called_off or code in ASKED or code in MEANT
@@ -241,7 +241,7 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
 def conclude(turn: Turn) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
     state, incident = turn.state, turn.state.incident
-    name = str(turn.policy.job.get("on_crash") or "") if state.ended and _crashed(state) else ""
+    name = str(turn.policy.job.get("on_crash") or "") if state.ended and crashed(state) else ""
     run = incident.run if incident is not None else None
     if state.over or (run is not None and _awaited(state, run, name)):
         return
