@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,11 @@ def keep_run(tmp_path: Path, small: Path) -> Callable[..., Any]:
         return run
 
     return keep
+
+
+@pytest.fixture
+def no_threads() -> Iterator[None]:
+    """The limit of threads: from here on `can't start new thread`."""
+    before = threading.stack_size(1 << 50)  # more memory than there can be, for each
+    yield
+    threading.stack_size(before)

@@ -1,5 +1,6 @@
 """Channels that fail, refuse, hang or ask for patience, and who hears of it."""
 
+import threading
 import time
 
 import pytest
@@ -266,3 +267,19 @@ def test_what_was_given_up_long_ago_and_what_was_never_tried_is_owed_too(outbox)
     assert waiting.message.facts == (("before that", "opened"),)
     assert before.age_s == now[0] - 1.0
     assert outcome(box) == dict.fromkeys("abcd", False)
+
+
+def test_without_a_thread_a_message_fails_and_the_next_one_tries_to_start_it(no_threads):
+    """Who relies on the channel is told as of any that does not work."""
+    results = []
+    sender = FakeSender()
+    box = Outbox([sender], results.append)
+    box.post(message("a"), key="a")
+
+    assert results == [Result("fake", ("a",), False, "no thread could be started", 0)]
+    assert [trouble.channel for trouble in box.look()] == ["fake"]
+
+    threading.stack_size(0)
+    box.post(message("b"), key="b")
+    box.close()
+    assert sender.tried == ["b"]

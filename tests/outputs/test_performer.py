@@ -150,3 +150,15 @@ Performer(None).start("a", Hang(), {}, key="k")
 """
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_a_thread_the_action_fails(no_threads):
+    """The loop goes on; the same call may succeed later."""
+    performer = Performer(JOB)
+    performer.start("a", Calls(lambda job, args, key: {}), {}, key="k")
+
+    found = finished(performer)
+
+    assert (found.ok, found.result) == (False, {"retryable": True})
+    assert found.error == "no thread for the action: can't start new thread"
+    assert performer.running is None

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from supervise.core.values import Tick
 from supervise.errors import StoreError, TamperError
 from supervise.store.audit import Audit, locked, read, verify
+from supervise.store.journal import Journal
+from supervise.store.recorder import Recorder
 
 
 def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
@@ -338,3 +342,50 @@ def test_a_log_that_cannot_be_opened_says_why(tmp_path):
     """One sentence, of our own tree."""
     with pytest.raises(StoreError, match=r"cannot open .*: No such file"):
         Audit.open(tmp_path / "none" / "audit.log", "run-1", at_ns=1, wall="w")
+
+
+def test_without_a_thread_each_record_is_committed_by_who_writes_it(
+    tmp_path, opened, put, no_threads
+):
+    """Nothing waits for a commit that never comes."""
+    log = opened(tmp_path / "audit.log")
+    put(log)
+    log.close()
+
+    assert verify(tmp_path / "audit.log").exit_code == 0 and log.trouble is None
+
+
+def test_close_never_raises(tmp_path, opened, put):
+    """Whatever became of the directory meanwhile."""
+    log = opened(tmp_path / "audit.log")
+    put(log)
+    (tmp_path / "audit.log.reserve").unlink()
+    (tmp_path / "audit.log.reserve").mkdir()
+    log.close()
+
+    assert not locked(tmp_path / "audit.log")
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "journal"])
+def test_a_record_that_is_gone_is_one_that_cannot_be_written(tmp_path, opened, what):
+    """Else a supervisor would act on what nobody can read afterwards."""
+    log = opened(tmp_path / "audit.log")
+    journal = Journal.open(tmp_path / "journal")
+    told = []
+    recorder = Recorder(journal, log, lambda: (0, ""), told.append)
+    recorder.event(Tick(1, ()))
+    kept = (tmp_path / "audit.log").read_bytes()
+    if what == "journal":
+        shutil.rmtree(tmp_path / "journal")
+    else:
+        (tmp_path / "audit.log").unlink()
+    if what == "replaced":
+        (tmp_path / "audit.log").write_bytes(kept)
+    deadline = time.monotonic() + 60
+    while not recorder.ended and time.monotonic() < deadline:
+        recorder.event(Tick(1, ()))
+        time.sleep(0.05)
+
+    name = "journal/00000.jrn" if what == "journal" else "audit.log"
+    text = f"supervise: {tmp_path / name} is gone: it was removed, moved or replaced; "
+    assert told == [f"{text}watching only, no action will be taken"]

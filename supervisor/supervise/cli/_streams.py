@@ -84,8 +84,8 @@ class Stream(io.TextIOBase):
             self._put(begun)
             least_s = time.monotonic() + 0.1  # we may have been stopped, the writer too
             while self._queue:
-                if not self._begin():
-                    self._write_what_fits()
+                if not self._begin() and self._write_what_fits():
+                    continue
                 left_s = max(self._moved_s + STALL_S, least_s) - time.monotonic()
                 if left_s <= 0:
                     return
@@ -155,11 +155,14 @@ class Stream(io.TextIOBase):
             self._thread = thread
         return True
 
-    def _write_what_fits(self) -> None:
-        """There is no thread: write what is taken at once, so that people can read why we end."""
+    def _write_what_fits(self) -> bool:
+        """There is no thread: write what is taken at once, so that people can read why we end.
+
+        Returns whether it made progress.
+        """
         text = self._queue[0]
         if self._fd >= 0 and not _ready(self._fd, 0):
-            return
+            return False
         try:
             text.data = text.data[os.write(self._fd, text.data[:CHUNK_BYTES]) :]
         except OSError as error:
@@ -168,6 +171,7 @@ class Stream(io.TextIOBase):
             self._moved_s = time.monotonic()
             if not text.data:
                 self._settle(None)
+        return True
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 

@@ -81,7 +81,10 @@ class Hardware:
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # at the limit of processes and threads
+            self._troubles.append(f"the machine is not measured: {error}")
 
     def close(self) -> None:
         """End; a driver that hangs is left behind with its daemon thread."""

@@ -55,7 +55,7 @@ class Lane:
         self._deadline: float | None = None  # set when draining
         self._over = False
         self._thread = threading.Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
-        self._thread.start()
+        self._begin()
 
     def heard(self, incident: str | None) -> None:
         """Take it that the receiver knows of an incident."""
@@ -76,16 +76,19 @@ class Lane:
             wanted = anyhow or rank <= RANKS[self._sender.min_sev] or incident in self._known
             if ending := self.ending:
                 dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
+                detail = "the supervisor is ending"
             elif not wanted:
                 return False
+            elif not self._begin():
+                dropped = Item(message, [key], 0.0, 0, self._due(due_s))
+                detail = "no thread could be started"
             else:
                 self.heard(incident)
-                dropped = self._queue(message, key, self._due(due_s))
+                dropped, detail = self._queue(message, key, self._due(due_s)), "queue full"
                 if rank == 0 and not self._asked_to_wait:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
-            detail = "the supervisor is ending" if ending else "queue full"
             self._tell(dropped, False, detail, counts=not ending, for_good=not wanted)
         return True
 
@@ -116,7 +119,8 @@ class Lane:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread; what it has not delivered by then is reported as such."""
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         with self._change:
             self._over = True
             busy, left = self._busy, [*self._items, *self._held]
@@ -256,6 +260,15 @@ class Lane:
         return Item(message, keys, 0.0, self._number, min(item.due_s for item in held))
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self) -> bool:
+        """Start it unless it was; False at the limit of threads, and the next message tries it."""
+        if self._thread.ident is None:
+            try:
+                self._thread.start()
+            except RuntimeError:
+                return False
+        return True
 
     def _run(self) -> None:
         while (item := self._take()) is not None:

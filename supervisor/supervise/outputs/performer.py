@@ -50,12 +50,17 @@ class Performer:
         self._deadline_ns = time.monotonic_ns() + int((self._deadline_s + SLACK_S) * 1e9)
         # A queue of its own: what an abandoned thread says later falls into one nobody reads.
         self._done = SimpleQueue()
-        threading.Thread(
+        thread = threading.Thread(
             target=_perform,
             args=(self._job, action_id, action, dict(args), key, self._done),
             name=f"action {action_id}",
             daemon=True,
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # at the limit of processes and threads
+            text, facts = f"no thread for the action: {error}", {"retryable": True}
+            self._done.put(Finished(time.monotonic_ns(), action_id, False, facts, text))
 
     def poll(self) -> Finished | None:
         """Return what the running action came to, once it has finished or overrun its deadline."""

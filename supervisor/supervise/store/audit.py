@@ -7,6 +7,8 @@ Rule 3: after an error of fsync nothing more is written: the kernel may have dro
 a second fsync may report success. Whoever gets a StoreError here must do nothing destructive.
 Rule 4: one writer. The lock is `flock` on the log itself, and goes with the process; each writer
 is an epoch.
+Rule 5: a log that was removed under the writer, or the journal beside it, is one that cannot be
+written. The thread that commits looks once a second, for a look may hang.
 
 Does not know what the records mean. Safe to call from several threads.
 """
@@ -17,7 +19,9 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ from .lock import locked
 __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
 
 GROUP_COMMIT_S = 0.2
+LOOK_S = 1.0
 RESERVE_BYTES = 1 << 20  # room for about a thousand records on a disk that filled up
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -44,8 +49,9 @@ class Audit:
     """The writer; get one from `open`.
 
     Attributes:
-        trouble: why the log cannot be relied on any more (the disk is full, an fsync failed), one
-            sentence; None while all is well. While it is set, start nothing destructive.
+        trouble: why the log cannot be relied on any more (the disk is full, an fsync failed, the
+            file is gone), one sentence; None while all is well. While it is set, start nothing
+            destructive.
     """
 
     def __init__(self, path: Path, fd: int, chain: Chain) -> None:
@@ -57,6 +63,8 @@ class Audit:
         self._boot = _boot_id()
         self._reserve = path.with_name(path.name + ".reserve")
         self._dead = False  # nothing more may be written
+        self._opened = os.fstat(fd)
+        self._beside: Callable[[], str | None] = lambda: None
         self._lock = threading.RLock()
         self._dirty = threading.Event()
         self._closing = threading.Event()
@@ -96,8 +104,12 @@ class Audit:
         except BaseException:
             _close(fd)
             raise
-        audit._committer.start()
+        audit._begin()
         return audit
+
+    def beside(self, gone: Callable[[], str | None]) -> None:
+        """Let `gone` say what is missing beside the log; it is called on a thread of the log."""
+        self._beside = gone
 
     @property
     def head(self) -> tuple[int, str]:
@@ -156,7 +168,7 @@ class Audit:
             self._chain.take(line)
             if full:
                 self._tell_full(at_ns, wall, step)
-            if sync:
+            if sync or not self._begin():
                 self._sync()
             else:
                 self._dirty.set()
@@ -189,18 +201,40 @@ class Audit:
             except StoreError:
                 pass  # told by `trouble`
             self._dead = True
-            self._reserve.unlink(missing_ok=True)
-            _close(self._fd)
-            self._fd = -1
+            with suppress(OSError):  # the directory may be closed to us, or gone
+                self._reserve.unlink(missing_ok=True)
+            fd, self._fd = self._fd, -1
+            with suppress(OSError):
+                _close(fd)
+
+    def _begin(self) -> bool:
+        """Start the thread unless it was; False at the limit of threads, and `append` commits."""
+        if self._committer.ident is None:
+            try:
+                self._committer.start()
+            except RuntimeError:
+                return False
+        return True
 
     def _commit_often(self) -> None:
+        looked_s, missed = time.monotonic(), None
         while not self._closing.is_set():
-            self._dirty.wait()
-            self._closing.wait(GROUP_COMMIT_S)
-            try:
-                self._sync()
-            except StoreError:
-                return  # told by `trouble`, and by every later append
+            if self._dirty.wait(LOOK_S):
+                self._closing.wait(GROUP_COMMIT_S)
+                try:
+                    self._sync()
+                except StoreError:
+                    return  # told by `trouble`, and by every later append
+            if time.monotonic() >= looked_s + LOOK_S:
+                missed = self._look(missed)
+                looked_s = time.monotonic()
+
+    def _look(self, missed: str | None) -> str | None:
+        """Return what is missing; it counts the second time, for a network may err for a moment."""
+        found = files.gone(self._path, self._opened) or self._beside()
+        if found is not None and found == missed and self.trouble is None:
+            self.trouble = found
+        return found
 
     def _sync(self) -> None:
         self._dirty.clear()

@@ -18,6 +18,18 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def gone(path: Path, known: os.stat_result) -> str | None:
+    """Say that `path` is not the file any more that was opened; None: it is, or nobody can tell."""
+    try:
+        if os.path.samestat(path.stat(), known):
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        return None
+    return f"{path} is gone: it was removed, moved or replaced"
+
+
 def replace(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
     """Write `path` atomically: a reader sees the old bytes or the new ones, never a mixture.
 

@@ -45,6 +45,7 @@ class Journal:
         self._segment = -1
         self._size = 0  # bytes of good records in the segment
         self._number = 0
+        self._opened: tuple[Path, os.stat_result] | None = None
         self._broken = False  # half a record may stand at the end
 
     @classmethod
@@ -96,6 +97,10 @@ class Journal:
         except OSError as error:
             raise StoreError(f"cannot sync {self._directory}: {error.strerror}") from error
 
+    def gone(self) -> str | None:
+        """Say that the file is not there any more, None while it is. Any thread; may hang."""
+        return None if self._opened is None else files.gone(*self._opened)
+
     def close(self) -> None:
         """Let go of the file; nothing is buffered."""
         if self._fd >= 0:
@@ -122,6 +127,7 @@ class Journal:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND)
         self.close()
         self._fd, self._size, self._broken = fd, _START.size, False
+        self._opened = path, os.fstat(fd)
         self._segment += 1
 
     def _continue(self, path: Path) -> None:
@@ -132,6 +138,7 @@ class Journal:
             self._number, self._size = number + 1, end
         self._segment = int(path.stem)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._opened = path, os.fstat(self._fd)
         os.ftruncate(self._fd, self._size)
 
 

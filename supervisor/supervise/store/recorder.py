@@ -55,6 +55,7 @@ class Recorder:
         self._tell = tell
         self._trouble: str | None = None
         self._step = -1  # the newest that was heard of
+        audit.beside(journal.gone)
 
     @property
     def ended(self) -> bool:
@@ -79,6 +80,8 @@ class Recorder:
         """
         if isinstance(event, Frame):
             self._step = event.step
+        if self._audit.trouble is not None:
+            self.failed(StoreError(self._audit.trouble))
         if self.ended:
             return None
         return self._safely(lambda: self._journal.append(event))
@@ -103,7 +106,10 @@ class Recorder:
 
     def close(self) -> None:
         """Close both; what could not be written was told."""
-        self._journal.close()
+        try:
+            self._journal.close()
+        except OSError as error:  # a network file system may tell only now
+            self.failed(StoreError(f"the journal cannot be closed: {error.strerror}"))
         self._audit.close()
 
     def failed(self, error: StoreError) -> None:

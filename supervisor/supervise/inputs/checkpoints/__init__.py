@@ -109,7 +109,7 @@ class Guard:
     def start(self) -> None:
         """Begin."""
         for thread in self._threads:
-            thread.start()
+            self._begin(thread)
 
     def close(self) -> None:
         """End; a verification or a copy under way is given up. Safe to repeat."""
@@ -118,7 +118,7 @@ class Guard:
         self._keeper.close()
         self._restorer.forget()
         last = threading.Thread(target=self._look_out, name="last look", daemon=True)
-        last.start()  # the disk may hang
+        self._begin(last)  # the disk may hang
         for thread in (*self._threads, self._rush, last):
             if thread is not None and thread.is_alive():
                 thread.join(timeout=2.0)
@@ -166,7 +166,7 @@ class Guard:
         self._hurry_s, self._sought = time.monotonic() + within_s, None
         steps = (above, before)
         self._rush = threading.Thread(target=self._hurried, args=steps, name="hurry", daemon=True)
-        self._rush.start()
+        self._begin(self._rush)
 
     def seek(self, before: int) -> None:
         """The job trains on, and an incident waits for a good checkpoint of a step before this.
@@ -179,7 +179,8 @@ class Guard:
             self._rush = threading.Thread(
                 target=self._seek, args=(before,), name="seek", daemon=True
             )
-            self._rush.start()
+            if not self._begin(self._rush):
+                self._sought = None
 
     @property
     def seeking(self) -> bool:
@@ -284,23 +285,41 @@ class Guard:
 
     def _seek(self, before: int) -> None:
         """See `seek`."""
-        self._keeper.cancel()
-        with self._working:
-            self.look()
-            while self._sought == before and not self._over.is_set():
-                with self._keeper.lock:
-                    able = [e for e in self._ready if e.state == FOUND and e.earliest < before]
-                    self._ready = [e for e in self._ready if e not in able[-1:]]
-                if not able:
-                    break
-                step = f"of step {able[-1].step}" if able[-1].step >= 0 else "of an unknown step"
-                sentence = f"checkpoint {able[-1].id} {step} is verified at once"
-                self._news.say(f"{sentence}: a relaunch waits for it", once=sentence)
-                self._keeper.take(able[-1], awaited=True)
-                if able[-1].state == VERIFIED:
-                    break
-        if self._sought == before:
-            self._sought = None
+        try:
+            self._keeper.cancel()
+            with self._working:
+                self.look()
+                while self._sought == before and not self._over.is_set():
+                    if not self._took_sought(before):
+                        break
+        except Exception as error:  # the guard may fail, the run may not
+            told = f"the checkpoint guard failed: {type(error).__name__}: {error}"
+            self._news.say(told, once=told)
+        finally:
+            if self._sought == before:
+                self._sought = None
+
+    def _took_sought(self, before: int) -> bool:
+        """Verify the newest that can serve; return whether another one should be."""
+        with self._keeper.lock:
+            able = [e for e in self._ready if e.state == FOUND and e.earliest < before]
+            self._ready = [e for e in self._ready if e not in able[-1:]]
+        if not able:
+            return False
+        step = f"of step {able[-1].step}" if able[-1].step >= 0 else "of an unknown step"
+        sentence = f"checkpoint {able[-1].id} {step} is verified at once"
+        self._news.say(f"{sentence}: a relaunch waits for it", once=sentence)
+        self._keeper.take(able[-1], awaited=True)
+        return able[-1].state != VERIFIED
+
+    def _begin(self, thread: threading.Thread) -> bool:
+        try:
+            thread.start()
+        except RuntimeError as error:  # at the limit of processes and threads
+            told = f"the checkpoint guard failed: {error}; not every checkpoint is verified"
+            self._news.say(told, once=told)
+            return False
+        return True
 
     def _hurried(self, above: float, before: float) -> None:
         """See `hurry`; what was under way, perhaps from a copy, comes to its end first."""

@@ -1,0 +1,115 @@
+"""The machine takes something away in the middle of a run: threads, or the records themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CODE = 7
+LIMITED = "import threading; threading.stack_size(1 << 50); from supervise.cli import main; main()"
+HALVES = """\
+version: supervise/v1
+policy: halves
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 1.0}
+rules:
+  - {id: high, when: high, sev: SEV1, run: half}
+runbooks:
+  half:
+    meaning: The loss is high.
+    impact: It may not come back.
+    steps: [{lr_scale: {set: 0.5, rewarm: 10}}]
+    verify: {within: 30, clear_for: 5}
+budgets: {all: {max: 8, per: 1000}, lr_scale: {max: 4, per: 1000}}
+escalate: {ladder: [half, hold], reset_after: 500}
+warmup: 10
+probation: 20
+"""
+
+
+@pytest.fixture
+def halves(tmp_path):
+    """A policy that halves the learning rate when the loss is high."""
+    path = tmp_path / "halves.yaml"
+    path.write_text(HALVES)
+    return path
+
+
+def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, tiny_job, halves):
+    """Actions, messages and the guard fail, each told; the steps are seen, and the job's code."""
+    argv = ["--policy", halves, "--run-dir", "run", "--drill", "lr_spike:factor=3000,steps=8@100"]
+    job = tiny_job("--steps", 150, "--sleep", 0.005, "--exit", CODE)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *map(str, [*argv, "--", *job])],
+        cwd=supervise.home, env=supervise.env, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    records = supervise.records("run")
+    notes = " ".join(r["reason"] for r in records if r["kind"] == "note")
+
+    assert done.returncode == CODE, done.stderr
+    assert f"supervise: exit code {CODE} at step 149" in done.stderr
+    assert "no thread for the action: can't start new thread" in str(records)
+    assert "the checkpoint guard failed: can't start new thread" in notes
+    assert "the machine is not measured: can't start new thread" in notes
+    assert any(r["reason"] == "console: no thread could be started" for r in records)
+    supervise.prove("run")
+
+
+def test_a_start_that_was_due_and_cannot_be_made_needs_a_person(
+    supervise, comes_back, resuming_job, tmp_path
+):
+    """The job crashes when its supervisor has reached the limit of threads: 78, and why."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("mortal.py")), "run", "note was verified",
+         str(comes_back), str(tmp_path / "run"), "crash@170", *resuming_job()],
+        cwd=tmp_path, env={**supervise.env, "NO_THREADS": "1"}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    records = supervise.records("run")
+
+    assert done.returncode == 78, done.stderr
+    assert [r["data"]["action"]["verb"] for r in records if r["kind"] == "intent"][-1:] == [
+        "snapshot"
+    ]
+    assert "no thread for the action: can't start new thread" in str(records)
+    assert records[-1]["data"]["exit_code"] == 78
+
+
+@pytest.mark.parametrize(("what", "answer"), [("audit.log", 64), ("journal", 1)])
+def test_records_that_are_removed_end_the_acting(supervise, tiny_job, halves, what, answer):
+    """As a full disk does: the job goes on, nothing is done to it, and its own code counts."""
+    job = tiny_job("--steps", 100000, "--sleep", 0.01)
+    running = supervise.start("--policy", halves, "--run-dir", "run", "--", *job)
+    run, state = supervise.home / "run", {}
+    deadline = time.monotonic() + 60
+    while state.get("step", -1) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if (run / "state.json").exists():
+            state = json.loads((run / "state.json").read_text())
+    (run / what).unlink() if what == "audit.log" else shutil.rmtree(run / what)
+    said = ""
+    while "is gone: it was removed, moved or replaced; watching only" not in said:
+        line = running.stderr.readline()
+        assert line, said
+        said += line
+    refused = supervise("lr", "run", "0.5")
+    running.send_signal(signal.SIGTERM)
+    rest = running.communicate(timeout=120)[1]
+
+    assert refused.returncode == answer, refused.stderr
+    assert answer == 64 or "is gone: it was removed" in refused.stderr
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "is gone: it was removed, moved or replaced; watching only" not in rest
+    assert "exit code 143" in rest
+    assert (run / "audit.log").exists() is (what == "journal")
