@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import socket
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -114,3 +117,34 @@ def test_a_pager_that_does_not_work_is_told(supervise, tiny_job, receiver, told_
     assert "channel webhook: " in status and "last try: 500" in status
     assert "secret" not in run.stderr + status
     supervise.prove(run.directory)
+
+
+@pytest.fixture
+def silent_receiver():
+    """A receiver that takes every message and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_signals_in_the_closing_seconds_lose_nothing(supervise, silent_receiver, told_by):
+    """While a page waits for its answer: the last record and the exit code stay what they are."""
+    supervise.env["HOOK_URL"] = "http://{}:{}/".format(*silent_receiver.getsockname())
+    policy = told_by("webhook: {url_env: HOOK_URL}")
+    job = [sys.executable, "-c", "raise SystemExit(3)"]
+    running = supervise.start("--policy", policy, "--run-dir", "run", "--", *job)
+    silent_receiver.settimeout(60)
+    page, _ = silent_receiver.accept()
+    for name in ("TERM", "INT", "TERM", "HUP"):
+        running.send_signal(getattr(signal, f"SIG{name}"))
+        time.sleep(0.1)
+    _, said = running.communicate(timeout=60)
+    page.close()
+
+    assert running.returncode == 3, said
+    records = supervise.records("run")
+    assert (records[-1]["kind"], records[-1]["data"]["exit_code"]) == ("run_end", 3)
+    late = [r["reason"] for r in records if r["data"].get("what") == "signal"]
+    assert late[0] == "SIGTERM came after the end of the job"
+    results = {r["reason"] for r in records if r["kind"] == "notify_result"}
+    assert "webhook: no answer before the supervisor ended" in results
+    supervise.prove("run")

@@ -108,6 +108,7 @@ class Adoption:
         posted: list[tuple[Decision, str, float]] = []
         settled: dict[str, set[str]] = {}
         for record in audit.read(self._run.audit_path):
+            self._desk.moved()  # a long log takes its time
             data = record.get("data") or {}
             for channel in data.get("channels") or ():
                 settled.setdefault(channel, set())

@@ -46,6 +46,8 @@ class Desk:
         names: per rank, its newest table of metric names.
         window: the newest frames, each with its names.
         performing: verb of the action that is under way, "" when there is none.
+        moved_ns: when something was last begun or done here; older while the disk hangs.
+        unwritten: how many events, and decisions, wait for the disk right now.
     """
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
@@ -56,6 +58,8 @@ class Desk:
         self.names: dict[int, tuple[str, ...]] = {}
         self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
         self.performing = ""
+        self.moved_ns = clock.monotonic_ns()
+        self.unwritten = (0, 0)
         self._run = settings.run
         self._reloader = settings.reloader
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
@@ -73,7 +77,10 @@ class Desk:
 
     def take(self, event: Event) -> None:
         """Number and write an event, judge it, write the decisions, then carry them out."""
+        self.moved()
+        self.unwritten = (1, 0)
         number = self.recorder.event(event)
+        self.unwritten = (0, 0)
         if self.recorder.ended and self.policy.mode in ACTING_MODES:
             # Nothing would be done: a rule that fires should not say that a runbook runs.
             self.policy = replace(self.policy, mode="observe")
@@ -82,13 +89,21 @@ class Desk:
         elif isinstance(event, Frame):
             self.window.append((self.names.get(event.rank, ()), event))
         self.state, decisions = engine.step(self.policy, self.state, event)
-        written = [self.recorder.decision(made, number, event.at_ns) for made in decisions]
+        written: list[int | None] = []
+        for made in decisions:
+            self.unwritten = (0, len(decisions) - len(written))
+            written.append(self.recorder.decision(made, number, event.at_ns))
+        self.unwritten = (0, 0)
         for decision, seq in zip(decisions, written, strict=True):
             self.last = decision
             if decision.kind == "intent":
                 self._start(decision.data["action"])
             elif decision.kind == "notify_intent":
                 self._post(decision, seq)
+
+    def moved(self) -> None:
+        """Something was begun or done, so nothing hangs."""
+        self.moved_ns = clock.monotonic_ns()
 
     def told(self, word: Told) -> None:
         """Take a word of an operator; after `reload` another policy is in force, if it can be."""

@@ -94,9 +94,12 @@ class Launcher:
         self._drills = drills
         self._terminal = terminal
         self._adopt = adopt
+        self._newest: dict[str, int] | None = None  # launch that is not written down yet
 
     def start(self, policy: Policy, launch: Launch) -> Process:
         """Tell the probe what is new, and start the process; one that has been started is taken.
+
+        Call `write_down` once signals reach it: that waits for the disk.
 
         Raises:
             LaunchError: the command was not found or is not executable.
@@ -121,8 +124,17 @@ class Launcher:
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
         process = Process.start(argv, environ, terminal=self._terminal)
-        self._write_down(launch.attempt, process.pid)
+        shm.lend(self._directory, process.pid)
+        ticks = start_ticks(process.pid) or 0
+        self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
         return process
+
+    def write_down(self) -> None:
+        """Keep who the job is, for a supervisor after us; the job comes first, if that fails."""
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            with suppress(StoreError):
+                self._run.write_json(LAUNCHED, newest, durable=True)
 
     def _made(self, attempt: int, name: str) -> tuple[int, int] | None:
         """Return pid and start time of this launch, if a supervisor before us has made it."""
@@ -137,13 +149,6 @@ class Launcher:
         if self._adopt is None:
             raise ActionError(f"it has been started already, as process {pid}")
         return self._adopt(pid, ticks)
-
-    def _write_down(self, attempt: int, pid: int) -> None:
-        """Keep who the job is, for a supervisor after us; the job comes first, if that fails."""
-        shm.lend(self._directory, pid)
-        made = {"attempt": attempt, "pid": pid, "start_ticks": start_ticks(pid) or 0}
-        with suppress(StoreError):
-            self._run.write_json(LAUNCHED, made, durable=True)
 
 
 def last_launch(run: RunDir) -> dict[str, int] | None:

@@ -3,12 +3,16 @@
 One queue, one order, one thread: whatever happens becomes an event that the desk takes. Once the
 job runs, nothing here may end it: a fault of ours is reported, and the loop shrinks to waiting for
 the job.
+
+The loop writes to the disk, which may hang. So it has a thread of its own, and the main thread, see
+`foreground`, does what must not wait: `serve`, and the signals.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +33,7 @@ from ..job.phases import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
 from ..outputs.evidence import Evidence
-from ..outputs.outbox import Outbox
+from ..outputs.outbox import DRAIN_S, Outbox
 from ..outputs.performer import Performer
 from ..store.quarantine import Quarantine
 from ..store.recorder import Recorder
@@ -43,12 +47,15 @@ from .relaunching import Relauncher, ends_with
 from .settings import Settings
 from .status import TICK_NS, Status
 
+STILL_S = 5.0  # longer than any round takes while the disk answers; project default
+
 
 class App:
     """Watches one job until it ends for good; a test can start it too.
 
     Attributes:
         desk: judges events. control: the job as actions see it, None before it runs.
+        closed: the last record is written.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class App:
         self.recorder = recorder
         self.desk = Desk(settings, recorder)
         self.control: Control | None = None
+        self.closed = False
         self._launcher = launcher
         self._forwarder = forwarder
         taken = None if settings.past is None else settings.past.taken
@@ -72,7 +80,9 @@ class App:
         heard = () if settings.past is None else settings.past.heard
         self._words = Words(settings.run.path, clock.monotonic_ns, heard)
         self._courier = Courier(settings.run.id, os.environ, self.desk.late, settings.tell)
-        self._nap = threading.Event()  # never set: its wait is a sleep that a signal may cut short
+        self._starting = threading.Lock()  # held while the job is started again
+        self._left = 0  # events that were read and are not judged yet
+        self._newest = 0, 0  # round: when, and for how long we had been suspended by then
 
     def run(self, process: Process, outbox: Outbox) -> int:
         """Watch the job to its end, under whatever process; return the exit code to pass on."""
@@ -83,10 +93,17 @@ class App:
             # The first law: our own fault must not cost the job anything.
             self.settings.tell("supervise: internal error; the job goes on unwatched")
             self.settings.tell(traceback.format_exc())
-        if self.control is not None:
-            process = self.control.process
-        while process.poll() is None:
-            process.wait(0.5)
+        process = self.process(process)
+        while process.wait(0.5) is None:
+            self.desk.moved()
+        return self.exit_code(process)
+
+    def process(self, first: Process) -> Process:
+        """Return the job's newest process. Any thread."""
+        return first if self.control is None else self.control.process
+
+    def exit_code(self, process: Process) -> int:
+        """Return the exit code to pass on for a process that has ended. Any thread."""
         state, policy = self.desk.state, self.desk.policy
         by_policy = None if self._called_off else ends_with(self.control, state, policy)
         returncode = process.returncode or 0
@@ -96,14 +113,51 @@ class App:
 
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
-        self._courier.stop()
-        outbox.close()
-        settings = self.settings
-        kept = keep(outbox.undelivered(), settings.policy.notify, os.environ, settings.tell)
+        kept = self.deliver(outbox)
         self.desk.take_results()
+        for late in self._forwarder.notices():
+            about = {"what": "signal", "about": dict(late.data)}
+            self.recorder.note("note", self.desk.state.step, late.message, about)
         data = {"exit_code": code, "head": self.recorder.head, **kept}
         self.recorder.note("run_end", self.desk.state.step, f"exit code {code}", data)
         self.recorder.close()
+        self.closed = True
+        self.desk.moved()
+
+    def deliver(self, outbox: Outbox, within_s: float = DRAIN_S) -> dict[str, Any]:
+        """Let messages out, and keep pages that nobody got; return what the record says of them.
+
+        Also called on a thread of its own, where the disk of the run hangs.
+        """
+        self.desk.moved()
+        self._courier.stop()
+        outbox.close(within_s)
+        self.desk.moved()
+        settings = self.settings
+        kept = keep(outbox.undelivered(), settings.policy.notify, os.environ, settings.tell)
+        self.desk.moved()
+        return kept
+
+    # ── for the main thread ───────────────────────────────────────────────────────────────────────
+
+    def serve(self, first: Process) -> Process:
+        """Do job control and collect orphans; return the newest process. Never waits for a disk."""
+        # An old tree would take a process that is just being started for an orphan.
+        if not self._starting.acquire(blocking=False):
+            return self.process(first)
+        try:
+            process = self.process(first)
+            process.poll()
+        finally:
+            self._starting.release()
+        return process
+
+    def unrecorded(self, process: Process) -> tuple[int, int]:
+        """Return how many events and decisions are not on disk, as far as we know of them."""
+        events, decisions = self.desk.unwritten
+        told = self._gone is process  # its end is one more event
+        known = self._left + self._segments.unread() + self._forwarder.waiting
+        return events + known + (not told), decisions
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
 
@@ -124,14 +178,16 @@ class App:
         if self.settings.past is not None:
             self._take_over(self.settings.past, process, outbox)
         else:
+            self._launcher.write_down()
             self._status.started(process.pid)
             self._launched(process, 0)
         self._guard.start()
+        self._newest = process.moment()
         while not self._over(control):
             self._round(control)
-            if clock.monotonic_ns() >= self._tick_ns:
+            if not self._stood_still(control) and clock.monotonic_ns() >= self._tick_ns:
                 self._second(control)
-            self._nap.wait(self._segments.interval_s())
+            time.sleep(self._segments.interval_s())
         self._machine.close()
         self._guard.close()
         self._status.write(control, clock.monotonic_ns())
@@ -139,7 +195,7 @@ class App:
     def _over(self, control: Control) -> bool:
         """Whether the process has ended, the engine knows it, and nothing will start it again."""
         process = control.process
-        if process.poll() is None:
+        if process.wait(0.0) is None:
             return False
         if process is not self._gone:
             hurrying = self._guard.hurrying
@@ -171,6 +227,7 @@ class App:
 
     def _round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
+        self.desk.moved()
         desk, found = self.desk, self._read()
         control.pump(
             clock.monotonic_ns(),
@@ -196,7 +253,7 @@ class App:
         return len(events)
 
     def _judge(self, events: Sequence[Event]) -> None:
-        for event in events:
+        for self._left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._company.complete(event):
                 self.desk.take(completed)
             guarding.hear(self._guard, event, self.desk.policy)
@@ -205,11 +262,21 @@ class App:
         """Return what joins the next frame of this process: its machine, and a checkpoint."""
         return self._machine.newest(pid, leads) | (self._guard.newest() if leads else {})
 
+    def _stood_still(self, control: Control) -> bool:
+        """Whether the newest round took long: what came meanwhile is read before time is told."""
+        before, suspended_before = self._newest
+        now_ns, suspended_ns = self._newest = control.process.moment()
+        still_s = (now_ns - before - max(0, suspended_ns - suspended_before)) / 1e9
+        if still_s > STILL_S:
+            text = f"stood still for {still_s:.0f} s: the disk, or this machine, did not answer"
+            self.desk.take(Noticed(now_ns, "note", text))
+        return still_s > STILL_S
+
     def _second(self, control: Control) -> None:
         """Once a second: time, heartbeat, status, and the question where the probe is."""
-        now_ns, desk = clock.monotonic_ns(), self.desk
+        desk = self.desk
+        now_ns, suspended_ns = control.process.moment()
         self._tick_ns = now_ns + TICK_NS
-        suspended_ns = control.process.suspended_ns
         suspended_s = (suspended_ns - self._suspended_ns) / 1e9
         if suspended_s > 0:
             self._suspended_ns = suspended_ns
@@ -287,9 +354,11 @@ class App:
             raise ActionError(f"not started again after {forwarder.final}")
         self.desk.may_start()
         self._guard.calm()
-        process = self._launcher.start(self.desk.policy, launch)
-        forwarder.attach(process)
-        control.replace(process)
+        with self._starting:
+            process = self._launcher.start(self.desk.policy, launch)
+            forwarder.attach(process)
+            control.replace(process)
+        self._launcher.write_down()
         self._machine.begin_anew()
         if self.desk.state.launched != launch.attempt:  # else a supervisor before us told it
             self._launched(process, launch.attempt)

@@ -16,8 +16,7 @@ From the stop to the start the run's exit code is `HUMAN`: should it end there, 
 So it is when what was started fails before its first step, and when a crash is to be answered with
 a start and cannot be: nobody came back.
 
-Runs on the performer's thread; the start is made on the main loop, which owns signals, terminal and
-segments.
+Runs on the performer's thread; the start is made on the main loop, which owns the segments.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Callable
 
-from ..app import App, closed
+from ..app import App, Foreground, closed
 from ..errors import SuperviseError
 from ..inputs import clock
 from ..job import shm
@@ -17,6 +18,7 @@ from ..store.audit import Audit
 from ..store.journal import Journal
 from ..store.recorder import Recorder
 from ..store.rundir import RunDir
+from ._streams import leave
 
 Tell = Callable[[str], None]
 Record = Callable[[RunDir, Tell], Recorder]
@@ -42,26 +44,34 @@ def record(run: RunDir, tell: Tell) -> Recorder:
 def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell: Tell) -> int:
     """Watch the job to its end, and say what came of it; return the exit code to pass on."""
     run, directory = app.settings.run, app.settings.shm
-    code = app.run(process, outbox)
-    forwarder.restore()
-    lines = [f"supervise: exit code {code}"]
+    lines: list[str] = []
 
     def look_back() -> None:
         lines[:] = receipt.closing(run)
 
-    steps: tuple[Callable[[], None], ...] = (
-        lambda: app.close(outbox, code),
-        lambda: closed(run, outbox.look()),
-        lambda: shm.remove(directory),
-        look_back,
-    )
-    for step in steps:
-        try:
-            step()
-        except SuperviseError as error:
-            tell(f"supervise: {error}")
-        except Exception as error:
-            tell(f"supervise: {type(error).__name__}: {error}")
-    for line in lines:
-        tell(line)
+    def work() -> int:
+        code = app.run(process, outbox)
+        lines[:] = [f"supervise: exit code {code}"]
+        steps: tuple[Callable[[], None], ...] = (
+            lambda: app.close(outbox, code),
+            lambda: closed(run, outbox.look()),
+            lambda: shm.remove(directory),
+            look_back,
+        )
+        for step in steps:
+            try:
+                step()
+            except SuperviseError as error:
+                tell(f"supervise: {error}")
+            except Exception as error:
+                tell(f"supervise: {type(error).__name__}: {error}")
+        for line in lines:
+            tell(line)
+        return code
+
+    # The handlers stay: a signal that comes now must not cost the last record or the exit code.
+    atexit.register(forwarder.ignore)
+    code, done = Foreground(app, process, outbox, forwarder).attend(work)
+    if not done:
+        leave(code)  # a thread hangs: nobody may wait for it
     return code

@@ -1,8 +1,8 @@
 """The job as a process: started, watched, signalled, stopped.
 
-Two kinds of callers share it. The main loop calls `poll`, which also does job control and collects
-orphans, and belongs to the main thread. Any other thread may `wait`, `signal` and `stop`. The exit
-status is looked at before it is collected, so that no signal can hit a pid that was given away.
+Two kinds of callers share it. The main thread calls `poll`, which also does job control and
+collects orphans. Any other thread may `wait`, `signal` and `stop`. The exit status is looked at
+before it is collected, so that no signal can hit a pid that was given away.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Process:
         return cls(pid, Tree(pid, before), terminal, psutil.Process(pid).create_time())
 
     def poll(self) -> int | None:
-        """Return the returncode, None while it runs. For the main loop; serves job control too."""
+        """Return the returncode, None while it runs. Main thread only; serves job control too."""
         if self._look() is None:
             self._job_control()
         self.tree.reap()
@@ -89,13 +89,19 @@ class Process:
 
     def signal(self, signum: int, *, group: bool = False) -> bool:
         """Send `signum` to the first process, or to its whole `group`; False when it has ended."""
-        if self.returncode is not None:
-            return False
-        try:
-            (os.killpg if group else os.kill)(self.pid, signum)
-        except ProcessLookupError:
-            return False
-        return True
+        with self._lock:  # nobody collects it in between
+            if self.returncode is not None:
+                return False
+            try:
+                (os.killpg if group else os.kill)(self.pid, signum)
+            except ProcessLookupError:
+                return False
+            return True
+
+    def moment(self) -> tuple[int, int]:
+        """Return the time, and `suspended_ns` at that time: no Ctrl-Z comes in between."""
+        with self._lock:
+            return time.monotonic_ns(), self.suspended_ns
 
     def stop(self, *, term_s: float, kill_s: float = 10.0) -> dict[str, Any]:
         """End every process of the job: TERM, after `term_s` KILL. Any thread but the main one.
@@ -164,9 +170,10 @@ class Process:
         asked_for_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
         if not (asked_for_it and terminal.lend(self.pid)):  # else it was only too quick for us
             terminal.take_back(self.pid)
-            since, continues = time.monotonic_ns(), self._continues
-            stop_ourselves(signum)
-            self.suspended_ns += time.monotonic_ns() - since
+            with self._lock:
+                since, continues = time.monotonic_ns(), self._continues
+                stop_ourselves(signum)
+                self.suspended_ns += time.monotonic_ns() - since
             if self._continues != continues:
                 return  # the handler of SIGCONT did it; once more could undo the next Ctrl-Z
         self.continued()

@@ -13,6 +13,7 @@ USR1 and USR2 are never used for ourselves.
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections import deque
 from types import FrameType
@@ -47,17 +48,23 @@ def typed(at_ns: int) -> Noticed:
 
 
 class Forwarder:
-    """Passes signals on to the job from `install` until `restore`. Main thread only.
+    """Passes signals on to the job from `install` until `restore`, which are for the main thread.
+
+    Python runs signal handlers in the main thread only, between two of its bytecodes. So that
+    forwarding never waits for a disk, the main thread does nothing else that may block.
 
     Install it before the job is started, so that none is lost: what comes earlier is kept until
     `attach`.
 
     Attributes:
         final: the name of the first signal that asked for the end of the job, None before that.
+        asked: how many signals asked for it.
     """
 
     def __init__(self) -> None:
         self.final: str | None = None
+        self.asked = 0
+        self._lock = threading.RLock()  # a handler may come while its own thread holds it
         self._process: Process | None = None
         self._terminal: Terminal | None = None
         self._early: list[tuple[int, bool]] = []
@@ -68,20 +75,30 @@ class Forwarder:
     def install(self) -> None:
         """Take over the forwarded signals, except those that are ignored."""
         self._terminal = Terminal.find()
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            # As in `launch.spawn`, which may not do it where it runs on another thread.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for signum in FORWARDED:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 self._before[signum] = signal.signal(signum, self._handle)
 
     def attach(self, process: Process) -> None:
         """Pass everything on to `process` from now on, first of all what came before it."""
-        self._process = process
-        early, self._early = self._early, []
-        for signum, kill in early:
-            self._forward(process, signum, kill=kill)
+        with self._lock:
+            self._process = process
+            early, self._early = self._early, []
+            for signum, kill in early:
+                self._forward(process, signum, kill=kill)
 
     def detach(self) -> None:
         """The job has ended and is started again: keep what comes until the next `attach`."""
-        self._process = None
+        with self._lock:
+            self._process = None
+
+    def ignore(self) -> None:
+        """Ignore from now on what would end us: the exit code is settled and must be told."""
+        for signum in self._before:
+            signal.signal(signum, signal.SIG_IGN)
 
     def restore(self) -> None:
         """Put the signal handlers back as they were."""
@@ -100,24 +117,33 @@ class Forwarder:
         """
         return [self._taken.popleft() for _ in range(len(self._taken))]
 
+    @property
+    def waiting(self) -> int:
+        """How many signals `notices` would return."""
+        return len(self._taken)
+
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        self._ending += signum in _ENDING
-        kill = signum in _ENDING and self._ending >= PATIENCE
-        if signum not in _SILENT:
-            self._taken.append(self._notice(signum, kill=kill))
-        if self.final is None and signum in FINAL:
-            self.final = signal.Signals(signum).name
-        if self._process is None:
-            self._early.append((signum, kill))
-        else:
-            self._forward(self._process, signum, kill=kill)
+        with self._lock:
+            self._ending += signum in _ENDING
+            kill = signum in _ENDING and self._ending >= PATIENCE
+            if signum not in _SILENT:
+                self._taken.append(self._notice(signum, kill=kill))
+            self.asked += signum in FINAL
+            if self.final is None and signum in FINAL:
+                self.final = signal.Signals(signum).name
+            if self._process is None:
+                self._early.append((signum, kill))
+            else:
+                self._forward(self._process, signum, kill=kill)
 
     def _notice(self, signum: int, *, kill: bool) -> Noticed:
         name = signal.Signals(signum).name
         here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
         data = {"signal": name, "final": signum in FINAL, "killed": kill, "typed": here}
         how = f"was passed on{' from the terminal' if here else ''}"
-        if kill:
+        if self._process is not None and self._process.returncode is not None:
+            how = "came after the end of the job"
+        elif kill:
             how = f"came as number {self._ending} of INT and TERM: all of the job was killed"
         return Noticed(time.monotonic_ns(), "signal", f"{name} {how}", data=data)
 

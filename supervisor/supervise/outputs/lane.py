@@ -54,6 +54,7 @@ class Lane:
         self._asked_to_wait = False  # by the receiver, so not even SEV0 goes first
         self._deadline: float | None = None  # set when draining
         self._over = False
+        self._emptied = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
         self._begin()
 
@@ -117,10 +118,14 @@ class Lane:
                 self._wait_until = 0.0
             self._change.notify_all()
 
+    def cut_short(self) -> None:
+        """Let `join` wait no longer. For any thread."""
+        self._emptied.set()
+
     def join(self, timeout_s: float) -> None:
         """Wait for the thread; what it has not delivered by then is reported as such."""
         if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+            self._emptied.wait(timeout_s)
         with self._change:
             self._over = True
             busy, left = self._busy, [*self._items, *self._held]
@@ -281,6 +286,7 @@ class Lane:
                 # Only its type: its text might hold an address.
                 detail, ok = f"{type(error).__name__} in the notifier", False
             self._settle(item, ok, detail, retry_after_s)
+        self._emptied.set()
 
     def _settle(self, item: Item, ok: bool, detail: str, retry_after_s: float | None) -> None:
         with self._change:

@@ -141,6 +141,11 @@ class Outbox:
             if not lane.ending:
                 lane.put(told(message), f"{key}:channel-{self._said}", anyhow=lane.name == CONSOLE)
 
+    def cut_short(self) -> None:
+        """Let `close`, on another thread, wait no longer for anybody's answer."""
+        for lane in self._lanes:
+            lane.cut_short()
+
     def close(self, deadline_s: float = DRAIN_S) -> None:
         """Deliver what waits, most severe first, and return after `deadline_s` at the latest.
 

@@ -32,6 +32,7 @@ IDLE = 20.0  # times as long as a look took, until the next; project default
 LEAST_S = 0.25  # from one look to the next, also when the job tells of a save; project default
 NICE = 19
 SHARE = 0.5  # project default
+CLOSE_S = 2.0  # for what is under way at the end of the run; the disk may hang
 HURRY_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
 __all__ = ["Guard", "Moment"]
 
@@ -119,9 +120,10 @@ class Guard:
         self._restorer.forget()
         last = threading.Thread(target=self._look_out, name="last look", daemon=True)
         self._begin(last)  # the disk may hang
+        until_s = time.monotonic() + CLOSE_S
         for thread in (*self._threads, self._rush, last):
             if thread is not None and thread.is_alive():
-                thread.join(timeout=2.0)
+                thread.join(timeout=max(0.0, until_s - time.monotonic()))
         self._keeper.end()
 
     # ── for the loop ──────────────────────────────────────────────────────────────────────────────

@@ -73,6 +73,14 @@ class Segments:
             self._interval_s = self._next_interval_s()
         return events
 
+    def unread(self) -> int:
+        """Return how many frames wait to be read. For any thread."""
+        count = 0
+        for segment in list(self.ranks.values()):
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                count += segment.unread()
+        return count
+
     def interval_s(self) -> float:
         """Return how long to wait before the next poll, in seconds, between 1 and 20 ms.
 

@@ -100,6 +100,14 @@ class Segment:
         self._take_letters(word(words, wire.LETTERS_HEAD_AT), events)
         return events
 
+    def unread(self) -> int:
+        """Return how many frames `poll` has not come to.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        return max(0, word(self._file.words(), wire.HEAD_AT) - self._frames.next)
+
     def resume(self, frames: int, letters: int) -> None:
         """Go on behind another reader, which has told `frames` frames and all notices before the
         letter `letters`.

@@ -1,0 +1,135 @@
+"""What the main thread does while the loop works: signals, job control, and an end in time.
+
+The disk may hang: a file system that is frozen, a server that does not answer. A thread that waits
+for it cannot be interrupted, so the main thread never touches it. Python runs the handlers of
+signals here, and so a signal reaches the job whatever the disk does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ..job.process import Process
+from ..job.signals import Forwarder
+from ..outputs.outbox import Outbox
+from ..report.receipt import counted, shown
+from .loop import App
+
+LOOK_S = 0.02  # between two looks at the job; a signal comes at once
+PATIENCE_S = 6.0  # with a loop that does nothing; delivering messages takes up to 5
+RELAUNCH_S = 60.0  # the same where the job is to be started again; project default
+DELIVER_S, LEAVE_S = 1.0, 3.2  # then for what can still be delivered, or kept for later
+LONGEST_S = 1.0  # from one look to the next that counts; longer, and we were stopped
+HURRY_S = 1.0  # for messages, after a signal that comes once the job has ended
+
+
+class Foreground:
+    """Serves one run from the main thread.
+
+    Args:
+        process: the first of the job.
+    """
+
+    def __init__(self, app: App, process: Process, outbox: Outbox, forwarder: Forwarder) -> None:
+        self._app = app
+        self._first = process
+        self._outbox = outbox
+        self._forwarder = forwarder
+        self._now_s = 0.0  # while this process was stopped, no time passes for anybody in it
+        self._looked_s = time.monotonic()
+        self._moved = 0, 0.0  # the newest move of the loop, and when it was seen
+        self._hanging = False  # as people were told
+        self._ended: tuple[Process, float, int] | None = None  # who, when, signals until then
+        self._hurry_s: float | None = None
+
+    def attend(self, work: Callable[[], int]) -> tuple[int, bool]:
+        """Do `work` on a thread of its own; return the exit code, and whether it was all done.
+
+        When the job has ended and the work hangs, it is left behind, and people are told what is
+        lost. The process must then end without waiting for any thread.
+        """
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(work()), name="loop", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # at the limit of threads: signals wait for the disk, as they may
+            return work(), True
+        while True:
+            thread.join(LOOK_S)
+            process = self._app.serve(self._first)
+            if codes:
+                return codes[0], True
+            still_s = self._still_s()
+            if process.returncode is None:
+                self._ended = self._hurry_s = None
+                self._tell_hanging(still_s > PATIENCE_S)
+            elif min(self._since_end_s(process), still_s) > self._patience_s():
+                return self._leave(process), False
+
+    def _patience_s(self) -> float:
+        """Return how long to wait for the loop; longer where it is about to start the job again."""
+        back = self._app.desk.performing == "relaunch" and self._forwarder.final is None
+        return RELAUNCH_S if back else PATIENCE_S
+
+    def _still_s(self) -> float:
+        """Return for how long the loop has done nothing."""
+        now_s = time.monotonic()
+        self._now_s += min(now_s - self._looked_s, LONGEST_S)
+        self._looked_s = now_s
+        if self._moved[0] != self._app.desk.moved_ns:
+            self._moved = self._app.desk.moved_ns, self._now_s
+        return self._now_s - self._moved[1]
+
+    def _since_end_s(self, process: Process) -> float:
+        """Return for how long the job has ended; who signals since then does not want to wait."""
+        asked = self._forwarder.asked
+        if self._ended is None or self._ended[0] is not process:
+            self._ended = process, self._now_s, asked
+        _, since_s, asked_before = self._ended
+        if self._hurry_s is None and asked > asked_before:
+            self._hurry_s = self._now_s + HURRY_S
+        if self._hurry_s is not None and self._now_s >= self._hurry_s:
+            self._outbox.cut_short()
+        return self._now_s - since_s
+
+    def _tell_hanging(self, hanging: bool) -> None:
+        if hanging == self._hanging:
+            return
+        self._hanging = hanging
+        where = shown(self._app.settings.run)
+        if hanging:
+            self._app.settings.tell(
+                f"supervise: the disk of {where} does not answer. The job goes on and gets its "
+                "signals; nothing is decided or acted on until the disk answers"
+            )
+        else:
+            self._app.settings.tell(f"supervise: the disk of {where} answers again; recording goes on")
+
+    def _leave(self, process: Process) -> int:
+        """Let out what needs no disk, say what is lost, and return the exit code."""
+        app = self._app
+        code, where = app.exit_code(process), shown(app.settings.run)
+        said = f"supervise: exit code {code}; the disk of {where} does not answer. "
+        if app.closed:
+            self._app.settings.tell(f"{said}The record is complete: supervise audit show {where}")
+            return code
+        events, decisions = app.unrecorded(process)
+        _aside(lambda: app.deliver(self._outbox, DELIVER_S), LEAVE_S)
+        self._app.settings.tell(
+            f"{said}Not recorded: at least {counted(events, 'event')} and "
+            f"{counted(decisions, 'decision')}, and what would follow from them\n"
+            f"  once the disk answers, complete the record: supervise adopt {where}"
+        )
+        return code
+
+
+def _aside(call: Callable[[], object], within_s: float) -> None:
+    """Call on a thread of its own, and wait for it no longer than that."""
+    thread = threading.Thread(target=call, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # at the limit of threads
+        return
+    thread.join(within_s)

@@ -1,0 +1,266 @@
+"""The disk under the run directory does not answer: signals, the end, and what comes after."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervise.core.values import Frame, Noticed
+from supervise.store import audit, journal
+
+from ..job.conftest import Shell
+from .conftest import tiny
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60.0
+# Says each signal, and ends with 7 once its stdin does.
+LISTENER = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"TERM\\n"))
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"USR1\\n"))
+os.write(1, b"up\\n")
+sys.stdin.read()
+sys.exit(7)
+"""
+
+
+def eventually(check, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.05)
+    return found
+
+
+class Frozen:
+    """A run whose disk is frozen and thawed at will."""
+
+    def __init__(self, home: Path) -> None:
+        self.run, self._gate = home / "run", home / "gate"
+        self.popen: subprocess.Popen[str] | None = None
+        self.pid = 0
+
+    def start(self, *job: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
+        pipe, argv = subprocess.PIPE, [*by, *job] if by else self.command(*job)
+        self.popen = subprocess.Popen(
+            argv, cwd=self.run.parent, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.pid = self.popen.pid
+        return self.popen
+
+    def command(self, *job: str) -> list[str]:
+        driver = Path(__file__).with_name("frozen.py")
+        return [sys.executable, str(driver), "nano", str(self.run), str(self._gate), *job]
+
+    def expect(self, text: str) -> None:
+        """Read what the job prints until it says that."""
+        seen, out = "", self.popen.stdout
+        while text not in seen:
+            assert select.select([out], [], [], PATIENCE_S)[0], f"no {text!r} in {seen!r}"
+            more = os.read(out.fileno(), 4096).decode()
+            assert more, f"no {text!r} in {seen!r}"
+            seen += more
+
+    def freeze(self) -> None:
+        """Return once somebody waits for the disk."""
+        os.mkfifo(self._gate)
+        tasks = Path(f"/proc/{self.pid}/task")
+        eventually(lambda: any(_waits(task) for task in tasks.iterdir()), "a wait for the disk")
+
+    def thaw(self) -> None:
+        aside = self._gate.rename(self._gate.with_suffix(".thawed"))
+        os.close(os.open(aside, os.O_WRONLY))
+
+    def records(self):
+        return list(audit.read(self.run / "audit.log"))
+
+    def events(self, kind):
+        return [e for _, e in journal.read(self.run / "journal") if isinstance(e, kind)]
+
+
+def _waits(task: Path) -> bool:
+    """Whether this thread has all signals blocked, and sleeps."""
+    try:
+        status = (task / "status").read_text()
+    except OSError:
+        return False
+    blocked = next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+    return int(blocked, 16) & 1 << (signal.SIGTERM - 1) != 0 and "State:\tS" in status
+
+
+@pytest.fixture
+def frozen(tmp_path):
+    found = Frozen(tmp_path)
+    yield found
+    if found.popen is not None and found.popen.poll() is None:
+        for process in psutil.Process(found.popen.pid).children(recursive=True):
+            process.kill()
+        found.popen.kill()
+    if found.popen is not None:
+        found.popen.communicate()
+
+
+def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
+    """At once, whatever the disk does; the record has when it was forwarded."""
+    popen = frozen.start(sys.executable, "-c", LISTENER)
+    frozen.expect("up\n")
+    frozen.freeze()
+    for name in ("USR1", "TERM"):
+        popen.send_signal(getattr(signal, f"SIG{name}"))
+        frozen.expect(f"{name}\n")
+    forwarded_ns = time.monotonic_ns()
+    frozen.thaw()
+    _, said = popen.communicate("", timeout=PATIENCE_S)
+
+    assert popen.returncode == 7, said
+    signals = [e for e in frozen.events(Noticed) if e.kind == "signal"]
+    assert [e.message for e in signals] == ["SIGUSR1 was passed on", "SIGTERM was passed on"]
+    assert all(e.at_ns < forwarded_ns for e in signals)
+    assert frozen.records()[-1]["kind"] == "run_end"
+
+
+def test_the_third_term_kills_and_we_end_with_its_code(frozen):
+    """Nobody waits for the disk then; what is not recorded is said, and `adopt` completes it."""
+    popen = frozen.start(sys.executable, "-c", LISTENER)
+    frozen.expect("up\n")
+    frozen.freeze()
+    for _ in range(2):
+        popen.send_signal(signal.SIGTERM)
+        frozen.expect("TERM\n")
+    popen.send_signal(signal.SIGTERM)
+
+    assert popen.wait(timeout=PATIENCE_S) == 137
+    said = popen.stderr.read()
+    assert "Not recorded: at least 5 events and no decision" in said
+    assert "supervise adopt run" in said
+
+
+def test_after_the_thaw_nothing_is_missing(frozen):
+    """What the job did meanwhile is read, judged and recorded in its order; the weights stay."""
+    popen = frozen.start(*tiny("--steps", 170, "--sleep", 0.02))
+    frozen.expect("step 50 ")
+    frozen.freeze()
+    frozen.expect("step 150 ")
+    frozen.thaw()
+    _, said = popen.communicate(timeout=PATIENCE_S)
+
+    assert popen.returncode == 0, said
+    assert [e.step for e in frozen.events(Frame)] == list(range(170))
+    assert not [r for r in frozen.records() if r["kind"] in ("gap", "intent")]
+
+
+def test_a_job_that_ends_while_the_disk_hangs(frozen, supervise):
+    """We end as it did and say what is lost; once the disk answers, `adopt` reads the rest."""
+    popen = frozen.start(*tiny("--steps", 70, "--sleep", 0.02, "--exit", 3))
+    frozen.expect("step 50 ")
+    frozen.freeze()
+    _, said = popen.communicate(timeout=PATIENCE_S)
+
+    assert popen.returncode == 3, said
+    assert "does not answer. Not recorded: at least" in said
+    adopted = supervise("adopt", "run")
+    assert adopted.returncode == 3, adopted.stderr
+    assert [e.step for e in frozen.events(Frame)] == list(range(70))
+    assert frozen.records()[-1]["kind"] == "run_end"
+
+
+ECHO = "import sys; [print('line', line.strip(), flush=True) for line in sys.stdin]"
+
+
+@pytest.fixture
+def shell():
+    session = Shell()
+    yield session
+    session.close()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash for job control")
+def test_ctrl_z_and_fg_work_while_the_disk_hangs(frozen, shell):
+    """The shell says Stopped and is usable; after fg typed lines arrive again."""
+    shell.type(
+        f"cd {frozen.run.parent}; {shlex.join(frozen.command(sys.executable, '-c', ECHO))}\n"
+    )
+    shell.type("a\n")
+    shell.expect("line a")
+    frozen.pid = psutil.Process(shell.foreground()).ppid()
+    frozen.freeze()
+    for word in "bc":
+        shell.type("\x1a")
+        shell.expect("Stopped")
+        shell.type("fg\n")
+        shell.expect("fg")
+        shell.type(f"{word}\n")
+        shell.expect(f"line {word}")
+    frozen.thaw()
+    shell.type("\x04")
+    shell.expect("exit code 0")
+
+
+@pytest.fixture
+def file_system(tmp_path):
+    """A file system of its own, and a function that freezes and thaws it; for root alone."""
+    image, where = tmp_path / "image", tmp_path / "mounted"
+    where.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, where]):
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"{command[0]} cannot be used here: {error}")
+
+    def freeze(how: str) -> None:
+        subprocess.run(["fsfreeze", how, where], check=True)
+
+    yield where, freeze
+    subprocess.run(["fsfreeze", "--unfreeze", where], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["umount", "-l", where], check=True)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_file_system_that_is_really_frozen(file_system, frozen, supervise, ends):
+    """Signals arrive; an end before the thaw is told; a process in the kernel dies after it."""
+    where, freeze = file_system
+    frozen.run = where / "run"
+    job = [sys.executable, "-c", LISTENER]
+    by = [sys.executable, "-m", "supervise", "--run-dir", str(frozen.run), "--"]
+    popen = frozen.start(*job, by=by)
+    frozen.expect("up\n")
+    eventually(lambda: (frozen.run / "state.json").exists(), "a first round")
+    freeze("--freeze")
+    eventually(lambda: _uninterruptible(popen.pid), "a thread that waits for the file system")
+    popen.send_signal(signal.SIGTERM)
+    frozen.expect("TERM\n")
+    said = ""
+    if ends:
+        for _ in range(2):
+            popen.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        while "Not recorded" not in said:
+            said += popen.stderr.readline()
+    freeze("--unfreeze")
+    popen.communicate("", timeout=PATIENCE_S)
+
+    assert popen.returncode == (137 if ends else 7)
+    if not ends:
+        assert frozen.records()[-1]["kind"] == "run_end"
+        supervise.prove(frozen.run)
+
+
+def _uninterruptible(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return any("State:\tD" in (task / "status").read_text() for task in tasks)
