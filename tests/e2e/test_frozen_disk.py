@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shlex
 import shutil
@@ -144,7 +145,8 @@ def test_the_third_term_kills_and_we_end_with_its_code(frozen):
 
     assert popen.wait(timeout=PATIENCE_S) == 137
     said = popen.stderr.read()
-    assert "Not recorded: at least 5 events and no decision" in said
+    # Three signals, the end of the job, and the event that was in the writing, if it was one.
+    assert re.search(r"Not recorded: at least [45] events and (no|\d+) decision", said), said
     assert "supervise adopt run" in said
 
 
