@@ -105,7 +105,9 @@ class Foreground:
                 "signals; nothing is decided or acted on until the disk answers"
             )
         else:
-            self._app.settings.tell(f"supervise: the disk of {where} answers again; recording goes on")
+            self._app.settings.tell(
+                f"supervise: the disk of {where} answers again; recording goes on"
+            )
 
     def _leave(self, process: Process) -> int:
         """Let out what needs no disk, say what is lost, and return the exit code."""
