@@ -37,10 +37,10 @@ LAYERS = {
         "supervise.notifiers",
         *DECLARED,
     ),
-    "job": ("supervise.core", "supervise_probe.wire"),
-    "inputs": ("supervise.core",),
+    "job": ("supervise.core", "supervise.store.files", "supervise_probe.wire"),
+    "inputs": ("supervise.core", "supervise.store.files"),
     "store": ("supervise.core",),
-    "outputs": ("supervise.core",),
+    "outputs": ("supervise.core", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
     "recordings": ("supervise.core",),
     "proof": (
@@ -56,7 +56,7 @@ LAYERS = {
 # Single modules that may import a little more than their layer.
 ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
-    "supervise.inputs.checkpoints": ("supervise.store.checkpoints", "supervise.store.files"),
+    "supervise.inputs.checkpoints": ("supervise.store.checkpoints",),
     "supervise.store.history": ("supervise_probe.wire",),
     "supervise.catalog.references": ("supervise_probe.wire",),
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo

@@ -10,6 +10,8 @@ import os
 from types import MappingProxyType
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from . import files
+
 
 class Config(NamedTuple):
     """The contents of probe.json. Directories are absolute paths.
@@ -69,8 +71,7 @@ def load(path: str) -> Config:
         OSError: it cannot be read.
         ValueError: it is not JSON, or lacks `run` or `shm`.
     """
-    with open(path, encoding="utf-8") as file:
-        raw = json.load(file)
+    raw = json.loads(files.read(path))
     if not isinstance(raw, dict) or not raw.get("run") or not raw.get("shm"):
         raise ValueError(f"{path} names no run and no shm directory")
     raw.setdefault("marks", os.path.splitext(path)[0])

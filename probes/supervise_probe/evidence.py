@@ -15,6 +15,8 @@ import sys
 from functools import partial
 from typing import Any, Dict, List, Mapping
 
+from . import files
+
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6  # no launcher or scheduler's
 ALL_TOLD = b"(all threads)\n"
 
@@ -25,16 +27,15 @@ def write(directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]
     Raises:
         OSError: the directory cannot be written.
     """
-    os.makedirs(directory, exist_ok=True)
+    files.make_directory(directory)
     paths = []
     stacks = os.path.join(directory, f"rank-{rank}-stacks.txt")
-    with open(stacks, "w", encoding="utf-8") as file:
+    with files.replacing(stacks) as file:
         faulthandler.dump_traceback(file, all_threads=True)
     paths.append(stacks)
     for name, content in (("rng", random_states(torch)), ("batches", batches)):
         path = os.path.join(directory, f"rank-{rank}-{name}.json")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file, default=_plain)
+        files.replace(path, json.dumps(content, default=_plain).encode("utf-8", "replace"))
         paths.append(path)
     return paths
 
@@ -77,7 +78,7 @@ def listen(marks: str) -> None:
         return
     path = os.path.join(marks, f"stacks.{os.getpid()}.txt")
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         signal.signal(STACKS, partial(_answer, fd, os.getpid()))
         signal.siginterrupt(STACKS, False)  # C code of the job may not know of EINTR
         faulthandler.register(MAIN_STACK, file=fd, all_threads=False, chain=False)

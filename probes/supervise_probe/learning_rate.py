@@ -14,6 +14,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
+from . import files
+
 if TYPE_CHECKING:
     from .config import Config
 
@@ -78,9 +80,8 @@ class LearningRate:
         if value == 1.0:
             self._forget()
             return
-        with open(self._path + ".new", "w", encoding="utf-8") as file:
-            json.dump({"value": value, "steps": steps, "first": first}, file)
-        os.replace(self._path + ".new", self._path)
+        kept = {"value": value, "steps": steps, "first": first}
+        files.replace(self._path, json.dumps(kept).encode())
 
     def factor(self) -> float:
         """Return the multiplier of the step under way, drills excluded."""
@@ -135,8 +136,7 @@ class LearningRate:
 def _kept(path: str, step: int) -> Ramp:
     """Return what an earlier launch held, as it was at `step`; before that, as it began."""
     try:
-        with open(path, encoding="utf-8") as file:
-            kept = json.load(file)
+        kept = json.loads(files.read(path))
         steps = int(kept["steps"])
         return Ramp(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
     except (OSError, ValueError, TypeError, KeyError):

@@ -15,7 +15,7 @@ from time import monotonic_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
-from . import places, saves
+from . import files, places, saves
 from .errors import Refused
 from .frames import CannotRestore, job_frames
 from .guard import describe
@@ -183,9 +183,9 @@ class OnDemand:
 
 def _write(torch: Any, checkpoint: Any, path: str) -> None:
     """Write beside, then rename: there is a whole file under this name, or none."""
-    partial = path + ".partial"
+    partial = f"{path}.{files.token()}.partial"
     try:
-        with open(partial, "wb") as file:
+        with os.fdopen(files.create(partial, shared=True), "wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())

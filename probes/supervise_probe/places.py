@@ -18,6 +18,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Callable, List, NamedTuple, Optional, Set, Tuple
 
+from . import files
 from .errors import Refused
 from .frames import is_module_level, is_readable, read_variables
 from .origins import Scope
@@ -125,8 +126,7 @@ def call_at(
 def _body(code: CodeType) -> List[ast.stmt]:
     """Return the statements of a function, or of a module, from its source."""
     try:
-        with open(code.co_filename, encoding="utf-8") as file:
-            text = file.read()
+        text = files.read(code.co_filename, foreign=True).decode("utf-8")
         tree, compiled = ast.parse(text), compile(text, code.co_filename, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
         raise Refused(f"the source of {code.co_name} cannot be read: {error}") from error

@@ -16,7 +16,7 @@ from typing import Any, Deque, Dict, Optional
 
 from . import collectors as catalog
 from . import config as settings
-from . import evidence, exits, forward, hooks, reporting, sampled, status, verbs
+from . import evidence, exits, files, forward, hooks, reporting, sampled, status, verbs
 from .batches import Batches
 from .boundary import Boundary
 from .collectors.timing import Times
@@ -177,8 +177,8 @@ class Probe:
         self.on = False
         try:
             path = os.path.join(self.config.marks, f"off.{os.getpid()}")
-            with open(path, "w", encoding="utf-8") as mark:
-                mark.write(reason.replace("\n", " ") + "\n")
+            text = reason.replace("\n", " ") + "\n"
+            files.replace(path, text.encode("utf-8", "replace"))
             self._write_status()
         except Exception:  # nobody is left to tell
             pass

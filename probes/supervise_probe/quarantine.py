@@ -13,6 +13,7 @@ import json
 import os
 from typing import Any, FrozenSet, NamedTuple, Optional, Tuple
 
+from . import files
 from .provenance import name_of, short
 
 
@@ -73,8 +74,7 @@ class Manifest:
 
     def _load(self, path: str) -> None:
         try:
-            with open(path, "rb") as file:
-                found = json.loads(file.read())
+            found = json.loads(files.read(path))
             entries = [each for each in map(_entry, found["entries"]) if self._in_force(each)]
             generation = int(found.get("generation", 0))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

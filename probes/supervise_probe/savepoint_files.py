@@ -10,6 +10,8 @@ import hashlib
 import os
 from typing import Any, Callable, Dict
 
+from . import files
+
 PREFIX, SUFFIX, NEW, HASH = "savepoint-", ".pt", ".new", ".sha256"
 PIECE = 1 << 20  # bytes that are written or hashed at a time
 
@@ -50,9 +52,10 @@ def write(
         OSError, RuntimeError: the disk does not take it.
         What was there before is still there then.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    files.make_directory(os.path.dirname(path))
+    new = f"{NEW}.{files.token()}"
     try:
-        with open(path + NEW, "wb") as file:
+        with os.fdopen(files.create(path + new), "wb") as file:
             out = _Out(file, stopped)
             try:
                 save(document, out)
@@ -60,17 +63,17 @@ def write(
                 if stopped():
                     raise Stopped from None
                 raise
-        with open(path + HASH + NEW, "w", encoding="ascii") as file:
+        with os.fdopen(files.create(path + HASH + new), "w", encoding="ascii") as file:
             file.write(f"{out.hash.hexdigest()}  {os.path.basename(path)}\n")
         for name in (path + HASH, path):
-            descriptor = os.open(name + NEW, os.O_RDONLY)
+            descriptor = files.open_file(name + new)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(name + NEW, name)
+            os.replace(name + new, name)
     except BaseException:
-        for name in (path + HASH + NEW, path + NEW):
+        for name in (path + HASH + new, path + new):
             if os.path.exists(name):
                 os.unlink(name)
         raise
@@ -109,10 +112,10 @@ def read(load: Callable[..., Any], path: str) -> Dict[str, Any]:
         OSError, ValueError: it cannot be read, or is not what was written.
     """
     if os.path.exists(path + HASH):
-        with open(path + HASH, encoding="ascii") as file:
-            told = file.read().split()
+        told = files.read(path + HASH).decode("ascii").split()
         if not told or told[0] != _hash(path):
             raise ValueError("its hash is another than the one beside it")
+    os.close(files.open_file(path))  # torch would wait at a FIFO
     document = load(path, map_location="cpu", weights_only=True)
     if not isinstance(document, dict) or "what" not in document:
         raise ValueError("it is no savepoint")
@@ -121,7 +124,7 @@ def read(load: Callable[..., Any], path: str) -> Dict[str, Any]:
 
 def _hash(path: str) -> str:
     found = hashlib.sha256()
-    with open(path, "rb") as file:
+    with os.fdopen(files.open_file(path), "rb") as file:
         while True:
             piece = file.read(PIECE)
             if not piece:

@@ -14,6 +14,8 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from . import files
+
 if TYPE_CHECKING:
     from .background import Background
     from .probe import Probe
@@ -166,16 +168,13 @@ def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:
 
 
 def _write(path: str, rows: List[Row]) -> None:
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(rows, file)
-    os.replace(path + ".new", path)
+    files.replace(path, json.dumps(rows).encode())
 
 
 def _read(path: str, attempt: int) -> List[Row]:
     """Return the rows of earlier attempts; none where there is no such file."""
     try:
-        with open(path, encoding="utf-8") as file:
-            rows = [Row(*row) for row in json.load(file)]
+        rows = [Row(*row) for row in json.loads(files.read(path))]
     except (OSError, ValueError, TypeError):
         return []
     return [row for row in rows if row.attempt < attempt]

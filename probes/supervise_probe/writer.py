@@ -21,7 +21,7 @@ from operator import is_
 from threading import RLock
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from . import wire
+from . import files, wire
 from .fit import to_json
 from .segment_names import link, start_ticks
 
@@ -86,10 +86,10 @@ class Writer:
             world_size, run.encode("utf-8", "replace"),
         ))  # fmt: skip
         packed = wire.pack_header(header)
-        fresh = os.path.join(directory, f".rank-{rank}.{pid}.new")
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        files.own_directory(directory)
+        fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.token()}")
+        descriptor = files.create(fresh)
         try:
-            os.fchmod(descriptor, 0o600)
             os.posix_fallocate(descriptor, 0, header.file_size)
             # Mapped with its pages where Python knows how (3.10): no page fault in a later step.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)

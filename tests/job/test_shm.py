@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from supervise.job import shm
 
 OLD = 10_000
@@ -74,3 +76,55 @@ def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     assert shm.sweep(tmp_path) == []
     aged(path)
     assert shm.sweep(tmp_path) == []
+
+
+AS_NOBODY = """
+import os, sys
+os.umask(0)
+os.chdir(sys.argv[1])
+os.setgid(65534)
+os.setuid(65534)
+for name in ("fifo", "directory", "link"):
+    place = f"supervise-0-{name}"
+    if name == "fifo":
+        os.mkfifo(place)
+    elif name == "link":
+        os.symlink("supervise-0-directory", place)
+    else:
+        os.mkdir(place)
+        os.mkfifo(place + "/owner")
+        os.utime(place, (0, 0))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+def test_what_another_user_plants_holds_up_no_start(tmp_path):
+    """A FIFO, a link, a directory with a FIFO in it: passed over, and left alone."""
+    tmp_path.chmod(0o777)  # without the sticky bit: no kernel setting helps
+    for parent in list(tmp_path.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+    subprocess.run([sys.executable, "-c", AS_NOBODY, str(tmp_path)], check=True)
+    planted = sorted(path.name for path in tmp_path.iterdir())
+    start = (
+        "import pathlib, sys; from supervise.job import shm; root = pathlib.Path(sys.argv[1]);"
+        "print(shm.sweep(root), shm.make(root, 'mine').name)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", start, str(tmp_path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.stdout.strip() == "[] supervise-0-mine", done.stderr
+    assert sorted({p.name for p in tmp_path.iterdir()} - {"supervise-0-mine"}) == planted
+
+
+def test_a_fifo_of_our_own_holds_up_nobody(tmp_path):
+    """In the place of the mark; the directory is swept as one without."""
+    path = tmp_path / f"supervise-{os.getuid()}-x"
+    path.mkdir()
+    os.mkfifo(path / shm.OWNER)
+    shm.own(path)
+    aged(path)
+
+    assert shm.sweep(tmp_path) == [path]

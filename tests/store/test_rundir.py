@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -85,3 +86,17 @@ def test_json_is_replaced_whole(run):
     with pytest.raises(StoreError, match="is not JSON"):
         run.read_json("bad.json")
     json.loads((run.path / "run.json").read_text())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+def test_a_directory_of_another_user_is_refused(tmp_path, policy):
+    """Whoever owns it could put anything into the run's record."""
+    place = tmp_path / "theirs"
+    place.mkdir()
+    os.chown(place, 65534, 65534)
+
+    with pytest.raises(StoreError, match="belongs to another user") as caught:
+        RunDir.create(place, argv=[], policy=policy, wall=WALL)
+
+    assert caught.value.hint is not None and "--run-dir" in caught.value.hint
+    assert list(place.iterdir()) == []

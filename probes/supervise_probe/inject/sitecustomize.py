@@ -54,7 +54,9 @@ def mark(name: str, text: str = "") -> None:
         return
     try:
         path = os.path.join(os.path.splitext(CONFIG)[0], "%s.%d" % (name, os.getpid()))
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # A FIFO of that name must not hold up the job: not waited for, no link followed.
+        safe = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | safe, 0o600)
         try:
             os.write(fd, text.encode("utf-8", "replace"))
         finally:

@@ -12,6 +12,7 @@ import re
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
+from .. import files
 from ..errors import Refused
 from ..stacklevel import uncounted
 
@@ -82,10 +83,11 @@ class Profile:
         profiler, self._profiler = self._profiler, None
         self._probe.guard.blind = False
         self._leave_ways_in()
-        aside = self._path + ".tmp"
+        aside = f"{self._path}.{files.token()}"
         try:
             profiler.stop()
             profiler.export_chrome_trace(aside)
+            os.chmod(aside, files.FILE)
             os.replace(aside, self._path)
             size = os.path.getsize(self._path)
         except Exception as error:
@@ -127,5 +129,5 @@ def _place(marks: str, incident: str, step: int, rank: int) -> str:
     """Return where the trace goes: into the incident's own directory, beside its evidence."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
     home = os.path.join(os.path.dirname(marks), "incidents", name)
-    os.makedirs(home, mode=0o700, exist_ok=True)
+    files.make_directory(home)
     return os.path.join(home, f"profile-{step}-rank-{rank}.json")

@@ -113,7 +113,7 @@ class Launcher:
         config = probe_config(self._run, self._directory, policy, self._drills)
         argv, environ = list(self._argv), dict(self._environ)
         if not launch.attempt:
-            self._run.write_json(ENVIRON, environ, durable=True, private=True)
+            self._run.write_json(ENVIRON, environ, durable=True)
         if launch.path:
             how = policy.job["relaunch"]
             config |= _resuming(launch, how)

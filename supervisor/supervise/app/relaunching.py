@@ -35,6 +35,7 @@ from ..core.state import State
 from ..errors import ActionError, StoreError, SuperviseError
 from ..job.control import Control
 from ..job.halting import LOOP_S, halt
+from ..store import files
 from ..store.rundir import RunDir
 from .launching import Launch
 
@@ -237,7 +238,7 @@ class Relauncher:
 
     def _write(self, name: str, done: Mapping[str, Any]) -> None:
         try:
-            (self._run.path / name).parent.mkdir(exist_ok=True)
+            files.make_directory((self._run.path / name).parent)
             self._run.write_json(name, done, durable=True)
         except (OSError, StoreError) as error:
             raise ActionError(f"the relaunch cannot be written down: {error}") from error

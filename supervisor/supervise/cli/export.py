@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
 import click
 
 from ..errors import StoreError, UsageError
-from ..store import history
+from ..store import files, history
 from ..store.rundir import RunDir
 
 
@@ -42,14 +41,9 @@ def command(run: Path, as_csv: bool, metrics: str | None, output: Path | None) -
     if output is None:
         history.export_csv(found, sys.stdout, wanted)
         return
-    fresh = output.with_name(f".{output.name}.part")
     try:
-        with fresh.open("w", encoding="utf-8", newline="") as file:
+        with files.replacing(output, "w", shared=True, encoding="utf-8", newline="") as file:
             rows = history.export_csv(found, file, wanted)
-        fresh.replace(output)
     except OSError as error:
         raise StoreError(f"cannot write {output}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
     click.echo(f"{rows} rows in {output}", err=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.values import Told
+from ..store import files
 
 DIRECTORY = "control"
 
@@ -21,11 +22,10 @@ DIRECTORY = "control"
 def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns: int) -> Path:
     """Leave a word for the supervisor of `run`. Raises OSError."""
     directory = run / DIRECTORY
-    directory.mkdir(exist_ok=True)
+    files.make_directory(directory)
     path = directory / f"{at_ns:020d}-{os.getpid()}.json"
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps({"word": word, "operator": operator, "args": dict(args)}))
-    aside.rename(path)
+    text = json.dumps({"word": word, "operator": operator, "args": dict(args)})
+    files.replace(path, text.encode(), durable=False)
     return path
 
 
@@ -59,7 +59,7 @@ class Words:
                     self._taken.remove(path)
                     continue
                 self._taken.add(path)
-                said = json.loads(path.read_bytes(), parse_constant=_refuse)
+                said = json.loads(files.read(path), parse_constant=_refuse)
                 args = {key: _flat(value) for key, value in said["args"].items()}
                 if args.get("key") not in self._heard:
                     found.append(

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from ..store import files
+
 LAUNCH = "SUPERVISE_LAUNCH"  # "<run id>:<attempt>"; by it a later supervisor knows the job
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?(-dbg)?(\.exe)?$")
 
@@ -169,7 +171,7 @@ def _python_flags(words: list[str]) -> str | None:
 def _shebang(path: Path) -> list[str]:
     """Return the words of the `#!` line of `path`, without `env`; empty when there is none."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
             head = file.read(512).decode("utf-8", "replace")
     except OSError:
         return []

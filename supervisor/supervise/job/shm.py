@@ -17,11 +17,14 @@ from pathlib import Path
 
 import psutil
 
+from ..store import files
+
 DEFAULT = Path("/dev/shm")
 LEAST_SLOTS = 256
 SLOT_BYTES = 600  # a frame of 64 metrics, and its share of the rest
 OWNER = "owner"  # locked by the supervisor while it lives
 JOB = "job."  # before the pid of the job's first process
+TRIES, WAIT_S = 4, 0.05  # to get the lock
 LEAST_AGE_S = 3600.0  # younger directories are left alone, whatever they look like
 _USER = re.compile(r"(?:rank-\d+|job)\.(\d+)(?:\.\d+)?(?:\.seg)?")
 
@@ -34,7 +37,7 @@ def base(environ: Mapping[str, str]) -> Path:
 def make(root: Path, run_id: str) -> Path:
     """Make the directory of a run, mode 0700, ours while this process lives. Raises OSError."""
     path = of(root, run_id)
-    path.mkdir(mode=0o700)
+    files.make_directory(path, exist_ok=False)
     own(path)
     return path
 
@@ -47,16 +50,24 @@ def of(root: Path, run_id: str) -> Path:
 def own(path: Path) -> None:
     """Mark a run's directory as ours while this process lives."""
     try:
-        fd = os.open(path / OWNER, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)  # goes with the process, and is seen from other containers
+        fd = files.open_file(path / OWNER, os.O_CREAT | os.O_WRONLY)
     except OSError:
-        pass  # a full /dev/shm: without the mark the directory is swept once it is old
+        return  # a full /dev/shm: without the mark the directory is swept once it is old
+    for _ in range(TRIES):  # `sweep` in another process holds a shared lock for a moment
+        try:
+            # It goes with the process, and is seen from other containers.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(WAIT_S)
+        except OSError:
+            return  # no locks on this file system
 
 
 def lend(path: Path, pid: int) -> None:
     """Say whose directory it is: the job's, which may have no segment for long after its start."""
     with suppress(OSError):
-        (path / f"{JOB}{pid}").touch()
+        os.close(files.create(path / f"{JOB}{pid}"))
 
 
 def slots(path: Path, wanted: int) -> int:
@@ -82,6 +93,8 @@ def sweep(root: Path) -> list[Path]:
     gone = []
     for path in root.glob(f"supervise-{os.getuid()}-*"):
         try:
+            if not files.is_own_directory(path):
+                continue  # anybody may put anything into shared memory, a FIFO for instance
             pids = [
                 int(found[1]) for file in path.iterdir() if (found := _USER.fullmatch(file.name))
             ]
@@ -97,8 +110,8 @@ def sweep(root: Path) -> list[Path]:
 
 def _owned(path: Path) -> bool:
     try:
-        fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = files.open_file(path / OWNER)
+    except OSError:  # none, or nothing that can be locked
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..store import files
 from .redact import Redactor
 
 T = TypeVar("T")
@@ -57,7 +58,8 @@ class Bundle:
 
     def text(self, name: str, text: str) -> None:
         """Write one file, down to the disk."""
-        with (self.path / name).open("w", encoding="utf-8", errors="backslashreplace") as file:
+        fd = files.create(self.path / name)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -87,10 +89,10 @@ class Bundle:
 
 def described(manifest: Path) -> dict[str, Any]:
     """Return what the audit log keeps of a sealed bundle."""
-    content = json.loads(manifest.read_text())
+    content = json.loads(files.read(manifest))
     size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
     traced = manifest.parent / SHARDS
-    shards = json.loads(traced.read_text())["shards"] if traced.exists() else {}
+    shards = json.loads(files.read(traced))["shards"] if traced.exists() else {}
     return {
         "path": "/".join(manifest.parent.parts[-3:]),
         "sha256": _sha256(manifest),
@@ -102,5 +104,5 @@ def described(manifest: Path) -> dict[str, Any]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(files.open_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

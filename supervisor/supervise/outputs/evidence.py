@@ -25,6 +25,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,6 +34,7 @@ import psutil
 
 from ..core.values import Frame
 from ..errors import ActionError
+from ..store import files
 from . import facts, origins, stacks
 from .bundle import MANIFEST, SHARDS, Bundle, described
 
@@ -108,14 +110,16 @@ class Evidence:
         """
         home = self._incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
         try:
-            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.make_directory(home)
             for made in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
-                if json.loads(made.read_text())["key"] == key:
-                    return described(made)
+                with suppress(OSError, ValueError, KeyError, TypeError):  # no bundle of ours
+                    if json.loads(files.read(made))["key"] == key:
+                        return described(made)
+            for left in home.glob(".snapshot-*"):  # by a supervisor that was killed
+                shutil.rmtree(left, ignore_errors=True)
             number = 1 + sum(1 for _ in home.glob("snapshot-*"))
-            aside = home / f".snapshot-{number}.tmp"
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(mode=0o700)
+            aside = files.unpredictable(home / f"snapshot-{number}")
+            files.make_directory(aside)
         except OSError as error:
             raise _unwritable(home, error) from error
         bundle = Bundle(aside, deadline_s)
@@ -238,7 +242,7 @@ def _shards(
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(files.read(path))
 
 
 def _has_stacks(bundle: Bundle, rank: int) -> bool:

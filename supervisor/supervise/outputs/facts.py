@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from ..store import files
+
 TOOL_S = 5.0  # an outside tool gets this long
 TAIL_BYTES = 64 * 1024
 DIRTY_FILES = 200
@@ -153,7 +155,7 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - limit))
         data = file.read(limit)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from ..store import files
 from .facts import run_tool
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
@@ -101,7 +102,7 @@ def _written(file: Path, start: int, timeout_s: float, settled_s: float = math.i
     deadline = time.monotonic() + timeout_s
     text, since = b"", time.monotonic()
     while time.monotonic() < deadline:
-        with file.open("rb") as handle:
+        with os.fdopen(files.open_file(file), "rb") as handle:
             handle.seek(start)
             newest = handle.read()
         if newest != text:

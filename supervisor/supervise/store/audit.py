@@ -85,7 +85,7 @@ class Audit:
         """
         fd = -1
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            fd = files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             lock.take(fd, path)
             chain, tail = _scan(path, run_id)
             if not chain.size:
@@ -277,14 +277,20 @@ class Audit:
         return StoreError(self.trouble)
 
     def _fill_reserve(self) -> None:
+        with suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
         try:
-            with self._reserve.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+            fd = files.create(self._reserve)
+            try:
+                os.posix_fallocate(fd, 0, RESERVE_BYTES)
+            finally:
+                os.close(fd)
         except OSError:
-            self._reserve.unlink(missing_ok=True)  # already full: the first append will tell
+            with suppress(OSError):  # already full: the first append will tell
+                self._reserve.unlink(missing_ok=True)
 
     def _tell_recovered(self, torn: Path, at_ns: int, wall: str) -> None:
-        tail = torn.read_bytes()
+        tail = files.read(torn)
         data = {
             "file": torn.name,
             "offset": self._chain.offset,
@@ -300,7 +306,7 @@ class Audit:
 def _scan(path: Path, run_id: str) -> tuple[Chain, bytes]:
     """Return the state after the good records, and the bytes of a torn tail."""
     chain = Chain(run_id)
-    with path.open("rb") as file:
+    with os.fdopen(files.open_file(path), "rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 return chain, line
@@ -310,7 +316,7 @@ def _scan(path: Path, run_id: str) -> tuple[Chain, bytes]:
 
 def _keep(torn: Path, tail: bytes) -> None:
     """Keep a torn tail; one that is already there (a crash during a repair) is not lost either."""
-    before = torn.read_bytes() if torn.exists() else b""
+    before = files.read(torn) if torn.exists() else b""
     if not before.endswith(tail):
         before += tail
     files.replace(torn, before, durable=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 from ..core.replay import plain as encode  # one encoder, so that replay compares like with like
 from ..errors import StoreError, TamperError
-from . import merkle
+from . import files, merkle
 
 VERSION = 1
 GENESIS = b"supervise-audit-v1"
@@ -148,7 +149,7 @@ class Report:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(files.open_file(path), "rb") as file:
             yield from file
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error

@@ -163,7 +163,7 @@ def read(run: Path) -> dict[str, Any]:
     """
     path = run / NAME
     try:
-        known = json.loads(path.read_bytes())
+        known = json.loads(files.read(path))
         if not isinstance(known["checkpoints"], list):
             raise KeyError("checkpoints")
     except FileNotFoundError:

@@ -57,7 +57,7 @@ class Journal:
         """
         journal = cls(directory, segment_bytes)
         try:
-            directory.mkdir(exist_ok=True)
+            files.make_directory(directory)
             paths = _segments(directory)
             if paths:
                 journal._continue(paths[-1])
@@ -124,20 +124,20 @@ class Journal:
             os.fdatasync(self._fd)  # `sync` will not reach it any more
         path = self._directory / f"{self._segment + 1:05}.jrn"
         files.replace(path, _START.pack(MAGIC, self._number), durable=True)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         self.close()
         self._fd, self._size, self._broken = fd, _START.size, False
         self._opened = path, os.fstat(fd)
         self._segment += 1
 
     def _continue(self, path: Path) -> None:
-        data = path.read_bytes()
+        data = files.read(path)
         first = _first_number(data, path)
         self._number, self._size = first, _START.size
         for number, _, _, end in _records(data, first, path, newest=True):
             self._number, self._size = number + 1, end
         self._segment = int(path.stem)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         self._opened = path, os.fstat(self._fd)
         os.ftruncate(self._fd, self._size)
 
@@ -158,7 +158,7 @@ def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple
     expected = 0
     for index, path in enumerate(paths):
         try:
-            data = path.read_bytes()
+            data = files.read(path)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
         first = _first_number(data, path)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from ..errors import StoreError
+from . import files
 
 _TRIES = 4  # `locked` in another process holds a shared lock for a moment
 _WAIT_S = 0.05
@@ -50,7 +51,7 @@ def holder(fd: int) -> int | None:
 def locked(path: Path) -> bool:
     """Return whether a living supervisor has the audit log `path` open."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = files.open_file(path)
     except OSError:
         return False
     try:

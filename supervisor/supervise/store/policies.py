@@ -43,7 +43,7 @@ def keep(run: RunDir, policy: Policy) -> Path:
     """Write a policy's text, through a power cut too. Raises StoreError."""
     path = path_of(run, policy.digest)
     try:
-        path.parent.mkdir(exist_ok=True)
+        files.make_directory(path.parent)
         files.replace(path, policy.resolved.encode(), durable=True)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error

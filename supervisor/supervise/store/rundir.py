@@ -74,15 +74,11 @@ class RunDir:
         path = (RUNS / run_id if path is None else path).absolute()
         made = [p for p in (*reversed(path.parents), path) if not p.exists()]
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise StoreError(
-                    f"{path} is not empty",
-                    hint="a run has a directory of its own: choose another --run-dir",
-                )
+            _refuse_unfit(path)
+            files.make_directory(path)
             run = cls(path, run_id, made)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
-                directory.mkdir()
+                files.make_directory(directory, exist_ok=False)
             files.replace(path / "policy.yaml", policy.resolved.encode(), durable=True)
             described = {
                 "run": run_id,
@@ -114,7 +110,7 @@ class RunDir:
             StoreError: it holds none; the hint names one that does, if there is one near.
         """
         try:
-            described = json.loads((path / "run.json").read_bytes())
+            described = json.loads(files.read(path / "run.json"))
             return cls(path.absolute(), str(described["run"]))
         except (FileNotFoundError, NotADirectoryError):
             there = "holds no run (no run.json)" if path.is_dir() else "is not a directory"
@@ -172,12 +168,8 @@ class RunDir:
             except OSError:  # something else lives there by now
                 return
 
-    def write_json(
-        self, name: str, obj: Any, *, durable: bool = False, private: bool = False
-    ) -> None:
+    def write_json(self, name: str, obj: Any, *, durable: bool = False) -> None:
         """Write the file `name` atomically; `durable` also through a power cut.
-
-        A `private` one is readable by its owner alone.
 
         Non-finite floats become "NaN", "+Inf", "-Inf", so that every JSON reader can read it.
 
@@ -186,19 +178,34 @@ class RunDir:
         """
         text = json.dumps(plain(obj), allow_nan=False, indent=1) + "\n"
         try:
-            mode = 0o600 if private else 0o666
-            files.replace(self.path / name, text.encode(), durable=durable, mode=mode)
+            files.replace(self.path / name, text.encode(), durable=durable)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def read_json(self, name: str) -> Any:
         """Return the content of the file `name`. Raises StoreError."""
         try:
-            return json.loads((self.path / name).read_bytes())
+            return json.loads(files.read(self.path / name))
         except OSError as error:
             raise StoreError(f"cannot read {self.path / name}: {error.strerror}") from error
         except ValueError as error:
             raise StoreError(f"{self.path / name} is not JSON: {error}") from error
+
+
+def _refuse_unfit(path: Path) -> None:
+    """Refuse a directory that is there and cannot hold a run. Raises StoreError or OSError."""
+    if not path.is_dir():
+        return
+    if any(path.iterdir()):
+        raise StoreError(
+            f"{path} is not empty",
+            hint="a run has a directory of its own: choose another --run-dir",
+        )
+    if not files.is_own_directory(path.resolve()):
+        raise StoreError(
+            f"{path} belongs to another user, who could change the run's record",
+            hint=f"let the run have a directory of its own: --run-dir {path / 'run'}",
+        )
 
 
 def _near(path: Path) -> str:

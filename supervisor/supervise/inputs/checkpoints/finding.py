@@ -9,14 +9,17 @@ beside `.metadata`, which is written last).
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...store import files
 from ...store.checkpoints import Stamp
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
@@ -32,8 +35,8 @@ def stamp(path: str) -> Stamp | None:
     try:
         if not place.is_dir():
             return (_row(place, place.name),)
-        files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
-        rows = [_row(file, str(file.relative_to(place))) for file in files]
+        every = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
+        rows = [_row(file, str(file.relative_to(place))) for file in every]
         return tuple(sorted(rows)) or None
     except OSError:  # it went away while we looked
         return None
@@ -41,6 +44,8 @@ def stamp(path: str) -> Stamp | None:
 
 def _row(path: Path, name: str) -> tuple[str, int, int, int]:
     found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return name, found.st_size, found.st_mtime_ns, found.st_ino
 
 
@@ -171,7 +176,7 @@ def _siblings(path: str, name: str) -> set[str]:
         }
     if name.endswith(".index.json"):
         try:
-            index = json.loads(Path(path, name).read_bytes())
+            index = json.loads(files.read(Path(path, name), foreign=True))
             return {str(folder / str(each)) for each in index["weight_map"].values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return set()  # whoever loads it will tell

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...store import files
 from ...store.checkpoints import FOUND, Entry, Stamp
 from .finding import stamp
 
@@ -64,9 +65,9 @@ class Holds:
         path = self.path(entry)
         if path is None or not self.intact(entry):
             return False
-        files = [path / name for name, *_ in entry.stamp] if path.is_dir() else [path]
+        held = [path / name for name, *_ in entry.stamp] if path.is_dir() else [path]
         try:
-            return all(file.stat().st_nlink == 1 for file in files)
+            return all(file.stat().st_nlink == 1 for file in held)
         except OSError:
             return False
 
@@ -126,6 +127,7 @@ class Holds:
             return
         try:
             names = [name for name, *_ in entry.stamp] if source.is_dir() else [""]
+            files.make_directory(self.folder(entry))
             for name in names:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(source / name, target / name)
@@ -139,7 +141,7 @@ class Holds:
     def _short(self, size: int) -> bool:
         """Whether the job's next save would find little room if `size` bytes were kept from it."""
         try:
-            self._home.mkdir(parents=True, exist_ok=True)
+            files.make_directory(self._home)
             disk = shutil.disk_usage(self._home)
         except OSError:
             return True

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...store import files
 from ...store.checkpoints import Entry
 
 GIT_S = 20.0
@@ -49,7 +50,7 @@ def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
     for name in paths:
         sha = hashlib.sha256()
         try:
-            with (cwd / name).open("rb") as file:
+            with os.fdopen(files.open_file(cwd / name, foreign=True), "rb") as file:
                 while piece := file.read(PIECE):
                     sha.update(piece)
             found[name] = "sha256:" + sha.hexdigest()

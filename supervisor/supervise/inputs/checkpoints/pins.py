@@ -15,8 +15,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from ...errors import StoreError
+from ...store import files
 from ...store.checkpoints import PINNED, Entry
 from ...store.files import sync_directory
 from .finding import stamp
@@ -57,7 +59,7 @@ class Pins:
         """Return why `size` bytes cannot be pinned, "" if they can."""
         if self._link:
             return ""
-        self._home.mkdir(parents=True, exist_ok=True)
+        files.make_directory(self._home)
         disk = shutil.disk_usage(self._home)
         keep = max(disk.total * RESERVE, RESERVE_BYTES)
         if disk.free - size >= keep:
@@ -117,6 +119,8 @@ class Pins:
         fresh = self._fresh(entry)
         shutil.rmtree(fresh, ignore_errors=True)
         try:
+            files.make_directory(self._home)
+            files.make_directory(fresh)
             target = fresh / DATA / entry.name
             self._bring(source or Path(entry.path), target, hashes, link=link or self._link)
         except BaseException:
@@ -201,7 +205,7 @@ class Pins:
         Raises OSError.
         """
         home = self._home / ASIDE
-        home.mkdir(parents=True, exist_ok=True)
+        files.make_directory(home)
         there = home / f"{mark}-{path.name}"
         near = path.with_name(f".aside-{mark}-{path.name}")
         _remove(there)
@@ -241,7 +245,7 @@ class Pins:
             sync_directory(folder)
 
     def _copy(self, source: Path, target: Path) -> None:
-        with source.open("rb") as old, target.open("wb") as new:
+        with _reading(source) as old, os.fdopen(files.create(target), "wb") as new:
             by_kernel = True  # shares blocks where the file system can
             while not self._interrupted():
                 try:
@@ -262,7 +266,7 @@ class Pins:
 
     def _digest(self, path: Path) -> str:
         sha = hashlib.sha256()
-        with path.open("rb") as file:
+        with _reading(path) as file:
             while not self._interrupted() and (piece := file.read(PIECE)):
                 sha.update(piece)
         return sha.hexdigest()
@@ -271,6 +275,10 @@ class Pins:
         if self._over():
             raise InterruptedError("the supervisor ends")
         return False
+
+
+def _reading(path: Path) -> BinaryIO:
+    return os.fdopen(files.open_file(path, foreign=True), "rb")
 
 
 def _member(path: Path, name: str, entry: Entry) -> Path:

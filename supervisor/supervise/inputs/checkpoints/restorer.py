@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import StoreError
+from ...store import files
 from ...store.checkpoints import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
 from . import finding
 from .keeper import Keeper
@@ -165,9 +167,9 @@ class Restorer:
             others = self._others(entry)
             there = [Path(o.path) for o, newer in others if o.there and (newer or o.state == BAD)]
         for folder in {path.parent for path in there if path.exists()}:
-            mine = folder / f".supervise-{entry.id}"
+            mine = files.unpredictable(folder / "supervise")
             try:
-                mine.touch()
+                os.close(files.create(mine))
                 mine.unlink()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):

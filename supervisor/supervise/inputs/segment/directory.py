@@ -20,6 +20,7 @@ from supervise_probe import wire
 
 from ...core.values import Event, Noticed
 from ...errors import SegmentError
+from ...store import files
 from .reader import Segment
 from .taken import Taken
 
@@ -230,7 +231,7 @@ class Segments:
             if match is None or name in self._known:
                 continue
             try:
-                with (self._marks_dir / name).open("rb") as mark:
+                with os.fdopen(files.open_file(self._marks_dir / name), "rb") as mark:
                     text = mark.read(_MARK_BYTES).decode("utf-8", "replace")
             except OSError as error:
                 text = f"the probe is off, and its reason cannot be read: {error.strerror}"

@@ -7,13 +7,13 @@ read, where a mapping would be SIGBUS and the end of the supervisor.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from supervise_probe import wire
 
 from ...errors import SegmentError
+from ...store import files
 
 _WORDS_SIZE = wire.END_AT  # the fixed header and all words, in one read
 _VERSION_HINT = "the job runs the probe of another release; start both from the same installation"
@@ -35,13 +35,10 @@ class SegmentFile:
         self.path = path
         self._size = _WORDS_SIZE
         try:
-            # Not blocked by a pipe, not led astray by a link.
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._fd = files.open_file(path, os.O_RDWR)
         except OSError as error:
             raise self.fault(f"cannot be opened: {error.strerror}") from error
         try:
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise self.fault("is not a regular file")
             self._fixed = os.pread(self._fd, wire.FIXED_SIZE, 0)
             self.header = self._unpack_header()
             self._size = self.header.file_size

@@ -1,0 +1,101 @@
+"""FIFOs where files of the run should be, planted by the job's own user: nobody waits for them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import tiny
+
+pytestmark = pytest.mark.slow
+
+PLANTER = Path(__file__).parent / "jobs" / "planter.py"
+RECORDS = (
+    "control/1.json", "state.json", "launch.json", "quarantine.json", "checkpoints.json",
+    "probe/boot.PID", "probe/armed.PID", "probe/stacks.PID.txt", "probe/off.1",
+    "probe/tape.0.json", "probe/learning-rate.json", "incidents/inc-1/snapshot-1/manifest.json",
+)  # fmt: skip
+CONFIG = ("probe.json", "probe/off.PID")
+
+
+def planted(supervise, names: tuple[str, ...]):
+    job = [sys.executable, str(PLANTER), ",".join(names), *tiny("--steps", 150, "--exit", 3)]
+    return supervise.run("--policy", "nano", "--drill", "nan_grad@100", job=job)
+
+
+def test_the_run_goes_on_beside_fifos(supervise):
+    """Every step is seen and judged, the job ends as it would, and the record is whole."""
+    run = planted(supervise, RECORDS)
+
+    assert run.returncode == 3, run.stderr
+    assert run.state["tier"] == "T1" and run.state["step"] == 149
+    assert run.kinds("note", "standing-order")
+    supervise.prove("run")
+
+
+def test_a_probe_that_cannot_be_told_anything_leaves_the_job_alone(supervise):
+    """The import of torch does not wait for probe.json."""
+    run = planted(supervise, CONFIG)
+
+    assert run.returncode == 3, run.stderr
+    assert "finite" in run.stdout
+
+
+def test_commands_answer_beside_fifos(supervise, tiny_job):
+    """An answer or a reason, and at once; a run that is only looked at is not changed."""
+    run = supervise.run(job=tiny_job("--steps", 20))
+    for name in ("state.json", "launch.json", "quarantine.json", "checkpoints.json", "run.json"):
+        (run.directory / name).unlink(missing_ok=True)
+        os.mkfifo(run.directory / name)
+        for command in (["status"], ["checkpoints"], ["adopt"], ["why"], ["audit", "verify"]):
+            done = supervise(*command, "run", timeout=60)
+            assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_run_is_for_its_owner_alone(supervise, tiny_job, tmp_path):
+    """Every file 0600 and every directory 0700, also under an umask that forbids nothing."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text(EVIDENCE)
+    before = os.umask(0)
+    try:
+        run = supervise.run("--policy", policy, "--drill", "lr_spike@60", job=tiny_job())
+        supervise("pause", "run")  # too late for an answer; its word lies in control/
+    finally:
+        os.umask(before)
+
+    paths = [run.directory, *run.directory.rglob("*")]
+    wrong = [
+        f"{path.relative_to(tmp_path)} {mode:o}"
+        for path in paths
+        if (mode := stat.S_IMODE(path.stat().st_mode)) != (0o700 if path.is_dir() else 0o600)
+    ]
+    assert wrong == []
+    assert any(path.name == "manifest.json" for path in paths), "no evidence was taken"
+
+
+EVIDENCE = """\
+version: supervise/v1
+policy: evidence
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: learning_rate, gt: 0.1}
+rules:
+  - {id: high, when: high, sev: SEV1, run: look}
+runbooks:
+  look:
+    meaning: The rate is high.
+    impact: None.
+    steps: [snapshot, {lr_scale: {set: 0.5, rewarm: 10}}]
+    verify: {within: 30, clear_for: 5}
+savepoints: {every: 25, keep: 2}
+budgets:
+  all: {max: 8, per: 1000}
+  lr_scale: {max: 2, per: 1000}
+escalate: {ladder: [look, hold], reset_after: 500}
+warmup: 10
+probation: 20
+"""
