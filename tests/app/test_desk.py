@@ -9,6 +9,7 @@ import pytest
 from supervise.actions.relaunch import Relaunch
 from supervise.app.desk import Desk
 from supervise.core.incident import Incident, Run
+from supervise.core.redact import Redactor
 from supervise.core.rule import Policy, Runbook
 from supervise.core.values import Told
 from supervise.errors import ActionError
@@ -20,7 +21,7 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 def desk():
     """A desk whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(policy=Policy("p", "sha256:0", "enforce", {}, ()), run=None,
-                               reloader=None)  # fmt: skip
+                               reloader=None, redactor=Redactor())  # fmt: skip
     quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
     desk = Desk(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     run = Run(1, BOOK, "SEV1", waiting_for="inc-1/1/0-relaunch", action=BOOK.steps[0],

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,32 @@ def resuming_job(tmp_path: Path) -> Any:
     words |= {"wait_file": tmp_path / "run" / "audit.log"}
     job = [sys.executable, str(JOBS / "resuming.py"), *(f"--{k}={v}" for k, v in words.items())]
     return lambda *more: [*job, *more]
+
+
+@pytest.fixture
+def receiver():
+    """A function that starts a real receiver; it returns `(url, what was received)`."""
+    servers: list[HTTPServer] = []
+
+    def start(code: int) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+        received: list[tuple[str, dict[str, object]]] = []
+
+        class Receiver(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                received.append((self.path, json.loads(body)))
+                self.send_response(code)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Receiver)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}", received
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -40,35 +40,6 @@ def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
 
 
 @pytest.fixture
-def receiver():
-    """A function that starts a real receiver; it returns `(url, what was received)`."""
-    servers: list[HTTPServer] = []
-
-    def start(code: int) -> tuple[str, list[tuple[str, dict[str, object]]]]:
-        received: list[tuple[str, dict[str, object]]] = []
-
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                received.append((self.path, json.loads(body)))
-                self.send_response(code)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        server = HTTPServer(("127.0.0.1", 0), Receiver)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}", received
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture
 def told_by(tmp_path):
     """A function that writes the policy nano with these channels too."""
 

@@ -27,7 +27,7 @@ from ..inputs import clock
 from ..inputs.company import Company
 from ..inputs.segment import Segments
 from ..job.control import Control
-from ..outputs.outbox import Outbox, message_of
+from ..outputs.outbox import Outbox
 from ..store import audit
 from ..store.recorder import Recorder
 from ..store.rundir import RunDir
@@ -117,8 +117,7 @@ class Adoption:
                 posted.append((_decision(record), key, record["mono_ns"] / 1e9))
             elif record["kind"] == "notify_result":
                 settled.setdefault(data["channel"], set()).update(data["keys"])
-        run, head = self._run.id, self._recorder.head
-        messages = [(message_of(said, run, head), key, at_s) for said, key, at_s in posted]
+        messages = [(self._desk.message(said), key, at_s) for said, key, at_s in posted]
         return outbox.resume(messages, settled)
 
     def _perform_again(self) -> None:

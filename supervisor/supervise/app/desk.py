@@ -17,6 +17,7 @@ from typing import Any
 from ..actions.relaunch import Relaunch
 from ..core import engine, steps
 from ..core.incident import Run, verb_of
+from ..core.shapes import Message
 from ..core.values import (
     ACTING_MODES,
     Announced,
@@ -61,6 +62,7 @@ class Desk:
         self.moved_ns = clock.monotonic_ns()
         self.unwritten = (0, 0)
         self._run = settings.run
+        self._redactor = settings.redactor
         self._reloader = settings.reloader
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._late: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
@@ -76,9 +78,14 @@ class Desk:
         self.window.extend(past.window)
 
     def take(self, event: Event) -> None:
-        """Number and write an event, judge it, write the decisions, then carry them out."""
+        """Number and write an event, judge it, write the decisions, then carry them out.
+
+        What the job said in it loses its secrets first: what is judged is what is on record, and
+        replay comes to the same.
+        """
         self.moved()
         self.unwritten = (1, 0)
+        event = self._redactor.event(event)
         number = self.recorder.event(event)
         self.unwritten = (0, 0)
         if self.recorder.ended and self.policy.mode in ACTING_MODES:
@@ -204,6 +211,10 @@ class Desk:
         verb = verb_of(steps.awaited(self.state))
         self._start({"id": incident.run.waiting_for, "verb": verb, "args": incident.run.args})
 
+    def message(self, decision: Decision) -> Message:
+        """Return what people are told by a decision to notify them."""
+        return self._redactor.message(message_of(decision, self._run.id, self.recorder.head))
+
     def key(self, action_id: str) -> str:
         """Return the key under which the job knows an action, whoever performs it."""
         return f"{self._run.id}:{action_id}"
@@ -221,5 +232,4 @@ class Desk:
 
     def _post(self, decision: Decision, seq: int | None) -> None:
         number = decision.step if seq is None else seq
-        message = message_of(decision, self._run.id, self.recorder.head)
-        self._outbox.post(message, key=f"{self._run.id}:{number}")
+        self._outbox.post(self.message(decision), key=f"{self._run.id}:{number}")

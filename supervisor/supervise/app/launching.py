@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from ..core import redact
+from ..core.redact import Redactor
 from ..core.rule import Policy
 from ..core.values import ACTING_MODES
 from ..errors import ActionError, StoreError
@@ -166,6 +168,21 @@ def last_launch(run: RunDir) -> dict[str, int] | None:
 def first_environment(run: RunDir) -> dict[str, str]:
     """Return the environment that the job was first started in. Raises StoreError."""
     return dict(run.read_json(ENVIRON))
+
+
+def redactor(
+    argv: Sequence[str], environ: Mapping[str, str], policy: Policy, *also: Mapping[str, str]
+) -> Redactor:
+    """Return what knows the secrets of a run: those of the job, and of the supervisor's channels.
+
+    Args:
+        also: further environments, such as that of a supervisor that came later.
+    """
+    names = redact.named(policy.notify)
+    found = Redactor(environ, argv, names)
+    for each in also:
+        found.environment(each)
+    return found.fresh()
 
 
 def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class App:
     ) -> None:
         self.settings = settings
         self.recorder = recorder
+        recorder.redact(settings.redactor)
         self.desk = Desk(settings, recorder)
         self.control: Control | None = None
         self.closed = False
@@ -166,6 +167,7 @@ class App:
         evidence = Evidence(
             run.incidents_path, run.marks_path, lambda: list(desk.window),
             onset=lambda: desk.state.incident, directory=Path.cwd(),
+            redactor=self.settings.redactor,
         )  # fmt: skip
         relaunch = Relauncher(run, self._guard, self)
         control = self.control = Control(

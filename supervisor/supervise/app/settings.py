@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.redact import Redactor
 from ..core.rule import Policy
 from ..store.policies import Reloader
 from ..store.rundir import RunDir
@@ -18,10 +19,12 @@ class Settings:
     """What a run is started with.
 
     Attributes:
+        argv: the command as it may be shown; the launcher has the one that is run.
         reloader: loads another policy when an operator asks for it.
         tier, tier_reason: the forecast of `job.environment.tier`.
         facts: what goes into the audit log's `run_start` beside the command and the policy.
         tell: shows a line to the person at the terminal.
+        redactor: takes the job's secrets out of all that is recorded or told.
         past: what the run has come to, when a supervisor before this one died; None: it begins.
     """
 
@@ -35,3 +38,4 @@ class Settings:
     tell: Callable[[str], None]
     facts: Mapping[str, Any] = field(default_factory=dict)
     past: Past | None = None
+    redactor: Redactor = field(default_factory=Redactor)

@@ -81,7 +81,7 @@ class Status:
             trouble=self._recorder.trouble,
         ) | channels(self._desk.broken_channels(), now_ns)
         try:
-            self._settings.run.write_json("state.json", found)
+            self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
         except StoreError as error:
             self._recorder.failed(error)
 

@@ -13,9 +13,11 @@ from typing import Any
 import click
 
 from ..app import App, Settings
-from ..app.launching import Launcher, first_environment, last_launch
+from ..app.launching import Launcher, first_environment, last_launch, redactor
 from ..app.past import Past
 from ..catalog import load_policy
+from ..core.redact import Redactor
+from ..core.rule import Policy
 from ..errors import StoreError, UsageError
 from ..inputs.segment import recorded_end
 from ..job import shm
@@ -41,7 +43,8 @@ def command(run: Path, quiet: bool) -> int:
     action that was under way has its effect once. Messages that were not delivered are sent. Holds,
     budgets and open incidents stay. From then on it is as `supervise run`: signals are passed on,
     and the exit code is the job's; 255 when the job ended and nobody can tell how. A job that is
-    started again gets the environment of its first start, which RUN/environ.json keeps.
+    started again gets the command and the environment of its first start, which RUN/command.json
+    and RUN/environ.json keep.
 
     \b
     Examples:
@@ -61,8 +64,8 @@ def adopt(path: Path, tell: Tell, record: Record = record) -> int:
     try:
         _refuse_if_over(run)
         past = Past.read(run, load_policy)
-        process, launcher = _job(run, described)
-        app, outbox, forwarder = _supervisor(run, described, past, launcher, recorder, tell)
+        process, launcher, clean = _job(run, described, past.started)
+        app, outbox, forwarder = _supervisor(run, described, past, launcher, clean, recorder, tell)
     except BaseException:
         recorder.close()
         raise
@@ -80,8 +83,10 @@ def _refuse_if_over(run: RunDir) -> None:
         )
 
 
-def _job(run: RunDir, described: Mapping[str, Any]) -> tuple[AdoptedProcess, Launcher]:
-    """Return the job as a process, and what can start it again."""
+def _job(
+    run: RunDir, described: Mapping[str, Any], policy: Policy
+) -> tuple[AdoptedProcess, Launcher, Redactor]:
+    """Return the job as a process, what can start it again, and what knows its secrets."""
     made = last_launch(run)
     if made is None:
         raise StoreError(
@@ -94,10 +99,10 @@ def _job(run: RunDir, described: Mapping[str, Any]) -> tuple[AdoptedProcess, Lau
     process = adopt(made["pid"], made["start_ticks"])
     environ = first_environment(run)
     os.chdir(described["cwd"])
-    launcher = Launcher(
-        described["argv"], environ, run, directory, described["drills"], adopt=adopt
-    )
-    return process, launcher
+    argv = run.command()
+    launcher = Launcher(argv, environ, run, directory, described["drills"], adopt=adopt)
+    clean = redactor(argv, environ, policy, os.environ)
+    return process, launcher, clean
 
 
 def _supervisor(
@@ -105,6 +110,7 @@ def _supervisor(
     described: Mapping[str, Any],
     past: Past,
     launcher: Launcher,
+    clean: Redactor,
     recorder: Recorder,
     tell: Tell,
 ) -> tuple[App, Outbox, Forwarder]:
@@ -121,6 +127,7 @@ def _supervisor(
         described["tier_reason"],
         tell,
         past=past,
+        redactor=clean,
     )
     forwarder = Forwarder()
     app = App(settings, launcher, forwarder, recorder)

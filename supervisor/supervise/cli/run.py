@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..app import App, Settings
-from ..app.launching import Launch, Launcher
+from ..app.launching import Launch, Launcher, redactor
 from ..catalog import drills, load_policy, locate
 from ..catalog.problems import Problem
 from ..core.rule import Policy
@@ -83,8 +83,9 @@ def supervise(
     """Start the job and watch it; return the exit code. Nothing half-done is left behind."""
     environ = dict(os.environ)
     tier, reason = environment.tier(argv, environ)
+    clean = redactor(argv, environ, policy)
     run = RunDir.create(
-        run_dir, argv=argv, policy=policy, wall=clock.wall(),
+        run_dir, argv=argv, policy=policy, wall=clock.wall(), redactor=clean,
         info={"tier": tier, "tier_reason": reason, "drills": told, "reload": again},
     )  # fmt: skip
     root = shm.base(environ)
@@ -103,12 +104,11 @@ def supervise(
             tell(f"supervise: warning: {warning}")
         reloader = Reloader(run, policy, load_policy, *again)
         facts = {"drills": list(told), "channels": [sender.name for sender in senders]}
-        app = App(
-            Settings(argv, policy, reloader, run, directory, tier, reason, tell, facts),
-            launcher,
-            forwarder,
-            record(run, tell),
-        )
+        settings = Settings(
+            clean.command(argv), policy, reloader, run, directory, tier, reason, tell, facts,
+            redactor=clean,
+        )  # fmt: skip
+        app = App(settings, launcher, forwarder, record(run, tell))
         outbox = Outbox(senders, app.desk.delivered)
         opening = receipt.opening(run, policy, tier, reason)
         forwarder.install()

@@ -18,6 +18,7 @@ from . import (
     withdrawal,
 )
 from .incident import ACTING, HELD, Incident, Run
+from .redact import Redactor
 from .rule import HOLD, Runbook
 from .state import CALLED_OFF, State, Turn
 from .values import ACTING_MODES, Exited, Launched, Noticed
@@ -149,7 +150,7 @@ def _given(turn: Turn) -> str:
     """Return what the policy gives a job that is started again: an error in it ends the job."""
     told = turn.policy.job.get("relaunch") or {}
     words = [str(word) for word in told.get("args") or ()]
-    parts = [f"job.relaunch.args {' '.join(words)}"] if words else []
+    parts = [f"job.relaunch.args {' '.join(Redactor().command(words))}"] if words else []
     parts += [f"job.relaunch.env {', '.join(told['env'])}"] if told.get("env") else []
     resume = told.get("resume", "args")
     parts += [f"job.relaunch.resume {resume}"] if resume != "args" or not parts else []

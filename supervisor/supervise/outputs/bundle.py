@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..core.redact import Redactor
 from ..store import files
-from .redact import Redactor
 
 T = TypeVar("T")
 
@@ -29,14 +29,15 @@ class Bundle:
     Args:
         path: its directory, empty.
         deadline_s: how long it may take.
+        redactor: knows the secrets of the job.
 
     Attributes:
-        redactor: what every text with other people's words in it goes through.
+        redactor: what all that is written goes through; and what it has emptied here.
     """
 
-    def __init__(self, path: Path, deadline_s: float) -> None:
+    def __init__(self, path: Path, deadline_s: float, redactor: Redactor) -> None:
         self.path = path
-        self.redactor = Redactor()
+        self.redactor = redactor.fresh()
         self._missing: list[dict[str, str]] = []
         self._end = time.monotonic() + deadline_s
 
@@ -57,16 +58,30 @@ class Bundle:
             return None
 
     def text(self, name: str, text: str) -> None:
-        """Write one file, down to the disk."""
+        """Write one file without secrets, down to the disk."""
+        self._write(name, self.redactor.text(text))
+
+    def json(self, name: str, document: Any) -> None:
+        """Write one JSON file without secrets."""
+        plain = json.loads(json.dumps(document, default=str))
+        self._write(name, json.dumps(self.redactor.tree(plain), indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
         fd = files.create(self.path / name)
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
-    def json(self, name: str, document: Any) -> None:
-        """Write one JSON file."""
-        self.text(name, json.dumps(document, indent=2, default=str) + "\n")
+    def clean(self, name: str) -> None:
+        """Take the secrets out of a file that the probe has written here."""
+        path = self.path / name
+        text = files.read(path).decode("utf-8", "replace")
+        path.unlink()
+        try:
+            self.json(name, json.loads(text))
+        except ValueError:  # no JSON
+            self.text(name, text)
 
     def seal(self, incident: str, key: str) -> None:
         """Write the manifest over all files that are there."""

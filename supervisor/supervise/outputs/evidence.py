@@ -32,6 +32,7 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
+from ..core.redact import Redactor
 from ..core.values import Frame
 from ..errors import ActionError
 from ..store import files
@@ -78,6 +79,7 @@ class Evidence:
         onset: returns the incident that is open; called on the main loop.
         directory: working directory of the job, for the state of its code.
         logs: log files that are known; files that the job's output goes to are found anyway.
+        redactor: knows the secrets of the job.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Evidence:
         directory: Path,
         onset: Callable[[], origins.Onset | None] = lambda: None,
         logs: Sequence[Path] = (),
+        redactor: Redactor | None = None,
     ) -> None:
         self._incidents = incidents.resolve()  # the job may have another working directory
         self._marks = marks
@@ -96,6 +99,7 @@ class Evidence:
         self._onset = onset
         self._directory = directory
         self._logs = logs
+        self._redactor = redactor or Redactor()
 
     def collect(self, job: Witness, incident: str, key: str, deadline_s: float) -> dict[str, Any]:
         """Make the bundle of `incident`; the same `key` again returns the bundle there is.
@@ -122,7 +126,7 @@ class Evidence:
             files.make_directory(aside)
         except OSError as error:
             raise _unwritable(home, error) from error
-        bundle = Bundle(aside, deadline_s)
+        bundle = Bundle(aside, deadline_s, self._redactor)
         try:
             self._fill(bundle, job, incident, key)
             bundle.seal(incident, key)
@@ -175,7 +179,7 @@ class Evidence:
         for number, (name, log) in enumerate(logs.items()):
             text = bundle.source(f"log {name}", partial(facts.tail, log))
             if text is not None:
-                bundle.text(f"log-{number}-{Path(name).name}", clean.text(text))
+                bundle.text(clean.text(f"log-{number}-{Path(name).name}"), text)
 
     def _stacks(self, bundle: Bundle, process: psutil.Process, *, wanted: bool) -> None:
         """Get stacks without the probe's help; only failures of `wanted` ones are reported."""
@@ -219,6 +223,10 @@ def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
 def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
     """Keep a rank's files only if its probe said they are complete."""
     if ack is not None and ack.ok:
+        for told in ("stacks.txt", "batches.json"):  # random states are numbers
+            name = f"rank-{rank}-{told}"
+            if (bundle.path / name).exists():
+                bundle.source(name, partial(bundle.clean, name))
         return
     why = ack.error if ack is not None else "the probe did not answer in time"
     bundle.missing(
@@ -238,7 +246,7 @@ def _shards(
             tapes[rank] = bundle.source(path.name, partial(_json, path))
     found = origins.trace(tapes, ranks, window, breach)
     if found is not None:
-        bundle.text(SHARDS, bundle.redactor.text(json.dumps(found, indent=2)) + "\n")
+        bundle.json(SHARDS, found)
 
 
 def _json(path: Path) -> Any:

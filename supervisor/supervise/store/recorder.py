@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..core.redact import Redactor
 from ..core.replay import record
 from ..core.values import Decision, Event, Frame
 from ..errors import StoreError
@@ -56,6 +57,11 @@ class Recorder:
         self._trouble: str | None = None
         self._step = -1  # the newest that was heard of
         audit.beside(journal.gone)
+        self._redactor = Redactor()
+
+    def redact(self, redactor: Redactor) -> None:
+        """Take the secrets of the job out of notes from now on; an event comes without them."""
+        self._redactor = redactor
 
     @property
     def ended(self) -> bool:
@@ -101,7 +107,8 @@ class Recorder:
 
     def note(self, kind: str, step: int, reason: str, data: Mapping[str, Any]) -> None:
         """Write a record of our own, which replay does not compare."""
-        body = {"reason": reason, "data": dict(data)}
+        clean = self._redactor
+        body = {"reason": clean.text(reason), "data": clean.tree(data)}
         self._append(kind, "app", self._now()[0], step, body, sync=False)
 
     def close(self) -> None:

@@ -6,10 +6,11 @@
     incidents/     evidence, one directory per incident         state.json    the newest status
     control/       words of operators                           run.json      what was started
     launch.json    the newest process of the job                relaunch/     stages of each one
-    environ.json   the job's environment, mode 0600: it may hold secrets
+    environ.json   the job's environment    command.json  its command, as it was given
     quarantine.json  data that is passed over, once there is any
 
-Knows names and atomic writing, not contents.
+Secrets of the job are in `environ.json` and `command.json` alone: send somebody the rest. Knows
+names and atomic writing, not contents.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..core.redact import Redactor
 from ..core.replay import plain
 from ..core.rule import Policy
 from ..errors import StoreError
 from . import files
 
 RUNS = Path("runs")
+COMMAND = "command.json"
 
 
 def is_run(path: Path) -> bool:
@@ -57,19 +60,22 @@ class RunDir:
         policy: Policy,
         wall: str,
         info: Mapping[str, Any] | None = None,
+        redactor: Redactor | None = None,
     ) -> RunDir:
         """Make the directory of a new run; its absolute path is in `path`.
 
         Args:
             path: None for `./runs/<utc>-<id>`; else a directory that is empty or not there yet.
-            argv: the job's command, as given.
+            argv: the job's command, as given; as such it is kept in command.json alone.
             wall: UTC now, ISO-8601; names the run.
-            info: further keys of run.json. No secrets: the file is as readable as the directory.
+            info: further keys of run.json.
+            redactor: takes the secrets out of run.json.
 
         Raises:
             StoreError: it cannot be made, or is not empty.
         """
         stamp = wall[:19].replace("-", "").replace(":", "").replace("T", "-")
+        clean = redactor or Redactor(argv=argv)
         run_id = f"{stamp}-{secrets.token_hex(3)}"
         path = (RUNS / run_id if path is None else path).absolute()
         made = [p for p in (*reversed(path.parents), path) if not p.exists()]
@@ -83,7 +89,7 @@ class RunDir:
             described = {
                 "run": run_id,
                 "created": wall,
-                "argv": list(argv),
+                "argv": clean.command(argv),
                 "cwd": str(Path.cwd()),
                 "policy": policy.name,
                 "policy_digest": policy.digest,
@@ -91,8 +97,9 @@ class RunDir:
                 "host": socket.gethostname(),
                 "supervise": __version__,
                 "python": sys.version.split()[0],
-                **(info or {}),
+                **clean.tree(info or {}),
             }
+            run.write_json(COMMAND, list(argv), durable=True)
             run.write_json("run.json", described, durable=True)
             files.sync_directory(path.parent)
         except OSError as error:
@@ -154,6 +161,10 @@ class RunDir:
     def policy_path(self) -> Path:
         """The policy as resolved when the run began."""
         return self.path / "policy.yaml"
+
+    def command(self) -> list[str]:
+        """Return the job's command as it was given, secrets too. Raises StoreError."""
+        return [str(word) for word in self.read_json(COMMAND)]
 
     def discard(self) -> None:
         """Remove all of it, for a job that could not be started; a directory given to us stays."""

@@ -1,0 +1,201 @@
+"""Secrets stay out of what others read."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.redact import REDACTED, Redactor, named
+from supervise.core.values import Finished, Frame, Noticed
+
+
+def test_values_are_replaced_by_the_name_of_their_variable():
+    """Names stay, so that a reader sees that there was one."""
+    redactor = Redactor()
+
+    clean = redactor.environment(
+        {
+            "WANDB_API_KEY": "abcdefgh12345",
+            "hf_token": "hf_123456789",
+            "SLACK_URL": "https://hooks.example/T0/B0/xyz",
+            "DB_PASSWORD": "pw",
+            "OMP_NUM_THREADS": "1",
+            "PWD": "/home/me",
+            "EMPTY_TOKEN": "",
+        }
+    )
+
+    assert clean["OMP_NUM_THREADS"] == "1"
+    assert clean["PWD"] == "/home/me"
+    assert clean["EMPTY_TOKEN"] == ""
+    assert redactor.names == ["DB_PASSWORD", "SLACK_URL", "WANDB_API_KEY", "hf_token"]
+    assert {clean[name] for name in redactor.names} == {REDACTED}
+
+
+def test_a_login_in_a_url_is_a_secret_under_any_name():
+    """Proxies carry passwords."""
+    redactor = Redactor()
+
+    clean = redactor.environment({"http_proxy": "http://me:hunter2hunter2@proxy:8080/"})
+
+    assert clean == {"http_proxy": f"http://{REDACTED}@proxy:8080/"}
+    assert redactor.names == ["http_proxy"]
+
+
+def test_options_of_a_command_line_are_read_like_variables():
+    """Both spellings, and short words are not touched elsewhere."""
+    clean = Redactor().command(
+        ["python", "train.py", "--api-key", "s3cr3ts3cr3t", "--token=abc", "--lr", "1e-3", "--key"]
+    )
+
+    assert clean == (
+        [
+            "python",
+            "train.py",
+            "--api-key",
+            REDACTED,
+            f"--token={REDACTED}",
+            "--lr",
+            "1e-3",
+            "--key",
+        ]
+    )
+
+
+def test_a_secret_seen_once_is_removed_everywhere():
+    """A token of the environment that a script prints into its log."""
+    redactor = Redactor()
+    redactor.environment({"API_KEY": "topsecretvalue", "SHORT_KEY": "a"})
+
+    text = redactor.text("using topsecretvalue at https://u:p@host/a\nand a cat")
+
+    assert text == f"using {REDACTED} at https://{REDACTED}@host/a\nand a cat"
+
+
+S = "s3cr3t-V4lue"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--token", S],
+        ["train", f"--token={S}"],
+        ["train", "--db-password", S],
+        ["train", f"--wandb_api_key={S}"],
+        ["train", f"+logger.api_key={S}"],
+        ["env", f"WANDB_API_KEY={S}", "python", "train.py"],
+        ["sh", "-c", f"export HF_TOKEN={S}; python train.py --secret {S}"],
+        ["bash", "-lc", f"HF_TOKEN='{S}' python train.py"],
+        ["curl", "-H", f"Authorization: Bearer {S}"],
+        ["curl", "-H", f"X-Api-Key: {S}"],
+        ["train", f"https://me:{S}@host/data"],
+        ["train", f"https://{S}@host/data"],
+        ["train", f"https://host/data?part=1&sig={S}"],
+        ["train", f"s3://host/data?X-Amz-Signature={S}&X-Amz-Expires=5"],
+    ],
+    ids=lambda words: " ".join(words[1:]).replace(S, "S"),
+)
+def test_every_form_of_a_secret_in_a_command_is_found(words):
+    """In the command, in one line of it, in the text of an exception; and what it was, anywhere."""
+    redactor = Redactor(argv=words)
+
+    shown = redactor.command(words)
+    assert S not in " ".join(shown) and len(shown) == len(words)
+    assert S not in redactor.text(f"the job said {S} to us")
+    for text in (" ".join(words), f"Command '{words}' failed"):
+        assert S not in Redactor().text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"remote: https://x-access-token:{S}@github.com/a/b.git",
+        f"OSError: GET https://h/p?a=1&token={S} failed",
+        f"{{'api_key': '{S}', 'lr': 0.1}}",
+        f"requests.post(headers={{'Authorization': 'Basic {S}'}})",
+        f"login(password='{S}')",
+        f"password: {S}",
+        f"Bearer {S}",
+        "hf_abcdefghijklmnopqrstuvwxyz01 is not allowed",
+        "see https://hooks.slack.com/services/T000/B000/s3cr3t-V4lue",
+    ],
+)
+def test_a_secret_that_nobody_named_is_known_by_its_form(text):
+    """What a job, a tool or an exception says; done once or twice, it is the same."""
+    clean = Redactor().text(text)
+
+    assert S not in clean and "hf_abc" not in clean and REDACTED in clean
+    assert Redactor().text(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--max-tokens=100000", "--tokenizer=gpt2-large", "--eos_token=</s>", "--key-dim=64",
+        "--num_key_value_heads=8", "--lr=1e-3", "--pass-through", "--author=me", "data/monkey.bin",
+        "tokens=5000000", "--forward-passes=3",
+    ],
+)  # fmt: skip
+def test_words_of_language_models_are_no_secrets(word):
+    """They have tokens, keys and values in plenty, and people need these numbers."""
+    assert Redactor().command(["train", word]) == ["train", word]
+    assert Redactor().text(f"ran with {word} to step 100000") == f"ran with {word} to step 100000"
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "train_loss_raw 7.31 exceeds 5.0 (z=8.2, threshold=6.0) at step 120",
+        "supervise: the job ended with exit code=7; next: supervise why runs/20260105-1 inc-1",
+        "KeyError: 'model'; the batch has keys: input_ids, labels",
+        "job.relaunch.args --init_from=resume; see http://localhost:5000/run/1",
+    ],
+)
+def test_plain_sentences_stay_as_they_are(sentence):
+    """The other side of the line."""
+    assert Redactor({"OMP_NUM_THREADS": "1", "HOME": "/home/me"}).text(sentence) == sentence
+
+
+def test_what_a_policy_names_is_secret_whatever_it_is_called():
+    """Each of several secrets in one variable too, and the beginning of one that was cut off."""
+    names = named({"slack": {"url_env": "WHERE"}, "webhook": {"secret_env": "HOW"}, "console": {}})
+    redactor = Redactor({"WHERE": "https://h/T/B", "HOW": "whsec_one whsec_two"}, (), names)
+
+    assert redactor.text("to https://h/T/B with whsec_two") == f"to {REDACTED} with {REDACTED}"
+    assert redactor.text("signed whsec_o…") == f"signed {REDACTED}…"
+    assert redactor.fresh().text("whsec_one") == REDACTED
+    assert redactor.environment({"WHERE": "https://h/T/B"}) == {"WHERE": REDACTED}
+
+
+def test_it_is_fast_whatever_it_reads():
+    """No text makes it look at the same place again and again."""
+    redactor = Redactor({"API_KEY": S})
+    for piece in (
+        "a",
+        "a=",
+        "--a ",
+        "https://",
+        "api-",
+        "'",
+        '"x": ',
+        "token: ",
+        "x;",
+        "a.b-",
+        "=",
+    ):
+        redactor.text(piece * (200_000 // len(piece)))
+
+
+def test_events_lose_what_a_job_or_an_exception_says():
+    """Before they are written and judged, so that replay sees what was judged."""
+    redactor = Redactor({"HF_TOKEN": S})
+    noticed = Noticed(1, "note", f"{S} is off", 0, 5, {"why": [S], S: 1.5}, 7, 8)
+    finished = Finished(1, "inc-1/1/0-lr_scale", False, {"traceback": f"x\n{S}\n"}, f"no {S}")
+    frame = Frame(1, 0, 0, 5, (1.0, None))
+
+    assert redactor.event(noticed) == Noticed(
+        1, "note", f"{REDACTED} is off", 0, 5, {"why": [REDACTED], REDACTED: 1.5}, 7, 8
+    )
+    assert redactor.event(finished) == Finished(
+        1, "inc-1/1/0-lr_scale", False, {"traceback": f"x\n{REDACTED}\n"}, f"no {REDACTED}"
+    )
+    assert redactor.event(frame) is frame
