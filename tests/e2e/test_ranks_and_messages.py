@@ -7,9 +7,7 @@ import json
 import signal
 import socket
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
