@@ -2,8 +2,10 @@
 optimizer step, the gradients are used, the next batch is not yet read.
 
 Every target is absolute, so a command that is repeated changes nothing. What a pause waits on is
-outside the guard: an exception of the job's own signal handlers must get through. With several
-ranks, verbs that change training are refused: one rank alone would leave the others behind.
+outside the guard: an exception of the job's own signal handlers must get through. A pause that
+nobody renews ends by itself; only then, or when such an exception ends it, is the notice
+`pause-ended` sent. A resume or a stop is answered, and sends none. With several ranks, verbs that
+change training are refused: one rank alone would leave the others behind.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ class Commands:
 
     Attributes:
         paused: whether the job is held.
+
+    Args:
+        lease_s: the longest that a pause lasts unless it is renewed, whatever is asked for.
     """
 
     def __init__(self, probe: Probe, mailbox: Any, world_size: int, lease_s: float) -> None:
@@ -45,6 +50,8 @@ class Commands:
         self._part = probe.guard.part("commands", share=1.0)
         self._paused_ns = 0
         self._until_ns = 0
+        self._renewal_ns = 0  # the newest renewal that was seen
+        self._key = self._paused_by = ""  # of the command under way; of the newest pause
         self._stopping = False
         self._arrived: List[Any] = []
         self._doers: List[Any] = [self]
@@ -67,9 +74,13 @@ class Commands:
         if not self._arrived:
             return
         self._probe.guard.run(self._part, self._handle)
-        while self._paused_ns and self._part.on:
-            time.sleep(POLL_S)
-            self._probe.guard.run(self._part, self._while_paused)
+        try:
+            while self._paused_ns and self._part.on:
+                time.sleep(POLL_S)
+                self._probe.guard.run(self._part, self._while_paused)
+        except BaseException:  # of a signal handler: whoever catches it has a job that goes on
+            self._probe.guard.run(self._part, self._end_pause, "an exception interrupted the pause")
+            raise
         if self._stopping:
             self._stopping = False
             raise KeyboardInterrupt("stopped by the supervisor")
@@ -85,6 +96,7 @@ class Commands:
             verb = self._verb(command.verb)
             result: Dict[str, Any] = {}
             error: Optional[str] = None
+            self._key = command.key
             try:
                 if verb is None:
                     raise Refused(f"this probe knows no verb {command.verb!r}")
@@ -117,12 +129,24 @@ class Commands:
         probe.beat("paused")
         self.fetch()
         self._handle()
-        now = time.monotonic_ns()
-        if self._paused_ns and now >= max(self._until_ns, probe.writer.lease_until_ns()):
-            held_s = self._let_go()
-            probe.notice("note", f"the lease of the pause ended after {held_s:.0f} s: going on")
+        now, renewal_ns = time.monotonic_ns(), probe.writer.lease_until_ns()
+        if renewal_ns != self._renewal_ns:
+            self._renewal_ns = renewal_ns
+            longest_ns = now + int(self._lease_s * 1e9)
+            self._until_ns = max(self._until_ns, min(renewal_ns, longest_ns))
+        if self._paused_ns and now >= self._until_ns:
+            self._end_pause("nobody renewed the pause")
         if self._stopping and self._paused_ns:
             self._let_go()
+
+    def _end_pause(self, why: str) -> None:
+        """Let the job go on though nobody said resume, and say so."""
+        held_s = self._let_go()
+        step = self._probe.boundary.number - 1
+        self._probe.notice(
+            "pause-ended", f"{why}: the job goes on by itself after {held_s:.0f} s",
+            {"key": self._paused_by, "held_s": held_s, "paused_step": step},
+        )  # fmt: skip
 
     def _let_go(self) -> float:
         held_ns = time.monotonic_ns() - self._paused_ns if self._paused_ns else 0
@@ -136,7 +160,10 @@ class Commands:
 
     def do_pause(self, args: Dict[str, Any]) -> Dict[str, Any]:
         now = time.monotonic_ns()
-        self._until_ns = now + int(float(args.get("lease_s", self._lease_s)) * 1e9)
+        lease_s = min(float(args.get("lease_s", self._lease_s)), self._lease_s)
+        self._until_ns = now + int(lease_s * 1e9)
+        self._renewal_ns = self._probe.writer.lease_until_ns()  # of a pause before this one
+        self._paused_by = self._key
         self._paused_ns = self._paused_ns or now
         self._probe.beat("paused")
         self._probe.status_changed()

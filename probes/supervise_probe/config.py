@@ -26,7 +26,7 @@ class Config(NamedTuple):
         standing_orders: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
             "update_clip": {"window", "sigma", "max_gb"}}`, or some of them.
         drills: `[{"fault", "step", "params"}]`.
-        lease_s: how long a pause lasts unless the supervisor renews it.
+        lease_s: the longest that a pause lasts unless the supervisor renews it.
         sampling: steps between two samples by set, 0 for never, and `share`; see sampling.py.
         peak_flops: FLOP/s that the device can do at most; None: as the table in peaks.py has it.
         attempt: of this launch; frames count on from it at every rollback.
@@ -50,7 +50,7 @@ class Config(NamedTuple):
     savepoints: Optional[Dict[str, Any]] = None
     standing_orders: Mapping[str, Any] = MappingProxyType({})
     drills: Sequence[Mapping[str, Any]] = ()
-    lease_s: float = 900.0
+    lease_s: float = 60.0
     late: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
     peak_flops: Optional[float] = None

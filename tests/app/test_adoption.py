@@ -35,12 +35,12 @@ class FakeJob:
         self.process = SimpleNamespace(returncode=returncode)
         self.world_size = 1
         self.exit_code = None
-        self.lease_s = None
+        self.paused_until_ns = None
         self.asked = []
         self._heard = heard
 
-    def resume(self, lease_s, exit_code):
-        self.lease_s, self.exit_code = lease_s, exit_code
+    def resume(self, paused_until_ns, exit_code):
+        self.paused_until_ns, self.exit_code = paused_until_ns, exit_code
 
     def answered(self, key):
         return key in self._heard
@@ -50,7 +50,8 @@ class FakeJob:
 
     def command(self, verb, args, *, key, deadline_s):
         self.asked.append((verb, key))
-        return {"lr_scale": args.get("value"), "ranks": 1, "ack_step": 20}
+        seen = {"lr_scale": args.get("value"), "paused_step": 20}
+        return {**seen, "ranks": 1, "ack_step": 20}
 
     def snapshot(self, incident, *, key, deadline_s):
         return {"path": "x", "sha256": "0", "bytes": 1, "files": []}
@@ -91,6 +92,8 @@ def take_over():
         segments = SimpleNamespace(poll=lambda: list(events))
         adoption = Adoption(past, run, desk, recorder, job, segments)
         rest = adoption.begin(Company(lambda pid, leads: {}), outbox)
+        for event in rest:
+            desk.take(event)
         until = time.monotonic() + 60
         while desk.performing and time.monotonic() < until:
             desk.returns()
@@ -165,6 +168,46 @@ def test_an_answer_that_lies_there_comes_before_the_frames_behind_it(open_intent
 
     assert taken.rest == [frame]
     assert len(kinds(open_intent, "commit")) == 1
+
+
+PAUSING = """\
+version: supervise/v1
+policy: pausing
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 5.0}
+rules:
+  - {id: high, when: high, sev: SEV1, run: back}
+runbooks:
+  back: [pause, snapshot, {rollback: {at_least: 5}}, resume, verify]
+budgets: {all: {max: 9, per: 1000}, rollback: {max: 9, per: 1000}}
+savepoints: {every: 5}
+warmup: 5
+"""
+
+
+@pytest.mark.parametrize("died_at", ["pause", "snapshot"])
+def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
+    keep_run, make_frames, tmp_path, take_over, died_at
+):
+    """Nothing but evidence is asked for; where it has not ended, it is renewed on."""
+    (tmp_path / "pausing.yaml").write_text(PAUSING)
+    run = keep_run(
+        make_frames(0, *[2.0] * 20, 8.0), policy=tmp_path / "pausing.yaml", ended=False,
+        answer=lambda action: None if action["verb"] == died_at else {"paused_step": 20},
+    )  # fmt: skip
+    pause = f"{run.id}:inc-1/1/0-pause"
+    job = FakeJob(heard=[pause])
+    text = "nobody renewed the pause: the job goes on by itself after 60 s"
+
+    taken = take_over(run, job, Noticed(10**13, "pause-ended", text, data={"key": pause}))
+
+    renewed = taken.past.paused_until_ns is not None
+    assert renewed == (job.paused_until_ns is not None) == (died_at == "snapshot")
+    assert job.asked == ([("pause", pause)] if died_at == "pause" else [])
+    assert taken.desk.state.machine == "holding" and not taken.desk.state.paused
+    assert Past.read(run, load_policy).paused_until_ns is None
+    assert_replayed(run)
 
 
 def test_decisions_are_written_late_and_messages_sent_under_their_keys(open_intent, take_over):

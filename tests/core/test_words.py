@@ -166,6 +166,20 @@ def test_a_paused_job_is_resumed_whatever_became_of_its_incident(tell):
     assert story.say("resume").data["answer"] == "the job is not paused"
 
 
+def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
+    """It lasts a day at most; nothing fails, and there is nothing to resume."""
+    story = tell()
+    story.frames(2.0, times=50)
+    story.say("pause")
+    assert story.kinds("intent")[0].data["action"]["args"] == {"lease_s": 86400.0}
+    story.send(Noticed(story.at_ns, "pause-ended", "nobody renewed the pause"))
+
+    assert story.kinds("notify_intent")[-1].severity == "SEV1"
+    assert story.say("resume").data["answer"] == "the job is not paused"
+    story.frames(2.0, times=30)
+    assert story.state.machine == "nominal"
+
+
 def test_several_ranks_refuse_what_cannot_be_done_together(tell):
     """The reason of the action itself."""
     story = tell()

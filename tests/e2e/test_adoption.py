@@ -177,6 +177,24 @@ def test_a_run_has_one_supervisor(supervise):
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("late", [True, False])
+def test_a_paused_job_outlives_its_supervisor(tmp_path, tiny_job, supervise, late):
+    """It goes on by itself, and what relied on the pause fails; unless another one is in time."""
+    lives = Lives(tmp_path, tiny_job("--steps", 2000, "--sleep", 0.01, "--exit", CODE))
+    assert lives.begin("commit pause") == KILLED
+    while late and "step 300" not in lives.out.read_text():
+        time.sleep(0.1)
+    assert lives.adopt() == CODE, lives.out.read_text()
+
+    records = supervise.records("run")
+    verbs = [r["data"]["action"]["verb"] for r in records if r["kind"] == "intent"]
+    unpaused = [r for r in records if r["kind"] == "abort" and r["data"].get("what") == "unpaused"]
+    assert ("rollback" in verbs, "resume" in verbs, len(unpaused)) == (not late, not late, late)
+    assert any(r["data"].get("what") == "pause-ended" for r in records) == late
+    supervise.prove("run")
+
+
+@pytest.mark.chaos
 def test_one_effect_whenever_the_supervisor_dies(tmp_path, tiny_job, supervise):
     """After each single record of the whole run, until one is too late to be written."""
     job = tiny_job("--steps", STEPS, "--sleep", 0.01, "--exit", CODE)

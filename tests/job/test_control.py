@@ -10,6 +10,7 @@ import pytest
 
 from supervise.errors import ActionError, SegmentError
 from supervise.job.control import Control
+from supervise.job.lease import Lease
 from supervise.job.working import suspended
 
 PYTHON = sys.executable
@@ -169,47 +170,79 @@ def test_a_stuck_main_loop_is_an_error_and_nothing_is_sent_later(start, fake_ran
     assert rank.letters == []
 
 
-def test_the_lease_is_renewed_while_paused(controlled, fake_rank, eventually):
-    """Each third of it, until resume; a dead supervisor renews nothing."""
-    rank = fake_rank(answer={"pause": lambda _: {"paused_step": 7}})
-    control = controlled(rank)
+@pytest.fixture
+def paused(fake_rank, fake_segments, start, looping):
+    """A paused job under a lease of 60 ms: control and rank. `lease` are arguments of `Lease`."""
 
-    control.command("pause", {"lease_s": 0.06}, key="p", deadline_s=10)
-    assert control.paused
-    eventually(lambda: len(rank.leases) >= 3)
-    control.command("resume", {}, key="r", deadline_s=10)
+    def build(total_s=60.0, **lease):
+        rank = fake_rank(answer={"pause": lambda _: {"paused_step": 7}, "resume": lambda _: "no"})
+        control = Control(
+            start("sleep", "60"), fake_segments({0: rank}), *edges(), lease=Lease(0.06, **lease)
+        )
+        looping(control, control.process)
+        control.command("pause", {"lease_s": total_s}, key="p", deadline_s=10)
+        return control, rank
+
+    return build
+
+
+@pytest.mark.parametrize("how", ["resume", "a failed resume", "its end by itself"])
+def test_a_pause_is_renewed_until_it_is_over(paused, eventually, how):
+    """The job is told of 60 ms, and of no more of them afterwards; a failed resume counts too."""
+    control, rank = paused()
+    ((_, _, args),) = rank.letters
+    assert args["lease_s"] == 0.06 and control.paused
+    eventually(lambda: len(rank.leases) >= 5)
+
+    if how == "a failed resume":
+        with pytest.raises(ActionError, match="refused resume"):
+            control.command("resume", {}, key="r", deadline_s=10)
+    elif how == "resume":
+        rank.answer.clear()
+        control.command("resume", {}, key="r", deadline_s=10)
+    else:
+        control.on_loop(control.go_on, 10)
 
     assert not control.paused
+    time.sleep(0.05)  # one may be on its way
     renewed = len(rank.leases)
     time.sleep(0.1)
     assert len(rank.leases) == renewed
-    assert rank.leases[-1] - rank.leases[0] >= 0.04e9
 
 
-def test_a_lease_that_ends_while_it_is_renewed(fake_rank, fake_segments, start):
-    """The performer's thread resumes the job between two ranks."""
-    first, second = fake_rank(), fake_rank(rank=1)
-    control = Control(start("sleep", "60"), fake_segments({0: first, 1: second}), *edges())
-    control.resume(lease_s=0.06, exit_code=None)
-    first.lease = lambda _: control.resume(lease_s=None, exit_code=None)
+def test_a_pause_is_renewed_for_so_long_in_all(paused):
+    """No renewal reaches beyond that."""
+    _, rank = paused(total_s=0.3)
+    latest_ns = time.monotonic_ns() + int(0.3e9)
+    time.sleep(0.5)
 
+    assert 0 < max(rank.leases) <= latest_ns
+
+
+def test_a_supervisor_that_hangs_holds_no_job(fake_rank, fake_segments, start, eventually):
+    """A main loop that stays away ends the renewals; one that comes back goes on with them."""
+    rank = fake_rank()
+    lease = Lease(0.06, patience_s=0.3)
+    control = Control(start("sleep", "60"), fake_segments({0: rank}), *edges(), lease=lease)
+    control.resume(time.monotonic_ns() + 10**12, None)
+    latest_ns = time.monotonic_ns() + int(0.36e9)
+    eventually(lambda: rank.leases)
+
+    time.sleep(0.6)
+
+    assert max(rank.leases) <= latest_ns
     control.pump(time.monotonic_ns())
+    eventually(lambda: max(rank.leases) > latest_ns)
 
-    assert len(second.leases) == 1
 
-
-def test_a_resume_that_fails_lets_the_lease_end(controlled, fake_rank, eventually):
-    """The pause must not be kept up by us when the job could not be told to go on."""
-    rank = fake_rank(answer={"pause": lambda _: {"paused_step": 7}, "resume": lambda _: "no"})
-    control = controlled(rank)
-    control.command("pause", {"lease_s": 0.06}, key="p", deadline_s=10)
-    eventually(lambda: len(rank.leases) >= 2)
-
-    with pytest.raises(ActionError, match="refused resume"):
-        control.command("resume", {}, key="r", deadline_s=10)
-    renewed = len(rank.leases)
-    time.sleep(0.1)
-    assert len(rank.leases) == renewed
+def test_that_a_job_goes_on_is_known_though_its_notice_was_lost(paused, eventually):
+    """Its status says so."""
+    control, rank = paused()
+    assert not control.on_loop(control.unpaused, 10)
+    rank.status = lambda: {"paused": True}
+    assert not control.on_loop(control.unpaused, 10)
+    rank.status = lambda: {"paused": False}
+    assert control.on_loop(control.unpaused, 10)
 
 
 def test_snapshot_goes_to_the_collector(controlled):
@@ -364,7 +397,7 @@ def test_answers_to_a_supervisor_before_us_stand(start, fake_segments, fake_rank
         rank.send("known", "x", {})
     ranks[0].send("partly", "x", {})
     control = Control(start("sleep", "60"), fake_segments(dict(enumerate(ranks))), *edges())
-    control.resume(900.0, None)
+    control.resume(time.monotonic_ns() + 10**12, None)
     looping(control, control.process)
 
     assert (control.paused, control.exit_code) == (True, None)
@@ -381,6 +414,7 @@ def test_a_pause_of_a_supervisor_before_us_keeps_its_lease(controlled, fake_rank
     """Else the job would go on by itself in the middle of our runbook."""
     rank = fake_rank()
     control = controlled(rank)
-    control.on_loop(lambda: control.resume(900.0, None), 10)
+    until_ns = time.monotonic_ns() + 10**12
+    control.on_loop(lambda: control.resume(until_ns, None), 10)
 
     assert eventually(lambda: rank.leases)  # raises if it never is

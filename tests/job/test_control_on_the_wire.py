@@ -20,6 +20,7 @@ from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
 from supervise.job.control import Control
 from supervise.job.halting import silence_ns
+from supervise.job.lease import Lease
 from supervise.job.process import Process
 from supervise.outputs.evidence import Evidence
 
@@ -75,7 +76,7 @@ def live(start, looping, tmp_path, eventually):
     process: Process = start(sys.executable, "-c", JOB, str(shm))
     segments = Segments(shm, marks, time.monotonic_ns)
     evidence = Evidence(tmp_path / "incidents", marks, list, directory=tmp_path)
-    control = Control(process, segments, evidence.collect, lambda *_: {})
+    control = Control(process, segments, evidence.collect, lambda *_: {}, lease=Lease(0.4))
     pump = control.pump
 
     def poll_and_pump(now_ns: int, **how: bool) -> None:
@@ -105,7 +106,7 @@ def test_commands_arrive_and_their_effects_come_back(live):
 
 def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live, eventually):
     """Renewed while we live; afterwards steps go on."""
-    perform(Pause(lease=0.4), live, key="p")
+    perform(Pause(), live, key="p")
 
     time.sleep(1.0)
     assert live.on_loop(live.ranks, 5.0)[0]["phase"] == "paused"

@@ -16,8 +16,9 @@ from .resume import Resume
 class Pause(Action):
     """Hold the job at its next step boundary, under a lease.
 
-    The lease is what keeps a dead supervisor from stranding the job: the supervisor renews it for
-    as long as it lives, and without that the job goes on by itself when `lease` has passed.
+    The supervisor renews the pause while it lives, for `lease` in all. Without a renewal the job
+    goes on by itself after 60 s, so that a supervisor that died or hangs strands no job. A runbook
+    that is before its `resume` then fails.
     Signals are not used: a stopped process would trip the time-outs of its collectives.
 
     Example:

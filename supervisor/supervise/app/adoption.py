@@ -73,7 +73,7 @@ class Adoption:
         events = self._segments.poll()
         alive = self._control.process.returncode is None
         code = HUMAN if self._stopped(alive=alive) else past.exit_code
-        self._control.resume(past.lease_s, code)
+        self._control.resume(past.paused_until_ns, code)
         told = {
             "pid": os.getpid(),
             "late": len(past.unwritten),
@@ -140,7 +140,8 @@ class Adoption:
             self._control.exit_code = run.args["exit_code"]
         self._desk.again()
         until = time.monotonic() + ANSWER_S
-        while answered and self._desk.performing and time.monotonic() < until:
+        # What follows it waits for what the job has said since: a pause may have ended by itself.
+        while answered and run.waiting_for == action["id"] and time.monotonic() < until:
             self._control.pump(clock.monotonic_ns())
             self._desk.returns()
             time.sleep(0.005)

@@ -23,6 +23,7 @@ from ..core.values import ACTING_MODES
 from ..errors import ActionError, StoreError
 from ..job import environment, shm
 from ..job.adopted import start_ticks
+from ..job.lease import LEASE_S
 from ..job.process import Process
 from ..job.terminal import Terminal
 from ..store.rundir import RunDir
@@ -217,7 +218,7 @@ def probe_config(
         "probe_batch": {} if may_act and policy.job.get("probe_batch") else None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
         "drills": list(told),
-        "lease_s": 900,
+        "lease_s": LEASE_S,
     }
 
 

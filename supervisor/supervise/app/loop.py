@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..core import sampling, sparing, withdrawal
+from ..core import pausing, sampling, sparing, withdrawal
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
@@ -231,6 +231,8 @@ class App:
         """Take what is there now; return how many events the segments had."""
         self.desk.moved()
         desk, found = self.desk, self._read()
+        if control.unpaused():  # what it said of that was lost
+            self._judge([Noticed(clock.monotonic_ns(), pausing.ENDED, "the job is not paused")])
         control.pump(
             clock.monotonic_ns(),
             withdrawn=withdrawal.withdrawn(desk.policy, desk.state),
@@ -259,6 +261,8 @@ class App:
             for completed in self._company.complete(event):
                 self.desk.take(completed)
             guarding.hear(self._guard, event, self.desk.policy)
+            if self.control and isinstance(event, Noticed) and event.kind == pausing.ENDED:
+                self.control.go_on()
 
     def _beside(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what joins the next frame of this process: its machine, and a checkpoint."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import engine, replay
+from ..core.pausing import ENDED
 from ..core.rule import Policy
 from ..core.state import State
 from ..core.values import (
@@ -50,7 +51,7 @@ class Past:
         saves: path -> the newest notice of a save that nothing was said of since.
         heard: keys of the words of operators that were taken.
         reload: file ("": none) and mode that reloads have named; `asked` is one without an answer.
-        lease_s: lease of the pause in force, None without one.
+        paused_until_ns: how long the pause in force may be renewed, None without one.
         relaunch: the newest relaunch that was intended, `{"id", "args"}`, None without one.
         exit_code: what the supervisor was to exit with, since a policy stopped the job; else None.
     """
@@ -70,7 +71,7 @@ class Past:
         self.saves: dict[str, Noticed] = {}
         self.heard: set[str] = set()
         self.reload: tuple[str, str | None] = ("", None)
-        self.lease_s: float | None = None
+        self.paused_until_ns: int | None = None
         self.relaunch: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self._asked: dict[str, dict[str, Any]] = {}  # action id -> action, of all intents
@@ -115,7 +116,8 @@ class Past:
         elif isinstance(event, Announced):
             self.announced[event.rank] = event
         elif isinstance(event, Launched):
-            self.launched, self.exited, self.blind, self.lease_s = event, False, False, None
+            self.launched, self.exited, self.blind = event, False, False
+            self.paused_until_ns = None
             self.announced.clear()
         elif isinstance(event, Exited):
             self.exited = True
@@ -137,6 +139,8 @@ class Past:
         path = str(event.data.get("path"))
         if event.kind == "no-probe":
             self.blind = True
+        elif event.kind == ENDED:
+            self.paused_until_ns = None
         elif event.kind == "checkpoint-saved":
             self.saves[path] = event
         elif event.kind == "checkpoint":
@@ -154,9 +158,10 @@ class Past:
         action = self._asked.get(event.action_id, {})
         verb = action.get("verb")
         if verb == "pause" and event.ok:
-            self.lease_s = float(action["args"]["lease_s"])
+            lease_s = float(action["args"]["lease_s"])
+            self.paused_until_ns = event.at_ns + int(lease_s * 1e9)
         elif verb == "resume":
-            self.lease_s = None
+            self.paused_until_ns = None
         elif verb == "stop" and event.ok:
             self.exit_code = event.result.get("exit_code")
 

@@ -47,7 +47,7 @@ def _word(
 def pause(given: tuple[str, ...], by: str | None) -> int:
     """Hold the job at its next step boundary; `supervise resume` lets it go on.
 
-    Without a supervisor that renews it, the pause ends by itself after 15 minutes.
+    The pause ends by itself after a day, or 60 s after the supervisor died.
 
     \b
     Examples:

@@ -69,6 +69,7 @@ class Run:
     clear_steps: int = 0
     last_trouble: str = ""
     calm: set[tuple[str, int]] = field(default_factory=set)  # rules of SEV0 by rank, once clear
+    unpaused: str = ""  # why the job is not paused any more, though this runbook relies on it
     denied: str = ""  # what the job says against it: it does not go on as it should
     reason: Reason | None = None  # None: a person's order, or nothing that can go away
     withdrawn: bool = False  # its reason was gone before it acted: nothing is tried instead

@@ -12,6 +12,7 @@ from . import (
     ending,
     ladder,
     opening,
+    pausing,
     runner,
     subject,
     verification,
@@ -74,6 +75,8 @@ def noticed(turn: Turn, event: Noticed) -> None:
         runner.start_waiting(turn)  # perhaps what lacked one
     if event.kind in ("continuity", "resume-refused"):
         verification.heard(turn, event)
+    if event.kind == pausing.ENDED:
+        pausing.ended(turn, event)
     if event.kind == "choice":
         choosing.again(turn)
     verb, _, how = event.kind.rpartition("-")

@@ -23,6 +23,7 @@ PATIENT = frozenset({"stop", "resume"})  # neither may be lost
 KEY_TEXT = 200  # characters of a name that a person gives
 LARGEST = 2**53  # up to here whole numbers are floats, too
 TOLD_WHOLE = 90  # characters of a shard's name; the job tells a longer one cut short
+LONGEST_S = 86400.0  # a person's pause; as long as `pause` allows
 NAMED = 3  # shards that nobody has seen, in an answer
 TYPO = 2  # characters that a near miss may differ in
 
@@ -190,7 +191,7 @@ def _rollback(event: Told) -> tuple[str, dict[str, Any]]:
 
 
 VERBS: Mapping[str, Callable[[Told], tuple[str, dict[str, Any]]]] = {
-    "pause": lambda event: ("pause", {}),
+    "pause": lambda event: ("pause", {"lease": LONGEST_S}),
     "resume": lambda event: ("resume", {}),
     "savepoint": lambda event: ("savepoint", {}),
     "skip": lambda event: ("skip_step", {"count": count(event, "steps", 1)}),

@@ -114,6 +114,10 @@ def proceed(turn: Turn, incident: Incident) -> None:
     while (run := incident.run) is not None:
         if incident.over:
             return  # nothing follows, see `trainings`
+        if run.unpaused and run.failed is None:
+            turn.say("abort", f"{run.runbook.name}: {run.unpaused}", what="unpaused")
+            fail(turn, incident, run.unpaused, sent=False)
+            return
         if run.failed is not None:
             if not run.undoing or turn.state.returncode is not None:
                 _after_failure(turn, incident, run)
@@ -170,7 +174,7 @@ def finished(turn: Turn, event: Finished) -> None:
             return
     if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
-        run.refused = run.failed is None and result.get("refused") is True
+        run.refused = run.failed is None and result.get("refused") is True and not run.unpaused
         turn.say("abort", why, action={"id": event.action_id}, result=result)
         fail(turn, incident, why)
         return

@@ -111,8 +111,8 @@ class Noticed:
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
     `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
-    `resumed`, `resume-refused`, `portable-unavailable`, `report`, `suspended`, `stopped`,
-    `slow-start`, `note`);
+    `resumed`, `resume-refused`, `portable-unavailable`, `pause-ended`, `report`, `suspended`,
+    `stopped`, `slow-start`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """

@@ -11,13 +11,14 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
 - What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
   an approved answer to a standstill does: a job that makes steps again does not stand still.
 - A training that is over (see `trainings`) withdraws what was meant for it.
+- A pause that ended by itself (see `pausing`) withdraws what relied on it.
 
 Pure questions: nothing is decided, said or done.
 """
 
 from __future__ import annotations
 
-from . import standstill
+from . import pausing, standstill
 from .band import median
 from .bank import LOSS
 from .incident import Incident, Reason, Run
@@ -77,6 +78,8 @@ def withdrawn(policy: Policy, state: State) -> str:
         return ""
     if incident.over:
         return "" if run.operator and run.verb == "stop" else TRAINING_OVER
+    if pausing.withdrawn(state):
+        return pausing.UNPAUSED
     return gone(policy, state) if run.action is not None and run.action.destructive else ""
 
 

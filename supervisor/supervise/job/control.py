@@ -4,8 +4,8 @@ Two threads meet here, and the segments belong to one of them. Actions run on th
 thread, which may wait; the segments are polled by the main loop, which may not. So an action only
 puts a piece of work in a queue and waits for its answers; the main loop calls `pump` after every
 `segments.poll()`, which does the queued work (sending letters), files the acks that the poll read,
-renews leases, and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch`
-from the main loop: they would wait for themselves.
+and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch` from the main
+loop: they would wait for themselves. While the job is paused, a third thread renews the pause.
 
 A command is sent once, to every rank or to none. Its key makes it idempotent: the probe answers a
 key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
@@ -29,6 +29,7 @@ from supervise_probe.wire import WireError
 from ..errors import ActionError, SuperviseError
 from .asking import Ack, Asked, Rank, Ranks, ending, judge
 from .halting import LOOP_S, halt
+from .lease import Lease
 from .process import Process
 from .quarantine import Manifest, quarantine
 from .working import suspended, work
@@ -48,12 +49,12 @@ class Control:
         collect: `(control, incident, key, deadline_s) -> bundle`, makes the evidence bundle.
         relaunch: `(control, args, key, deadline_s) -> result`, starts the job again.
         manifest: of the quarantine; None: this run keeps none.
+        lease: renews pauses.
 
     Attributes:
         process: the job's, the newest if it was started again; changed by `replace` only.
         exit_code: what the supervisor exits with because a policy stopped the job; None when the
             job's own result counts.
-        paused: True between an acknowledged `pause` and `resume`.
         withdrawn: why the action under way is to ask nothing more of the job, "" while it may.
         standstill: the action under way answers a job that stands still.
     """
@@ -65,10 +66,10 @@ class Control:
         collect: Collect,
         relaunch: Relaunch,
         manifest: Manifest | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.process = process
         self.exit_code: int | None = None
-        self.paused = False
         self.withdrawn = ""
         self.standstill = False
         self._segments = segments
@@ -82,14 +83,14 @@ class Control:
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
         self._heard: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
-        self._lease_s: float | None = None
-        self._renewed_ns = 0
+        self._lease = lease or Lease()
 
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
     def pump(self, now_ns: int, *, withdrawn: str = "", standstill: bool = False) -> None:
-        """Send what is queued, file acks, renew leases. Call after every `segments.poll()`."""
+        """Send what is queued, and file acks. Call after every `segments.poll()`."""
         ranks, self.withdrawn, self.standstill = self._segments.ranks, withdrawn, standstill
+        self._lease.beat(now_ns, ranks.values())
         if ranks:
             self._world_size = max(rank.world_size for rank in ranks.values())
         while self._work:
@@ -99,19 +100,34 @@ class Control:
             with self._wakeup:
                 self._file(acks, ranks)
                 self._wakeup.notify_all()
-        lease_s = self._lease_s  # the performer's thread may end it at any time
-        if lease_s is not None and now_ns - self._renewed_ns > lease_s * 1e9 / 3:
-            self._renewed_ns = now_ns
-            for rank in ranks.values():
-                with suppress(SuperviseError, OSError):  # the poll tells of a broken segment
-                    rank.lease(now_ns + int(lease_s * 1e9))
 
-    def resume(self, lease_s: float | None, exit_code: int | None) -> None:
+    @property
+    def paused(self) -> bool:
+        """True between an acknowledged `pause` and `resume`, or `go_on`."""
+        return self._lease.held
+
+    def unpaused(self) -> bool:
+        """On the main loop: whether the job says that it goes on, though nobody said resume."""
+        return self.paused and any(
+            view["status"].get("paused") is False for view in self.ranks().values()
+        )
+
+    def go_on(self) -> None:
+        """The pause has ended by itself."""
+        self._lease.end()
+
+    def resume(self, paused_until_ns: int | None, exit_code: int | None) -> None:
         """On the main loop, first of all: go on for a supervisor that died, with what it knew.
+
+        Args:
+            paused_until_ns: how long the pause in force may be renewed, None without one.
 
         Answers that lie there stand for themselves: a command that has one is not sent again.
         """
-        self._lease_s, self.paused, self.exit_code = lease_s, lease_s is not None, exit_code
+        self.exit_code = exit_code
+        if paused_until_ns is not None:
+            self._lease.beat(time.monotonic_ns(), self._segments.ranks.values())
+            self._lease.hold(paused_until_ns)
         for rank, segment in self._segments.ranks.items():
             self._heard |= {(rank, ack.key): ack for ack in segment.acks()}
 
@@ -123,7 +139,7 @@ class Control:
     def replace(self, process: Process) -> None:
         """On the main loop: the job is another process from now on; the old one has ended."""
         self.process = process
-        self.paused, self._lease_s = False, None
+        self._lease.end()
 
     def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Rank]) -> None:
         ended = self.process.returncode
@@ -240,22 +256,20 @@ class Control:
             ActionError: the job has ended, ranks are missing, one refused, or did not answer.
         """
         if verb == "resume":
-            self._lease_s = None  # also when it fails: then the lease itself ends the pause
+            self._lease.end()  # also when it fails: then the lease itself ends the pause
         # A command that the job meets only after we gave up must not take effect unseen.
         until_ns = time.monotonic_ns() + int(deadline_s * 1e9)
-        asked = self.ask(verb, {**args, "until_ns": until_ns}, key=key)
+        told = {**args, "until_ns": until_ns}
+        if verb == "pause":
+            told["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
+        asked = self.ask(verb, told, key=key)
         try:
             answers = asked.wait(deadline_s)
         finally:
             self.forget(asked)
         judge(asked, answers, deadline_s)
         if verb == "pause":
-            self._lease_s = float(args["lease_s"])
-            self.paused = True
-        elif verb == "resume":
-            self._lease_s = None
-            self._renewed_ns = 0
-            self.paused = False
+            self._lease.hold(time.monotonic_ns() + int(float(args["lease_s"]) * 1e9))
         first = answers[min(answers)]
         return {**first.result, "ranks": len(answers), "ack_step": first.step}
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..catalog.scenario import InjectForm, ScenarioForm
-from ..core import engine, machine, steps
+from ..core import engine, machine, pausing, steps
 from ..core.action import Action
 from ..core.rule import Policy
 from ..core.state import State
@@ -27,6 +27,7 @@ from ..core.values import (
     Frame,
     Gap,
     Launched,
+    Noticed,
     Tick,
 )
 from ..errors import ActionError
@@ -104,7 +105,8 @@ class Player:
             self.tick()
             self.advance(self.now + SECOND)
             if self.job.paused_until is not None and self.now >= self.job.paused_until:
-                self.job.paused_until = None  # the lease ended: the job goes on by itself
+                self.job.paused_until = None  # it may be renewed no longer
+                self.send(Noticed(self.now, pausing.ENDED, "the job goes on by itself"))
         if self.alive():
             self.frames()
             self.tick()

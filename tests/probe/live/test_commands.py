@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -175,15 +177,38 @@ def test_a_pause_holds_the_job_until_resume(probed, bare):
     assert job.told[-1] == bare.wait(untouched).told[-1]
 
 
-def test_a_dead_supervisor_strands_no_job(probed):
-    """A pause ends with its lease, which only a living supervisor renews."""
-    job = probed.start(loop())
+@pytest.mark.parametrize("asked_s", [0.2, 1e6])
+def test_a_dead_supervisor_strands_no_job(probed, asked_s):
+    """A pause ends when nobody renews it, whatever was asked for, and the job says so."""
+    job = probed.start(loop(), lease_s=0.4)
     began = time.monotonic()
-    ack = command(probed, job, "pause", lease_s=0.2)
-    job.segment().lease(time.monotonic_ns() + 800_000_000)
+    ack = command(probed, job, "pause", lease_s=asked_s)
+    job.segment().lease(time.monotonic_ns() + (800_000_000 if asked_s < 1 else 1 << 62))
     probed.wait(job)
-    assert ack.ok and time.monotonic() - began > 0.6
-    assert "lease" in job.notices[-1].message and len(job.frames) == 30
+    (ended,) = (notice for notice in job.notices if notice.kind == "pause-ended")
+    assert ack.ok and time.monotonic() - began > 0.3 and len(job.frames) == 30
+    assert ended.data["key"] == ack.key and ended.data["paused_step"] == ack.step
+
+
+def test_an_exception_of_a_signal_handler_ends_a_pause(probed):
+    """Whoever catches it goes on with a job that is not paused."""
+    job = probed.start(loop(
+        setup="""
+import signal
+def interrupt(*_):
+    raise TimeoutError
+signal.signal(signal.SIGUSR1, interrupt)
+""").replace("    optimizer.step()\n", """    try:
+        optimizer.step()
+    except TimeoutError:
+        tell(caught=step)
+"""))  # fmt: skip
+    command(probed, job, "pause", lease_s=60)
+    os.kill(job.segment().pid, signal.SIGUSR1)
+    probed.wait(job)
+    assert "caught" in job.told[0]
+    assert [n.message[:14] for n in job.notices if n.kind == "pause-ended"] == ["an exception i"]
+    assert not job.segment().status()["paused"]
 
 
 def test_stop_interrupts_at_the_boundary(probed):

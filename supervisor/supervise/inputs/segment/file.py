@@ -7,6 +7,7 @@ read, where a mapping would be SIGBUS and the end of the supervisor.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class SegmentFile:
         """
         self.path = path
         self._size = _WORDS_SIZE
+        self._writing = threading.Lock()  # a pause is renewed by a thread of its own
         try:
             self._fd = files.open_file(path, os.O_RDWR)
         except OSError as error:
@@ -67,11 +69,12 @@ class SegmentFile:
 
     def write(self, at: int, raw: bytes) -> None:
         """Write `raw` at offset `at`; never makes the file longer."""
-        self._check_size()
-        try:
-            os.pwrite(self._fd, raw, at)
-        except OSError as error:
-            raise self.fault(f"cannot be written: {error.strerror}") from error
+        with self._writing:  # or it would go to what has the number of a closed file by then
+            self._check_size()
+            try:
+                os.pwrite(self._fd, raw, at)
+            except OSError as error:
+                raise self.fault(f"cannot be written: {error.strerror}") from error
 
     def write_checked(self, at: int, *words: int) -> None:
         """Write checked words, one behind the other."""
@@ -90,9 +93,10 @@ class SegmentFile:
 
     def close(self) -> None:
         """Let go of the file; safe to repeat."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with self._writing:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def fault(self, what: str, hint: str | None = None) -> SegmentError:
         """Return the error that says `what` about this segment."""
