@@ -62,7 +62,10 @@ def adopt(path: Path, tell: Tell, record: Record = record) -> int:
         raise UsageError(f"{path} runs on {described['host']}", hint="take it over there")
     recorder = record(run, tell)
     try:
-        _refuse_if_over(run)
+        ended = over(run)
+        if ended is not None:
+            hint = "`supervise status RUN` shows its end"
+            raise UsageError(f"{run.path} is over: {ended}", hint=hint)
         past = Past.read(run, load_policy)
         process, launcher, clean = _job(run, described, past.started)
         app, outbox, forwarder = _supervisor(run, described, past, launcher, clean, recorder, tell)
@@ -75,12 +78,12 @@ def adopt(path: Path, tell: Tell, record: Record = record) -> int:
     return watch(app, process, outbox, forwarder, tell)
 
 
-def _refuse_if_over(run: RunDir) -> None:
+def over(run: RunDir) -> str | None:
+    """Return how a run ended whose last record is written, else None."""
+    if not run.audit_path.exists():
+        return None
     last = deque(audit.read(run.audit_path), maxlen=1)
-    if last and last[0]["kind"] == "run_end":
-        raise UsageError(
-            f"{run.path} is over: {last[0]['reason']}", hint="`supervise status RUN` shows its end"
-        )
+    return str(last[0]["reason"]) if last and last[0]["kind"] == "run_end" else None
 
 
 def _job(

@@ -25,7 +25,9 @@ from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store.policies import Reloader
 from ..store.rundir import RunDir
+from ._resuming import place, refuse_another
 from ._watching import Record, Tell, record, teller, watch
+from .adopt import adopt
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 
@@ -38,6 +40,7 @@ DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="D", help="Keep the run here.")
 @click.option("--mode", type=click.Choice(MODES), help="Takes the place of the policy's mode.")
 @click.option("--drill", multiple=True, metavar="FAULT@STEP", help="Inject a fault on purpose.")
+@click.option("--resume-run", is_flag=True, help="Go on with the run in --run-dir, if it goes on.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
@@ -45,6 +48,7 @@ def command(
     run_dir: Path | None,
     mode: str | None,
     drill: tuple[str, ...],
+    resume_run: bool,
     quiet: bool,
     argv: tuple[str, ...],
 ) -> int:
@@ -53,13 +57,22 @@ def command(
     The command's arguments, terminal, signals and exit code are passed through unchanged. Without
     --policy the run is observed under `nano` and never touched.
 
+    With --resume-run the same command line may be given again, as a service manager does: a run in
+    --run-dir whose supervisor died is taken over, as by `supervise adopt`. When that run is over, a
+    new one is started in D.2, D.3 and so on.
+
     \b
     Examples:
       supervise --policy nano -- python train.py --lr 1e-3
       supervise --policy nano --mode shadow --drill lr_spike@150 -- python train.py
+      supervise --policy nano --run-dir runs/main --resume-run -- python train.py
     """
     if not argv:
         raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
+    if resume_run and run_dir is None:
+        raise UsageError(
+            "--resume-run goes on with a run whose directory is known", hint="add --run-dir D"
+        )
     warnings: list[Problem] = []
     mode = mode or (None if policy else DEFAULT_MODE)
     chosen = load_policy(policy or DEFAULT_POLICY, mode=mode, warnings=warnings)
@@ -68,6 +81,12 @@ def command(
     for problem in warnings:
         tell(f"supervise: warning: {problem}")
     again = str(locate(policy or DEFAULT_POLICY).absolute()), mode
+    if resume_run and run_dir is not None:
+        run_dir, run = place(run_dir.absolute())
+        if run is not None:
+            refuse_another(run, argv, chosen, told, Path.cwd())
+            tell(f"supervise: goes on with {run.path}, whose supervisor died")
+            return adopt(run.path, tell)
     return supervise(argv, chosen, again, run_dir, told, tell)
 
 

@@ -1,0 +1,63 @@
+"""`run --resume-run`: which run the same command line goes on with, and whether it may.
+
+The run is in the directory given. When that one is over, the next is in `<directory>.2`, then `.3`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..app.launching import last_launch
+from ..core.replay import plain
+from ..core.rule import Policy
+from ..errors import UsageError
+from ..store.lock import locked
+from ..store.policies import path_of
+from ..store.rundir import RunDir, is_run
+from .adopt import over
+
+
+def place(directory: Path) -> tuple[Path, RunDir | None]:
+    """Return where the run belongs, and the one to go on with; None: it is to be started there.
+
+    Raises:
+        StoreError: a run directory cannot be read.
+    """
+    path, number = directory, 1
+    following = directory
+    while is_run(following):
+        path, number = following, number + 1
+        following = directory.with_name(f"{directory.name}.{number}")
+    if not is_run(path):
+        return path, None
+    run = RunDir.open(path)
+    lives = locked(run.audit_path)  # then to adopt it is refused, with its name
+    ended = not lives and (over(run) is not None or last_launch(run) is None)
+    return (following, None) if ended else (path, run)
+
+
+def refuse_another(
+    run: RunDir, argv: Sequence[str], policy: Policy, drills: Sequence[Any], directory: Path
+) -> None:
+    """Raise UsageError unless the run was started with all of these; says what differs."""
+    was: Mapping[str, Any] = run.read_json("run.json")
+    known = policy.digest == was["policy_digest"] or path_of(run, policy.digest).is_file()
+    pairs = {
+        "command": (was["argv"], list(argv)),
+        "working directory": (was["cwd"], str(directory)),
+        "drills": (was["drills"], plain(list(drills))),
+    }
+    if not known:
+        pairs["policy"] = (was["policy"], policy.name)
+        pairs["mode"] = (was["mode"], policy.mode)
+    other = [f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new]
+    if not known and not other:
+        other = [f"another content of policy {policy.name}"]
+    if other:
+        raise UsageError(
+            f"{run.path} goes on, and was started with {'; '.join(other)}",
+            hint=f"`supervise adopt {run.path}` goes on as it was started; then `supervise reload` "
+            "takes a changed policy",
+        )

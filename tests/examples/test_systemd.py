@@ -1,0 +1,40 @@
+"""The shipped unit: systemd accepts it, and its command is one that `supervise run` understands."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).parents[2] / "examples" / "systemd" / "supervise@.service"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_unit(tmp_path):
+    """No unknown key, no bad value, a command that can be started."""
+    commands = tmp_path / "one" / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    (commands / "supervise").symlink_to(sys.executable)
+    unit = tmp_path / UNIT.name.replace("@", "@one")
+    unit.write_text(UNIT.read_text().replace("/srv/training", str(tmp_path)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, UNIT.name.partition("@")[0] in done.stderr) == (0, False), done.stderr
+
+
+def test_the_command_of_the_unit_is_one_of_ours(tmp_path):
+    """Its options parse: what is refused is the policy, which is not there."""
+    (line,) = (line for line in UNIT.read_text().splitlines() if line.startswith("ExecStart="))
+    _, *words = line.split()
+    done = subprocess.run(
+        [sys.executable, "-m", "supervise", *words], cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 65 and "policy.yaml" in done.stderr, done.stderr
