@@ -173,16 +173,24 @@ def test_what_a_person_orders_asks_for_no_reason(stalling):
     assert job.stopped
 
 
-BOOK = Runbook("fix", (Snapshot(), Touch(), Verify()), ("snapshot", "touch", "verify"))
+@dataclass(frozen=True)
+class Ends(Touch):
+    """Ends the job."""
+
+    ends_job = True
+
+
+BOOK = Runbook("fix", (Snapshot(), Ends(), Verify()), ("snapshot", "touch", "verify"))
+TAKES_BACK = Runbook("fix", (Snapshot(), Touch(), Verify()), ("snapshot", "touch", "verify"))
 
 
 @pytest.fixture
 def high(tell):
     """A loss of 9.0 is in breach; evidence takes as long as the test wants."""
 
-    def begin(**changes):
+    def begin(book=BOOK, **changes):
         base = tell()
-        made = {"runbooks": {**base.policy.runbooks, "fix": BOOK}, "answer": lambda key: None,
+        made = {"runbooks": {**base.policy.runbooks, "fix": book}, "answer": lambda key: None,
                 "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),)}  # fmt: skip
         story = tell(**(made | changes))
         story.frames(2.0, times=60)
@@ -217,12 +225,22 @@ def test_a_rule_that_got_used_to_a_ruined_loss_still_asks(high):
     assert story.actions()[-1].endswith("touch")
 
 
+def test_what_takes_the_job_back_answers_damage_that_no_clearing_undoes(high):
+    """A bad shard, an oversized update: the rule is in breach for one step, the harm stays."""
+    story = high(TAKES_BACK)
+    (snapshot,) = story.actions()
+    story.frames(2.0, times=3)
+    story.send(Finished(story.at_ns, snapshot, True))
+
+    assert story.actions()[-1].endswith("touch")
+
+
 def test_a_dead_job_asks_for_no_reason(high):
     """Nothing is harmed, and nothing will clear."""
     story = high()
     story.send(Exited(story.at_ns, 1))
 
-    assert withdrawal.gone(story.policy, story.state) == ""
+    assert withdrawal.gone(story.policy, story.state, Ends()) == ""
 
 
 def test_the_shipped_policies_judge_short_stalls_alike():

@@ -53,6 +53,7 @@ class Relaunch(Action):
     """
 
     destructive: ClassVar[bool] = True
+    ends_job: ClassVar[bool] = True
     budget: ClassVar[str | None] = "restart"
     deadline_s: ClassVar[float] = 600.0  # and a second for each SLOWEST bytes
 

@@ -34,6 +34,7 @@ class Stop(Action):
     """
 
     destructive: ClassVar[bool] = True
+    ends_job: ClassVar[bool] = True
     budget: ClassVar[str | None] = None  # it can happen once; a spent budget must not forbid it
     deadline_s: ClassVar[float] = 960.0  # covers the largest times that `check` allows
 

@@ -126,6 +126,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
 
     Class attributes:
         destructive: changes the job's training state in a way that cannot be taken back.
+        ends_job: ends its processes; withdrawn when what it answers is over (see `withdrawal`).
         touches_job: False for evidence and notification; "zero actions" counts these out.
         changes_training: refused when world_size > 1 until step-fenced commands exist.
         engine_step: True for `hold`, `notify`, `undo` and `verify`: the engine carries them out.
@@ -134,6 +135,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
     """
 
     destructive: ClassVar[bool] = False
+    ends_job: ClassVar[bool] = False
     touches_job: ClassVar[bool] = True
     changes_training: ClassVar[bool] = False
     engine_step: ClassVar[bool] = False

@@ -147,7 +147,7 @@ def proceed(turn: Turn, incident: Incident) -> None:
                 steps.take_back(turn, incident, run, newest, f"{run.index}-undo")
                 return
             run.index += 1
-        elif withdrawal.may_ask(run) and (gone := withdrawal.gone(turn.policy, turn.state)):
+        elif action.destructive and (gone := withdrawal.gone(turn.policy, turn.state, action)):
             withdraw(turn, incident, gone)
             return
         else:
@@ -168,7 +168,7 @@ def finished(turn: Turn, event: Finished) -> None:
     if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
         turn.state.stopping = event.ok and result.get("exit_code") is not None
     if not event.ok and run.action is not None and run.action.destructive:
-        gone = withdrawal.gone(turn.policy, turn.state)
+        gone = withdrawal.gone(turn.policy, turn.state, run.action)
         if gone:
             withdraw(turn, incident, gone, action={"id": event.action_id}, result=result)
             return

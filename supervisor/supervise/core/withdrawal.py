@@ -5,9 +5,11 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
 
 - A standstill: any new frame of the rank that stood still withdraws the action, as its rule's
   clearing does.
-- Any other trouble: the action is withdrawn once every rule of the incident above SEV2 has cleared
-  and the losses since the first breach are back in its band. Rules that look for a change clear in
-  the next step, and ratios get used to a ruined loss: clearing alone does not show that it is well.
+- Any other trouble: what ends the job (`stop`, `relaunch`) is withdrawn once every rule of the
+  incident above SEV2 has cleared and the losses since the first breach are back in its band. Rules
+  that look for a change clear in the next step, and ratios get used to a ruined loss: clearing
+  alone does not show that it is well. Nor does it undo what a bad shard or an oversized update did:
+  `rollback`, `skip_step` and `quarantine` answer that, and verification judges them.
 - What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
   an approved answer to a standstill does: a job that makes steps again does not stand still.
 - A training that is over (see `trainings`) withdraws what was meant for it.
@@ -19,9 +21,10 @@ Pure questions: nothing is decided, said or done.
 from __future__ import annotations
 
 from . import pausing, standstill
+from .action import Action
 from .band import median
 from .bank import LOSS
-from .incident import Incident, Reason, Run
+from .incident import Incident, Reason
 from .rule import Policy, Rule
 from .state import State, Turn
 from .values import ACTING_MODES
@@ -49,8 +52,8 @@ def asked(turn: Turn, incident: Incident, rule: Rule, *, still: bool) -> None:
     incident.asked_by, incident.still = rule.id, still
 
 
-def gone(policy: Policy, state: State) -> str:
-    """Say why the runbook's destructive step is not to be performed any more, "" when it is."""
+def gone(policy: Policy, state: State, action: Action) -> str:
+    """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
     incident = state.incident
     run = incident.run if incident is not None else None
     if incident is None or run is None or run.reason is None or state.returncode is not None:
@@ -60,7 +63,7 @@ def gone(policy: Policy, state: State) -> str:
     if run.reason.frames is not None:
         silent = _still_silent(policy, state, run.reason.rules[0], run.reason.frames)
         return "" if silent else STEPS_AGAIN
-    if run.approved is not None or not run.reason.rules:
+    if not action.ends_job or run.approved is not None or not run.reason.rules:
         return ""
     firing = set(state.firing(policy)) & {*run.reason.rules, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
@@ -80,19 +83,13 @@ def withdrawn(policy: Policy, state: State) -> str:
         return "" if run.operator and run.verb == "stop" else TRAINING_OVER
     if pausing.withdrawn(state):
         return pausing.UNPAUSED
-    return gone(policy, state) if run.action is not None and run.action.destructive else ""
+    return gone(policy, state, run.action) if run.action and run.action.destructive else ""
 
 
 def answers_standstill(state: State) -> bool:
     """Return whether the runbook under way answers a job that stands still."""
     run = state.incident.run if state.incident is not None else None
     return run is not None and run.reason is not None and run.reason.frames is not None
-
-
-def may_ask(run: Run) -> bool:
-    """Return whether the step that comes next is one that must ask for its reason again."""
-    action = run.runbook.steps[run.index]
-    return action.destructive and action.touches_job
 
 
 def _acts(policy: Policy, rule: Rule) -> bool:
