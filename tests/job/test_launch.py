@@ -14,6 +14,7 @@ from supervise.errors import LaunchError
 from supervise.job.launch import spawn
 
 PYTHON = sys.executable
+SETSID = "import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 64, 255])
@@ -59,13 +60,29 @@ def test_argv_directory_and_descriptors_are_untouched(wrapped, tmp_path):
 
 
 def test_the_job_has_a_process_group_of_its_own(wrapped, job_pid):
-    """Its group is its pid, and it stays in our session."""
+    """It does not lead it, nobody else is left in it, and it stays in our session."""
     popen = wrapped("sleep", "60")
 
     pid = job_pid(popen)
 
-    assert os.getpgid(pid) == pid
+    assert os.getpgid(pid) not in (pid, os.getpgid(popen.pid))
+    assert not psutil.pid_exists(os.getpgid(pid))
     assert os.getsid(pid) == os.getsid(popen.pid)
+
+
+@pytest.mark.parametrize("command", [["setsid"], [PYTHON, "-c", SETSID]], ids=["setsid", "python"])
+def test_a_job_may_begin_a_session_of_its_own(wrapped, job_pid, command):
+    """As without us: `setsid` does not fork, and the first process is the one that leads it."""
+    program = (
+        "import os; print(os.getpid(), os.getsid(0), flush=True); import sys; sys.stdin.read()"
+    )
+    popen = wrapped(*command, PYTHON, "-c", program)
+
+    pid = job_pid(popen)
+    out, _ = popen.communicate("")
+
+    assert out == f"{pid} {pid}\n"
+    assert popen.returncode == 0
 
 
 def test_killing_the_supervisor_leaves_the_job_alive_with_working_stdio(wrapped, job_pid):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -9,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+import pytest
 
 from supervise.job.process import Process, exit_code
 
 PYTHON = sys.executable
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+SLEEP = "while True: time.sleep(0.01)"  # a signal just before a long sleep would wait for its end
 # A worker in a session of its own, as torchrun starts its ranks, with a child of its own.
 WORKERS = f"""
 import subprocess, sys, time
@@ -127,10 +130,31 @@ def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
     process, asked = start("sleep", "60"), []
     terminal = SimpleNamespace(take_back=asked.append)
 
-    Process(process.pid, process.tree, terminal, process.create_time).step_back()
+    Process(process.pid, process.group, process.tree, terminal, process.create_time).step_back()
     process.step_back()  # without a terminal there is nothing to give
 
-    assert asked == [process.pid]
+    assert asked == [process.group]
+
+
+@pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
+def test_a_signal_to_the_group_reaches_a_job_that_left_it(start, eventually, tmp_path, leaves):
+    """The first process in its new group, and a child that it left behind in the old one."""
+    mark = tmp_path / "mark"
+    says = "import signal, sys, time\nsignal.signal(signal.SIGWINCH, lambda *_: sys.exit({}))\n"
+    child = says.format(0) + f"open({str(mark)!r}, 'w').close()\n{SLEEP}"
+    code = (
+        f"import os, subprocess\nchild = subprocess.Popen([{PYTHON!r}, '-c', {child!r}])\n"
+        f"os.{leaves}()\n{says.format('child.wait() + 7')}{SLEEP}"
+    )
+    process = start(PYTHON, "-c", code)
+    eventually(mark.exists)
+    eventually(
+        lambda: os.getpgid(process.pid) == process.pid and _handles(process.pid, signal.SIGWINCH)
+    )
+
+    assert process.signal(signal.SIGWINCH, group=True)
+
+    assert process.wait(60.0) == 7
 
 
 def test_a_stopped_job_can_be_ended(start, eventually):
@@ -153,6 +177,14 @@ def test_a_job_that_forks_while_it_dies_is_still_killed(start, eventually):
 
 
 def _ignores_term(pid: int) -> bool:
+    return _has(pid, "SigIgn", signal.SIGTERM)
+
+
+def _handles(pid: int, signum: int) -> bool:
+    return _has(pid, "SigCgt", signum)
+
+
+def _has(pid: int, mask: str, signum: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    ignored = next(line for line in lines if line.startswith("SigIgn"))
-    return bool(int(ignored.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    found = next(line for line in lines if line.startswith(mask))
+    return bool(int(found.split()[1], 16) >> (signum - 1) & 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 
@@ -20,6 +21,16 @@ print("tty", sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(), flush
 for line in sys.stdin:
     print("line", line.strip(), "hits", hits, flush=True)
 print("end of input", flush=True)
+"""
+WAITER = """
+import signal, sys, time
+hits = []
+signal.signal(signal.SIGINT, lambda *_: hits.append(1))
+print("up", flush=True)
+while not hits:
+    time.sleep(0.01)
+time.sleep(0.2)
+print("hit", len(hits), flush=True)
 """
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash for job control")
@@ -43,7 +54,7 @@ def test_the_job_owns_the_terminal_and_gives_it_back(shell, run):
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("tty True True True")
 
-    assert shell.foreground() == pid
+    assert shell.foreground() == os.getpgid(pid)
     shell.type("hello\n")
     shell.expect("line hello hits 0")
     shell.type("\x04")
@@ -63,6 +74,19 @@ def test_ctrl_c_reaches_the_job_exactly_once(shell, run):
     shell.type("a\n")
 
     shell.expect("line a hits 1")
+
+
+@pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
+def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, leaves):
+    """Once, directly or through us."""
+    run(f"import os\nos.{leaves}()\n{WAITER}")
+    shell.expect("up")
+
+    shell.type("\x03")
+
+    shell.expect("hit 1")
+    shell.expect("ready> ")
+    assert shell.foreground() == shell.bash.pid
 
 
 def test_ctrl_c_ends_a_job_that_does_not_handle_it(shell, run):
@@ -113,7 +137,7 @@ def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
         shell.type(f"{round_}\n")
         shell.expect(f"line {round_} hits 0")
 
-    assert shell.foreground() == pid
+    assert shell.foreground() == os.getpgid(pid)
     shell.type("\x04")
     shell.expect(r"suspended for \d{7,} ns")
 

@@ -18,7 +18,7 @@ import psutil
 from .afterlife import Afterlife
 from .environment import LAUNCH
 from .process import UNKNOWN, Process
-from .tree import Tree, alive
+from .tree import Tree, alive, group_of
 
 Recorded = Callable[[int, int], int | None]
 _STATE, _STARTED, _EXIT = 0, 19, 49  # places in /proc/<pid>/stat, behind the name
@@ -36,7 +36,8 @@ class AdoptedProcess(Process):
         self._ticks = ticks
         self._recorded = recorded
         self._afterlife = Afterlife(pid)
-        super().__init__(pid, AdoptedTree(pid, ticks, run_id), None, _created(pid))
+        tree = AdoptedTree(pid, ticks, run_id)
+        super().__init__(pid, group_of(pid) or pid, tree, None, _created(pid))
         # Held is the job, and not another process that has got its pid since.
         self._held = start_ticks(pid) == ticks
         self._look()

@@ -2,8 +2,12 @@
 
 The argument list, the working directory and every inherited descriptor, stdio first, are handed on
 as they are: no pipe lies between the job and its terminal or log file, so nothing of ours can block
-it or break when we die. The job gets a process group of its own, no PDEATHSIG (if the supervisor
-dies, training goes on), and default signal handling but for signals that were ignored already.
+it or break when we die. The job gets no PDEATHSIG (if the supervisor dies, training goes on), and
+default signal handling but for signals that were ignored already.
+
+The job gets a process group of its own, of which it is not the leader: `setsid()` fails in a
+leader, and a job must be able to call it, as without us. Another process makes the group; see
+`_new_group`.
 
 The supervisor becomes a subreaper: a process of the job that loses its parent becomes our child, so
 that stopping the job can reach it and its end is collected.
@@ -18,7 +22,8 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import LaunchError
@@ -36,8 +41,8 @@ def become_subreaper() -> bool:
         return False
 
 
-def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start `argv` in a process group of its own and return its pid.
+def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
+    """Start `argv` in a process group of its own; return its pid and the id of the group.
 
     Raises:
         LaunchError: it was not found (exit code 127) or is not executable (126).
@@ -46,16 +51,45 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         # Inherited from a careless parent; with it the kernel throws exit codes away.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with _new_group() as group:
+        try:
+            pid = os.posix_spawnp(
+                argv[0],
+                list(argv),
+                dict(environ),
+                setpgroup=group,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two for itself
+            )
+        except (OSError, ValueError) as error:
+            raise explain(argv, environ, error) from error
+    return pid, group or pid
+
+
+@contextmanager
+def _new_group() -> Iterator[int]:
+    """Make a process group and keep it until its first member is in; 0: that member makes one.
+
+    The leader is a process that has nothing to do: what exists when `posix_spawn` returns is the
+    group, and it exists until the leader is collected, even if that has ended before. So nothing
+    has to be waited for, and it does not matter how far the program gets before it is killed. It
+    is our own interpreter, the one program that is surely there (`/proc/self/exe` also names one
+    that was deleted since). `os.fork` would need no program, but a relaunch happens while other
+    threads run, and a fork of such a process can deadlock.
+    """
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
     try:
-        return os.posix_spawnp(
-            argv[0],
-            list(argv),
-            dict(environ),
-            setpgroup=0,
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two for itself
+        leader = os.posix_spawn(
+            "/proc/self/exe", ["supervise-group", "-V"], {}, file_actions=null, setpgroup=0
         )
-    except (OSError, ValueError) as error:
-        raise explain(argv, environ, error) from error
+    except OSError:  # no /proc, or no process to spare: the job then leads its group itself
+        yield 0
+        return
+    try:
+        yield leader
+    finally:
+        with suppress(OSError):
+            os.kill(leader, signal.SIGKILL)
+            os.waitpid(leader, 0)
 
 
 def explain(

@@ -35,7 +35,9 @@ class Process:
     """The job's first process, and through `tree` all the others.
 
     Attributes:
-        pid: of the first process; also the id of its process group.
+        pid: of the first process.
+        group: the process group it was started in. Another process made it, so it lives only as
+            long as it has members: its id is signalled while one is known to be in it.
         returncode: None while it runs, then as in `subprocess` (negative after a signal).
         unknown: it has ended, and nobody can tell how: its returncode is `UNKNOWN`.
         tree: every process of the job.
@@ -45,8 +47,11 @@ class Process:
             Silence of the probe during that time means nothing.
     """
 
-    def __init__(self, pid: int, tree: Tree, terminal: Terminal | None, create_time: float) -> None:
+    def __init__(
+        self, pid: int, group: int, tree: Tree, terminal: Terminal | None, create_time: float
+    ) -> None:
         self.pid = pid
+        self.group = group
         self.tree = tree
         self.create_time = create_time
         self.returncode: int | None = None
@@ -68,10 +73,11 @@ class Process:
             LaunchError: it was not found or is not executable.
         """
         before = frozenset(psutil.Process().children())
-        pid = spawn(argv, environ)
+        pid, group = spawn(argv, environ)
         if terminal is not None:
-            terminal.lend(pid)
-        return cls(pid, Tree(pid, before), terminal, psutil.Process(pid).create_time())
+            terminal.lend(group)
+        created = psutil.Process(pid).create_time()
+        return cls(pid, group, Tree(pid, before), terminal, created)
 
     def poll(self) -> int | None:
         """Return the returncode, None while it runs. Main thread only; serves job control too."""
@@ -93,7 +99,10 @@ class Process:
             if self.returncode is not None:
                 return False
             try:
-                (os.killpg if group else os.kill)(self.pid, signum)
+                if group:
+                    self._signal_group(signum)
+                else:
+                    os.kill(self.pid, signum)
             except ProcessLookupError:
                 return False
             return True
@@ -102,6 +111,23 @@ class Process:
         """Return the time, and `suspended_ns` at that time: no Ctrl-Z comes in between."""
         with self._lock:
             return time.monotonic_ns(), self.suspended_ns
+
+    def _signal_group(self, signum: int) -> None:
+        """Signal the group that the first process is in, and those it left behind in its first."""
+        now = os.getpgid(self.pid)
+        if now in (self.group, self.pid):
+            os.killpg(now, signum)
+        else:  # it joined a group of others
+            os.kill(self.pid, signum)
+        if now != self.group:
+            self.tree.signal(signum, group=self.group)
+
+    def _front(self) -> int:
+        """Return the group that belongs in the foreground: its own, if it made itself one."""
+        try:
+            return self.pid if os.getpgid(self.pid) == self.pid else self.group
+        except ProcessLookupError:
+            return self.group
 
     def stop(self, *, term_s: float, kill_s: float = 10.0) -> dict[str, Any]:
         """End every process of the job: TERM, after `term_s` KILL. Any thread but the main one.
@@ -125,13 +151,13 @@ class Process:
     def step_back(self) -> None:
         """Take the foreground from it: what is typed now, Ctrl-C above all, comes to us."""
         if self._terminal is not None:
-            self._terminal.take_back(self.pid)
+            self._terminal.take_back(self._front())
 
     def continued(self) -> None:
         """We were continued (`fg` or `bg`): hand the terminal on and continue the job."""
         self._continues += 1
         if self._terminal is not None and self.returncode is None:
-            self._terminal.lend(self.pid)
+            self._terminal.lend(self._front())
         self.signal(signal.SIGCONT, group=True)
 
     def _look(self) -> int | None:
@@ -146,16 +172,19 @@ class Process:
                 return self.returncode
             if info is None:
                 return None
+            group = self._front()  # as long as it is not collected
             exited = info.si_code == os.CLD_EXITED
             self.returncode = info.si_status if exited else -info.si_status
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
             if self._terminal is not None:
-                front = self._terminal.foreground() == self.pid
+                front = self._terminal.foreground() == group
                 self.interrupted = front and exit_code(self.returncode) == _INTERRUPTED
-                self._terminal.take_back(self.pid)
+                self._terminal.take_back(group)
             return self.returncode
 
     def _job_control(self) -> None:
+        if self._terminal is not None and (front := self._front()) != self.group:
+            self._terminal.follow(self.group, front)
         try:
             info = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
         except ChildProcessError:  # it was collected by a waiting thread a moment ago
@@ -168,8 +197,8 @@ class Process:
 
     def _stop_together(self, terminal: Terminal, signum: int) -> None:
         asked_for_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
-        if not (asked_for_it and terminal.lend(self.pid)):  # else it was only too quick for us
-            terminal.take_back(self.pid)
+        if not (asked_for_it and terminal.lend(self._front())):  # else it was only too quick for us
+            terminal.take_back(self._front())
             with self._lock:
                 since, continues = time.monotonic_ns(), self._continues
                 stop_ourselves(signum)

@@ -51,6 +51,11 @@ class Terminal:
         if front == group or (front not in (0, os.getpgrp()) and not _exists(front)):
             self._put(os.getpgrp())
 
+    def follow(self, group: int, to: int) -> None:
+        """The job left `group` for `to`: that takes its place, or we do if it left the session."""
+        if self.foreground() == group:
+            self._put(to) or self._put(os.getpgrp())
+
     def close(self) -> None:
         """Close our descriptor; the terminal itself stays."""
         os.close(self._fd)

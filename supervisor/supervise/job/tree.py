@@ -44,9 +44,14 @@ class Tree:
                 continue
         return [process for process in found if alive(process)]
 
-    def signal(self, signum: int) -> int:
-        """Send `signum` to every process of the job; return how many it was sent to."""
-        return sum(_send(process, signum) for process in self.members())
+    def signal(self, signum: int, *, group: int | None = None) -> int:
+        """Send `signum` to every process of the job; return how many it was sent to.
+
+        Args:
+            group: only to those in this process group.
+        """
+        meant = [p for p in self.members() if group is None or group_of(p.pid) == group]
+        return sum(_send(process, signum) for process in meant)
 
     def end(self, signum: int, within_s: float) -> list[psutil.Process]:
         """Send `signum` and wait up to `within_s` for all to end; return the survivors.
@@ -85,7 +90,7 @@ class Tree:
             child
             for child in psutil.Process().children()
             if child.pid == self._leader
-            or (child not in self._before and _group(child.pid) not in (None, ours))
+            or (child not in self._before and group_of(child.pid) not in (None, ours))
         ]
 
 
@@ -103,7 +108,7 @@ def _collect(pid: int) -> bool:
         return False
 
 
-def _group(pid: int) -> int | None:
+def group_of(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
