@@ -32,14 +32,6 @@ def test_an_unknown_option_is_not_the_jobs(supervise):
     assert "hello" not in done.stdout
 
 
-def test_a_misspelt_command_is_not_run(supervise):
-    """`supervise statsu` is no training command."""
-    done = supervise("statsu", "runs/x")
-
-    assert done.returncode == 64
-    assert "did you mean 'status'" in done.stderr
-
-
 def test_an_unknown_policy(supervise):
     """65, and the nearest name."""
     done = supervise("--policy", "nanoo", "--", *HELLO)

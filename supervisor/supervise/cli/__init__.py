@@ -7,6 +7,7 @@ printed here and nowhere else: one line with the cause, one with the next thing 
 from __future__ import annotations
 
 import difflib
+import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 from . import _streams
+from ._job import PROGRAM, refusal
 
 WORDS = (
     *("pause", "resume", "approve", "deny", "ack", "silence", "lr", "rollback", "savepoint"),
@@ -90,13 +92,16 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take anything that is no command of ours for the job's command line."""
+        """Take options for those of `run`; a word that is no command of ours is never started."""
         first = args[0] if args else ""
-        if args and first not in (*COMMANDS, "--help", "-h", "--version"):
-            near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.7)
-            if near and not first.startswith("-") and "--" not in args:
-                raise UsageError(f"no command {first!r}", hint=f"did you mean {near[0]!r}?")
+        if first.startswith("-") and first not in ("--help", "-h", "--version"):
             args = ["run", *args]
+        elif args and first not in (*COMMANDS, "--help", "-h", "--version"):
+            near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.7)
+            if near:
+                meant = shlex.join([PROGRAM, near[0], *args[1:]])
+                raise UsageError(f"no command {first!r}", hint=f"did you mean: {meant}")
+            raise refusal(args[args.index("--") + 1 :] if "--" in args[:-1] else args)
         return super().parse_args(ctx, args)
 
 
@@ -105,7 +110,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`supervise --policy P -- CMD` is short for `supervise run --policy P -- CMD`.",
 )
-@click.version_option(__version__, prog_name="supervise")
+@click.version_option(__version__, prog_name=PROGRAM)
 def group() -> None:
     """Keep a training run alive, stable and accountable.
 
@@ -130,7 +135,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def invoke(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
-        code = group.main(args=argv, prog_name="supervise", standalone_mode=False)
+        code = group.main(args=argv, prog_name=PROGRAM, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SuperviseError as error:
         _explain(error)
@@ -151,4 +156,6 @@ def _explain(error: SuperviseError) -> None:
         return
     click.echo(f"supervise: {error}", err=True)
     if error.hint:
-        click.echo(f"    try: {error.hint}", err=True)
+        click.echo(
+            f"    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}", err=True
+        )

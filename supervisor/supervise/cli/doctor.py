@@ -24,6 +24,7 @@ from .. import __version__
 from ..app.launching import SLOTS
 from ..catalog import shipped
 from ..job import environment, shm
+from ._job import JobCommand
 from ._outlook import REPORTED, arrived, outlook, script_of, world_size
 from ._trial import STEPS, Trial, attempt, find_interpreter
 
@@ -54,7 +55,7 @@ class Check:
     detail: str
 
 
-@click.command(name="doctor", context_settings={"allow_interspersed_args": False})
+@click.command(name="doctor", cls=JobCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="D", help="Where runs will be.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")

@@ -25,6 +25,7 @@ from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store.policies import Reloader
 from ..store.rundir import RunDir
+from ._job import JobCommand
 from ._resuming import place, refuse_another
 from ._watching import Record, Tell, record, teller, watch
 from .adopt import adopt
@@ -34,6 +35,7 @@ DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 
 @click.command(
     name="run",
+    cls=JobCommand,
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("-p", "--policy", metavar="P", help="A policy file, or the name of a shipped one.")
