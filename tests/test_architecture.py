@@ -24,6 +24,8 @@ MAX_FUNCTION = 60
 DECLARED = ("supervise_probe.spec", "supervise_probe.collectors", "supervise_probe.faults")
 LAYERS = {
     "errors": (),
+    "minder": (),  # a program of its own, of the standard library alone
+    "children": ("supervise.minder",),
     "core": (),
     "detectors": ("supervise.core",),
     "actions": (
@@ -38,9 +40,9 @@ LAYERS = {
         *DECLARED,
     ),
     "job": ("supervise.core", "supervise.store.files", "supervise_probe.wire"),
-    "inputs": ("supervise.core", "supervise.store.files"),
+    "inputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "store": ("supervise.core",),
-    "outputs": ("supervise.core", "supervise.store.files"),
+    "outputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
     "recordings": ("supervise.core",),
     "proof": (
@@ -49,6 +51,7 @@ LAYERS = {
     "app": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
         *(f"supervise.{name}" for name in ("job", "inputs", "store", "outputs", "report")),
+        "supervise.children",
     ),
     "cli": ("supervise", *DECLARED),
     "__main__": ("supervise.cli",),

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import children
 from ..core import pausing, sampling, sparing, withdrawal
 from ..core.values import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
@@ -190,6 +191,7 @@ class App:
             if not self._stood_still(control) and clock.monotonic_ns() >= self._tick_ns:
                 self._second(control)
             time.sleep(self._segments.interval_s())
+        children.end_all()
         self._machine.close()
         self._guard.close()
         self._status.write(control, clock.monotonic_ns())

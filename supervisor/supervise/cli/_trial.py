@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .. import children
 from ..app.launching import CAPACITY
 from ..catalog.forms import SamplingForm
 from ..core.values import Announced, Frame
@@ -157,16 +158,14 @@ def _sets() -> list[str]:
 def _train(interpreter: str, environ: dict[str, str]) -> Trial:
     trial = Trial()
     try:
-        done = subprocess.run(
+        done = children.run(
             [interpreter, "-c", TRIAL],
+            within_s=TRIAL_S,
             env={**environ, "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            timeout=TRIAL_S,
-            check=False,
         )
-        trial.lines = done.stdout.split()
-        trial.error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        out, error = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+        trial.lines = out.split()
+        trial.error = (error.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
         trial.error = f"no answer within {TRIAL_S} s"
     except OSError as error:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from .. import children
 from ..store import files
 
 TOOL_S = 5.0  # an outside tool gets this long
@@ -35,15 +36,7 @@ def run_tool(argv: Sequence[str], timeout_s: float = TOOL_S, cwd: Path | None = 
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     environ.pop("PYTHONPATH", None)
     try:
-        done = subprocess.run(
-            list(argv),
-            cwd=cwd,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        done = children.run(argv, within_s=timeout_s, env=environ, cwd=cwd)
     except subprocess.TimeoutExpired:
         raise OSError(f"{argv[0]} took longer than {timeout_s:g} s") from None
     if done.returncode != 0:

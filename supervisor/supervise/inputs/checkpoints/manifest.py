@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ... import children
 from ...store import files
 from ...store.checkpoints import Entry
 
@@ -26,7 +27,9 @@ def code(cwd: Path, argv: Sequence[str]) -> dict[str, Any]:
     each Python file that the command names.
     """
     commit = _git(cwd, "rev-parse", "HEAD")
-    diff = _git(cwd, "diff", "HEAD", "--no-ext-diff", "--binary")
+    diff = None
+    if commit is not None:
+        diff = _git(cwd, "diff", "HEAD", "--no-ext-diff", "--binary")
     if commit is None or diff is None:
         return {"files": inputs([name for name in argv if name.endswith(".py")], cwd)}
     changed = "sha256:" + hashlib.sha256(diff).hexdigest() if diff else None
@@ -36,12 +39,10 @@ def code(cwd: Path, argv: Sequence[str]) -> dict[str, Any]:
 def _git(cwd: Path, *args: str) -> bytes | None:
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # the job may use git too
     try:
-        done = subprocess.run(
-            ["git", *args], cwd=cwd, env=environ, capture_output=True, timeout=GIT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = children.run(["git", *args], within_s=GIT_S, env=environ, cwd=cwd)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout
+    return done.stdout if done.returncode == 0 else None
 
 
 def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:

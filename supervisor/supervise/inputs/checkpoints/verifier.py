@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from ...children import Child
+
 LIMIT_S = 900.0  # for one checkpoint, and one second more for each SLOWEST bytes; project defaults
 SLOWEST = 20_000_000
 # What reading a damaged file may end in; other signals come from somebody else.
@@ -51,7 +53,7 @@ class Verifier:
         self._wanted = dict.fromkeys(wanted, True)
         self._wanted["load"] = bool(self._wanted)
         self._limit_s = limit_s
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._closed = self._cancelled = False
         spec = importlib.util.find_spec("supervise_offline")
         places = spec.submodule_search_locations if spec is not None else None
@@ -89,24 +91,24 @@ class Verifier:
     def close(self) -> None:
         """End what is running; whatever waits for it gets an answer."""
         self._closed = True
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.kill()
+        if (process := self._process) is not None:
+            process.hang_up()
 
     def cancel(self) -> None:
         """Give up the verification that is under way; for any thread."""
         process = self._process
         if process is not None and process.poll() is None:
             self._cancelled = True
-            process.kill()
+            process.hang_up()
 
     def calm(self, niceness: int) -> None:
         """Let what is running be so nice from now on; for any thread."""
         if (process := self._process) is not None:
             with suppress(psutil.Error, OSError):  # it is over
-                for thread in psutil.Process(process.pid).threads():
-                    os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
-                _be_modest(process.pid)
+                minder = psutil.Process(process.pid)
+                _yield(minder, niceness)  # first: what it starts from now on is as nice
+                for each in minder.children(recursive=True):
+                    _yield(each, niceness)
 
     def _run(
         self, command: Sequence[str], paths: Sequence[str], limit_s: float, *, urgent: bool
@@ -114,40 +116,37 @@ class Verifier:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._cancelled = False
-        process = self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=environ,  # and our process group: in another one it would be taken for the job's
-        )
+        pipe = subprocess.PIPE
+        process = Child(command, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._process = process
         try:
             if self._closed:  # while it was being started
-                process.kill()
+                process.hang_up()
             niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
             if niceness > 0 or not urgent:  # `calm` may have come meanwhile
                 self.calm(niceness)
             request = json.dumps({"paths": list(paths), **self._wanted})
-            out, error = process.communicate(request, timeout=limit_s)
+            out, error = process.talk(request.encode(), limit_s)
             if self._cancelled:
                 raise InterruptedError("the verification was given up")
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise
         finally:
             self._process = None
-        return [_object(line) for line in out.splitlines()], error, process.returncode
+            process.end()
+        lines = out.decode("utf-8", "replace").splitlines()
+        return (
+            [_object(line) for line in lines],
+            error.decode("utf-8", "replace"),
+            process.returncode,
+        )
 
 
-def _be_modest(pid: int) -> None:
-    """Let everybody else read first, where the system knows such a thing."""
-    try:
-        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_IDLE)
-    except (psutil.Error, AttributeError, OSError):
-        pass
+def _yield(process: psutil.Process, niceness: int) -> None:
+    """Let it be so nice, and everybody else read first, where the system knows such a thing."""
+    with suppress(psutil.Error, OSError):  # it is over
+        for thread in process.threads():
+            os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
+    with suppress(psutil.Error, AttributeError, OSError):
+        process.ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 def _object(line: str) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Tools of ours end with us, as a tree, whatever they do and whatever we die of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervise import children
+from supervise.inputs.checkpoints import manifest
+from supervise.outputs import facts
+
+# One that detached itself and one that holds the pipes, behind a tool that never ends.
+HANGS = """#!/bin/sh
+setsid sleep 1000 > /dev/null 2>&1 < /dev/null &
+sleep 1000 &
+echo > {started}
+{last}
+"""
+OWNER = """
+import pathlib, threading, time
+def hang_up():
+    while not pathlib.Path({started!r}).exists():
+        time.sleep(0.01)
+    children.end_all()
+from supervise import children
+from supervise.outputs import facts
+if {polite}:
+    threading.Thread(target=hang_up).start()
+print(facts.git(pathlib.Path(".")), flush=True)
+"""
+
+
+@pytest.fixture
+def fake_git(tmp_path, monkeypatch):
+    """Put a script in the place of git; returns a function that waits for its tree to be gone."""
+    started = tmp_path / "started"
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SUPERVISE_TEST_TREE", str(tmp_path))  # what they are known by
+
+    def write(last: str = "sleep 1000") -> Path:
+        (tmp_path / "git").write_text(HANGS.format(started=started, last=last))
+        (tmp_path / "git").chmod(0o755)
+        return started
+
+    yield write
+    left = [each for each in _tree(tmp_path) if each.pid != os.getpid()]
+    for each in left:
+        each.kill()
+    assert left == []
+
+
+def _tree(mark: Path) -> list[psutil.Process]:
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if each.name() == "sleep" and each.environ().get("SUPERVISE_TEST_TREE") == str(mark):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _gone(mark: Path) -> None:
+    deadline = time.monotonic() + 20.0
+    while _tree(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("tool", ["evidence", "manifest", "in the background"])
+def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool, monkeypatch):
+    """When its time is up, or when it ends and leaves others that hold its pipes."""
+    fake_git("exit 3" if tool == "in the background" else "sleep 1000")
+    monkeypatch.setattr(manifest, "GIT_S", 0.5)
+
+    if tool == "manifest":
+        assert manifest.code(tmp_path, []) == {"files": {}}
+    elif tool == "in the background":
+        assert "exit code 3" in facts.git(tmp_path)["missing"]
+    else:
+        with pytest.raises(OSError, match=r"longer than 0\.5 s"):
+            facts.run_tool(["git"], 0.5)
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "end_all"])
+def test_a_tool_that_hangs_ends_with_us(fake_git, tmp_path, end):
+    """Of whatever we die; and when we hang up, who waits for it is told at once."""
+    started = fake_git()
+    code = OWNER.format(polite=end == "end_all", started=str(started))
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20.0
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    if end != "end_all":
+        owner.send_signal(getattr(signal, end))
+    out, _ = owner.communicate(timeout=60)
+
+    assert ("exit code -9" in out) == (end == "end_all")
+    _gone(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["exit 7", "kill -SEGV $$", "kill -KILL $$"])
+def test_the_end_of_a_tool_is_told_as_it_was(how):
+    """Its exit code or its signal; stdin, stdout and stderr are its own."""
+    pipe = subprocess.PIPE
+    child = children.Child(
+        ["sh", "-c", f"cat; echo oops >&2; ulimit -c 0; {how}"],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+    )
+
+    assert child.talk(b"hello", 60.0) == (b"hello", b"oops\n")
+    expected = {"exit 7": 7, "kill -SEGV $$": -signal.SIGSEGV, "kill -KILL $$": -signal.SIGKILL}
+    assert child.returncode == expected[how]
+
+
+def test_a_tool_that_is_not_there_is_an_os_error():
+    """Not an exit code of the minder."""
+    with pytest.raises(FileNotFoundError):
+        children.run(["no-such-tool"], within_s=1.0)
