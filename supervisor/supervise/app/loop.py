@@ -43,6 +43,7 @@ from .adoption import Adoption
 from .desk import Desk
 from .late import Courier, keep
 from .launching import Launch, Launcher
+from .orphans import Orphans
 from .past import Past
 from .relaunching import Relauncher, ends_with
 from .settings import Settings
@@ -76,6 +77,7 @@ class App:
         self._guard = guarding.guard(settings, self.desk)
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
+        self._orphans = Orphans(self._segments, settings.run.marks_path, self.desk)
         self._gone: Process | None = None  # the newest one whose end the engine knows of
         self._looked_after: Process | None = None  # the newest one for which the guard hurried
         self._called_off = False  # a relaunch, by who asked for the end: no policy ends the run
@@ -201,9 +203,11 @@ class App:
         process = control.process
         if process.wait(0.0) is None:
             return False
+        if process is not self._gone and self._outlived(process):
+            return False
         if process is not self._gone:
             hurrying = self._guard.hurrying
-            while self._round(control):
+            while self._round(control) and not self._orphans.left:
                 pass  # a last burst may be longer than one poll takes
             performing = self.desk.performing
             if control.process is not process or performing == "stop":
@@ -218,6 +222,14 @@ class App:
             self._round(control)  # the engine may not have heard of it yet
             self._called_off = True
         return final or self.desk.state.over
+
+    def _outlived(self, process: Process) -> bool:
+        """Whether others of the job train on without its first process, and nobody ends them."""
+        desk = self.desk
+        if desk.performing in ("relaunch", "stop"):
+            return False
+        back = guarding.may_come_back(desk.policy, desk.state, process.returncode or 0)
+        return self._orphans.go_on(process, self._forwarder.final, comes_back=back)
 
     def _hurries(self, process: Process) -> bool:
         """Let the guard look at once at what a job left that may come back; False: it did."""

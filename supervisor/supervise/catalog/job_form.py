@@ -59,6 +59,15 @@ class CheckpointsForm:
     ] = 3600.0
 
 
+@dataclass(frozen=True)
+class OrphansForm:
+    """Processes that train on when the job's first process has ended."""
+
+    watch: Annotated[
+        Seconds, About("how long they are watched at most; 0: the run ends at once")
+    ] = 600.0
+
+
 PLACEHOLDERS = ("checkpoint", "directory", "step")
 
 
@@ -104,6 +113,9 @@ class JobForm:
     relaunch: Annotated[
         RelaunchForm | None, About("how it is started again; without it, it never is")
     ] = None
+    orphans: Annotated[
+        OrphansForm, About("processes that train on when the first one has ended")
+    ] = field(default_factory=OrphansForm)
     probe_batch: Annotated[
         bool,
         About("run two rows of the first batch again at each savepoint and save, to compare by"),

@@ -93,6 +93,16 @@ def noticed(turn: Turn, event: Noticed) -> None:
     if event.kind == "slow-start":
         turn.tell("SEV2", event.message, verdict="it is not stopped while it does",
                   then="`supervise stop RUN` if it should have begun by now")  # fmt: skip
+    if event.kind in ("orphans", "orphans-left"):
+        gone = event.kind == "orphans-left"
+        if gone:  # a start would end them first
+            state.unable["relaunch"] = event.message
+        turn.tell(
+            "SEV1" if gone else "SEV2",
+            event.message,
+            verdict=str(event.data.get("verdict", "")),
+            then=f"to end them: {event.data.get('end', '')}",
+        )
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
         turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
     # Each rank reports the same, so people are told by one.

@@ -112,7 +112,7 @@ class Noticed:
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
     `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
     `resumed`, `resume-refused`, `portable-unavailable`, `pause-ended`, `report`, `suspended`,
-    `stopped`, `slow-start`, `note`);
+    `stopped`, `slow-start`, `orphans`, `orphans-left`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """

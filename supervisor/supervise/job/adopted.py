@@ -60,7 +60,8 @@ class AdoptedProcess(Process):
 
     def signal(self, signum: int, *, group: bool = False) -> bool:
         """Send `signum` as `Process` does, after a look whether the pid is still the job's."""
-        return self._look() is None and super().signal(signum, group=group)
+        self._look()
+        return super().signal(signum, group=group)
 
     def _job_control(self) -> None:
         """It has another terminal, or none."""

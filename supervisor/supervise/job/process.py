@@ -42,6 +42,7 @@ class Process:
         unknown: it has ended, and nobody can tell how: its returncode is `UNKNOWN`.
         tree: every process of the job.
         interrupted: it had the terminal's foreground and died of SIGINT: somebody typed Ctrl-C.
+        outlived: it has ended, and others of the tree go on: signals are meant for them.
         stopped: True while the first process is stopped by a signal.
         suspended_ns: how long we ourselves were stopped together with the job (Ctrl-Z), in sum.
             Silence of the probe during that time means nothing.
@@ -57,6 +58,7 @@ class Process:
         self.returncode: int | None = None
         self.unknown = False
         self.interrupted = False
+        self.outlived = False
         self.stopped = False
         self.suspended_ns = 0
         self._terminal = terminal
@@ -94,10 +96,13 @@ class Process:
         return self.returncode
 
     def signal(self, signum: int, *, group: bool = False) -> bool:
-        """Send `signum` to the first process, or to its whole `group`; False when it has ended."""
+        """Send `signum` to the first process, or to its whole `group`; False when it has ended.
+
+        Those that go on without it get what is not of job control: we would not stop with them.
+        """
         with self._lock:  # nobody collects it in between
             if self.returncode is not None:
-                return False
+                return self.outlived and not group and self.tree.signal(signum) > 0
             try:
                 if group:
                     self._signal_group(signum)

@@ -84,8 +84,13 @@ def slots(path: Path, wanted: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a run's directory; what cannot be removed is left."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a run's directory; what cannot be removed is left.
+
+    While a process that writes there lives, all of it is: `sweep` removes it later.
+    """
+    with suppress(OSError):
+        if not any(map(_lives, _users(path))):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(root: Path) -> list[Path]:
@@ -95,9 +100,7 @@ def sweep(root: Path) -> list[Path]:
         try:
             if not files.is_own_directory(path):
                 continue  # anybody may put anything into shared memory, a FIFO for instance
-            pids = [
-                int(found[1]) for file in path.iterdir() if (found := _USER.fullmatch(file.name))
-            ]
+            pids = _users(path)
             old = time.time() - path.stat().st_mtime > LEAST_AGE_S
             if not old or _owned(path) or any(psutil.pid_exists(pid) for pid in pids):
                 continue
@@ -106,6 +109,18 @@ def sweep(root: Path) -> list[Path]:
         remove(path)
         gone.append(path)
     return gone
+
+
+def _users(path: Path) -> list[int]:
+    """Return the processes that made the files of a directory."""
+    return [int(found[1]) for file in path.iterdir() if (found := _USER.fullmatch(file.name))]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _owned(path: Path) -> bool:

@@ -139,6 +139,19 @@ class Segments:
             with suppress(OSError):
                 segment.path.unlink()
 
+    def living(self) -> dict[int, int]:
+        """Return the processes that train, pid to rank."""
+        segments = (*self.ranks.values(), *self._waiting)
+        return {segment.pid: segment.rank for segment in segments if _trains(segment)}
+
+    def wrote(self, pid: int) -> bool:
+        """Whether process `pid` is the newest of a rank."""
+        return any(segment.pid == pid for segment in self.ranks.values())
+
+    def ended_well(self) -> bool:
+        """Whether each rank said that it ends with code 0."""
+        return bool(self.ranks) and all(map(_ended_well, self.ranks.values()))
+
     def close(self) -> None:
         """Close all segments."""
         for segment in (*self.ranks.values(), *self._waiting):
