@@ -130,7 +130,7 @@ def test_a_launcher_that_is_killed_is_started_again_only_when_its_rank_fails(
 ):
     """A rank that lives is not killed for it, and a training that came to its end is over."""
     drill = [] if well else ["--drill", "crash@120"]
-    job = resuming_job()
+    job = resuming_job("--pause_s=0.05")  # slower than a look at the state
     launcher = ["sh", "-c", 'echo $$ > first; "$@"; exit $?', "sh"]
     popen = supervise.start(
         "--policy", comes_back, "--run-dir", "run", *drill, "--", *launcher, *job

@@ -109,7 +109,8 @@ class App:
     def exit_code(self, process: Process) -> int:
         """Return the exit code to pass on for a process that has ended. Any thread."""
         state, policy = self.desk.state, self.desk.policy
-        by_policy = None if self._called_off else ends_with(self.control, state, policy)
+        own = self._called_off or self._orphans.left or self._orphans.ended_well
+        by_policy = None if own else ends_with(self.control, state, policy)
         returncode = process.returncode or 0
         if process.unknown and state.returncode is not None:
             returncode = state.returncode  # a supervisor before us saw it

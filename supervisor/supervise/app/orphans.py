@@ -42,11 +42,11 @@ class Orphans:
         marks: directory of the probe's marks, which tell how far a Python got.
 
     Attributes:
-        left: processes were left running.
+        left: processes were left running. ended_well: those that went on ended with code 0.
     """
 
     def __init__(self, segments: Segments, marks: Path, desk: Desk) -> None:
-        self.left = False
+        self.left = self.ended_well = False
         self._segments = segments
         self._marks = marks
         self._desk = desk
@@ -65,7 +65,7 @@ class Orphans:
         now_s = time.monotonic()
         if process is not self._process:
             self._process, self._since_s, self._look_s = process, now_s, 0.0
-            self._told = self._over = self.left = False
+            self._told = self._over = self.left = self.ended_well = False
             self._over = comes_back and self._segments.wrote(process.pid)
         if self._over or now_s < self._look_s:
             return not self._over
@@ -80,6 +80,7 @@ class Orphans:
         elif not trains and not (may and watch_s):
             self._over = True
             if self._told and self._segments.ended_well():
+                self.ended_well = True
                 self._say("relaunch-unavailable", "the processes that went on ended with code 0")
         if not self._over and not process.outlived:
             process.outlived = True
