@@ -16,6 +16,12 @@ it runs, the supervisor fails open: the bug is reported and the job goes on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# What code raises that meets a record of a shape that no writer gives it.
+MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 
 class SuperviseError(Exception):
     """Base class. `str(error)` is one line with the cause; `hint` is the next thing to try."""
@@ -106,3 +112,17 @@ class ActionError(SuperviseError):
         super().__init__(message, hint=hint)
         self.retryable = retryable
         self.refused = refused
+
+
+@contextmanager
+def understood(what: str, hint: str) -> Iterator[None]:
+    """Read recorded data whose shape nobody promises: what does not fit is a StoreError.
+
+    Args:
+        what: names the file, for the message.
+    """
+    try:
+        yield
+    except MISSHAPEN as error:
+        text = f"{what} cannot be understood: {type(error).__name__}: {error}"
+        raise StoreError(text, hint=hint) from error

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -28,7 +29,11 @@ def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
     code, out, _ = supervise("replay", run.path)
 
     assert code == 1
-    first, recorded_, replayed = out.splitlines()
+    edited, first, recorded_, replayed = out.splitlines()
+    assert re.fullmatch(
+        "another policy: policy.yaml was changed: expected sha256:.{64}, actual sha256:.{64}",
+        edited,
+    )
     assert first.startswith("NONDETERMINISM at record ")
     assert '"severity": "SEV0"' in recorded_
     assert '"severity": "SEV1"' in replayed

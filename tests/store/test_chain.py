@@ -12,13 +12,16 @@ from supervise.store.chain import Chain, decode, encode, genesis, read, verify
 pytestmark = pytest.mark.slow  # each byte of a log, damaged in each way
 
 RUN = "run-1"
+FIELDS = {
+    "run": RUN, "epoch": 1, "mono_ns": 5, "wall": "now", "step": 3, "kind": "note", "actor": "app",
+}  # fmt: skip
 
 
 def log(count: int = 4) -> list[bytes]:
     """The lines of a small log."""
     chain, lines = Chain(RUN), []
     for seq in range(count):
-        fields = {"seq": seq, "prev": chain.prev, "run": RUN, "epoch": 1, "reason": f"loss {seq}"}
+        fields = {**FIELDS, "seq": seq, "prev": chain.prev, "reason": f"loss {seq}"}
         lines.append(chain.line(fields))
         chain.take(lines[-1])
     return lines

@@ -79,6 +79,7 @@ class Adoption:
             "late": len(past.unwritten),
             "messages": repeated,
             "channels": outbox.channels,
+            "journal": self._recorder.journal,
         }
         self._recorder.note("recovered", desk.state.step, "another supervisor took over", told)
         now_ns = clock.monotonic_ns()

@@ -123,7 +123,8 @@ class App:
         for late in self._forwarder.notices():
             about = {"what": "signal", "about": dict(late.data)}
             self.recorder.note("note", self.desk.state.step, late.message, about)
-        data = {"exit_code": code, "head": self.recorder.head, **kept}
+        told = {"head": self.recorder.head, "journal": self.recorder.journal}
+        data = {"exit_code": code, **told, **kept}
         self.recorder.note("run_end", self.desk.state.step, f"exit code {code}", data)
         self.recorder.close()
         self.closed = True

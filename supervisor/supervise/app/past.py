@@ -26,7 +26,7 @@ from ..core.values import (
     Reloaded,
     Told,
 )
-from ..errors import StoreError
+from ..errors import StoreError, understood
 from ..inputs.segment import Taken
 from ..store import audit, journal, policies
 from ..store.policies import Load
@@ -95,7 +95,9 @@ class Past:
         written = end = 0
         for number, event, policy, state, made in replay.fold(past.policy, events, None, find):
             past.policy, past.state = policy, state
-            past._see(event)
+            what = f"event {number} ({type(event).__name__}) of the journal of {run.path}"
+            with understood(what, "the journal was changed, or another version wrote it"):
+                past._see(event)
             for decision in made:
                 past._decided(decision)
                 if written == len(log):

@@ -16,6 +16,7 @@ from typing import Protocol
 from ..errors import PolicyError
 
 SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
+MOST = 200  # mistakes that are told; a file with more is none of ours, and reading it ends there
 MOST_KNOWN = 60  # names of a list of all there are: more than there are runbooks
 
 
@@ -75,10 +76,10 @@ class Problem:
 
     def render(self) -> str:
         """Return the sentence, the source line and a caret under the place."""
-        text = self.source.line(self.line).replace("\t", " ")
-        text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # what moves a terminal
+        text = self.source.line(self.line)
         start = max(0, self.col - SHOWN_WIDTH // 2) if len(text) > SHOWN_WIDTH else 0
-        shown = text[start : start + SHOWN_WIDTH]
+        shown = text[start : start + SHOWN_WIDTH].replace("\t", " ")
+        shown = "".join(c if c.isprintable() else "\ufffd" for c in shown)  # what moves a terminal
         caret = " " * max(0, self.col - 1 - start) + "^"
         return f"{self}\n    {shown}\n    {caret}" if shown.strip() else str(self)
 
@@ -110,8 +111,16 @@ class Problems:
         self._order: dict[str, int] = {}
 
     def add(self, place: Place, message: str, hint: str | None = None) -> None:
-        """Note a mistake. Reading goes on."""
+        """Note a mistake. Reading goes on.
+
+        Raises:
+            PolicyErrors: so many were found that the rest is not read.
+        """
         self._found.append(self._problem(place, message, hint))
+        if len(self._found) >= MOST:
+            text = f"{MOST} mistakes were found, and the rest of it is not read"
+            self._found.append(self._problem(place, text, "is this a policy?"))
+            self.stop()
 
     def warn(self, place: Place, message: str, hint: str | None = None) -> None:
         """Note something odd that is allowed."""

@@ -152,10 +152,13 @@ def invoke(argv: list[str] | None = None) -> int:
 def _explain(error: SuperviseError) -> None:
     render = getattr(error, "render", None)
     if render is not None:
-        click.echo(f"supervise: {render()}", err=True)
+        _say(f"supervise: {render()}")
         return
-    click.echo(f"supervise: {error}", err=True)
+    _say(f"supervise: {error}")
     if error.hint:
-        click.echo(
-            f"    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}", err=True
-        )
+        _say(f"    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}")
+
+
+def _say(text: str) -> None:
+    """Print a line to stderr, also one that quotes what is no Unicode."""
+    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)

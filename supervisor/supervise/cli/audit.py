@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import StoreError
-from ..store import audit
+from ..errors import StoreError, TamperError
+from ..store import audit, kept
 from ..store.rundir import RunDir
 
 
@@ -47,10 +48,12 @@ def _log(path: Path) -> tuple[Path, str | None]:
 )
 @click.pass_context
 def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str] | None) -> None:
-    """Tell whether the audit log is as it was written.
+    """Tell whether the audit log is as it was written, and what it tells of.
 
-    RUN is a run directory, or a copy of an audit.log. Exit status: 0 good, 1 tampered, 2 torn tail
-    only (a killed supervisor or a power cut; the next supervisor repairs it).
+    RUN is a run directory, or a copy of an audit.log. Of a directory the policies, the evidence
+    and the journal are compared with their digests in the log too. Exit status: 0 good, 1 tampered
+    (the log, or what it tells of), 2 torn tail only (a killed supervisor or a power cut; the next
+    supervisor repairs it).
 
     \b
     Examples:
@@ -59,23 +62,31 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     """
     path, run_id = _log(run)
     found = audit.verify(path, run_id, witness)
+    parts = [] if run_id is None else _parts(RunDir.open(run), found.status)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "status": found.status,
-                    "records": found.records,
-                    "root": found.root,
-                    "bad_seq": found.bad_seq,
-                    "offset": found.offset,
-                    "message": found.message,
-                }
-            )
-        )
+        told = {name: getattr(found, name) for name in found.__slots__}
+        told["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+        click.echo(json.dumps({**told, "not_seen": kept.BLIND}))
     else:
         click.echo(f"{found.status}: {found.message}")
         click.echo(f"head: {found.records} {found.root}")
-    ctx.exit(found.exit_code)
+        for part in parts:
+            click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
+        if run_id is None:
+            click.echo("checked: the log alone; a run directory holds what it tells of")
+        click.echo(f"not seen: {'; '.join(kept.BLIND)}")
+    changed = any(part.status in (kept.CHANGED, kept.MISSING) for part in parts)
+    ctx.exit(1 if changed else found.exit_code)
+
+
+def _parts(run: RunDir, status: str) -> list[kept.Part]:
+    """Return what the good records of a run's log say of the files beside it."""
+    digests = kept.Digests()
+    with suppress(TamperError):  # told already; the records before it are good
+        for record in audit.read(run.audit_path):
+            digests.take(record)
+    digests.over = digests.over and status == "good"
+    return list(kept.check(run, digests))
 
 
 @command.command()
@@ -92,7 +103,8 @@ def show(run: Path, as_json: bool) -> None:
     path, _ = _log(run)
     for record in audit.read(path):
         if as_json:
-            click.echo(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
+            text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+            click.echo(text.encode("utf-8", "backslashreplace"))
         else:
             click.echo(_line(record))
 
@@ -100,6 +112,12 @@ def show(run: Path, as_json: bool) -> None:
 def printable(text: str) -> str:
     """Return `text` without control characters: what a job said must not steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def document(value: Any) -> str:
+    """Return data as JSON that any terminal and any file can hold."""
+    text = json.dumps(audit.encode(value), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair: escaped
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import click
 
 from ..store import checkpoints
 from ..store.rundir import RunDir
-from .audit import printable
+from .audit import document, printable
 
 HEADS = ("id", "step", "attempt", "state", "pinned", "size", "saved", "path")
 
@@ -33,7 +32,7 @@ def command(run: Path, as_json: bool) -> None:
     """
     found = checkpoints.read(RunDir.open(run).path)["checkpoints"]
     if as_json:
-        click.echo(json.dumps(found, ensure_ascii=False))
+        click.echo(document(found))
         return
     if not found:
         click.echo("no checkpoint was seen")

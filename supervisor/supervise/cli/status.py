@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from typing import Any
 import click
 
 from ..core.values import Exited, Launched
-from ..errors import StoreError
+from ..errors import StoreError, understood
 from ..inputs import clock
 from ..store import audit, journal
 from ..store.lock import locked
 from ..store.recorder import incomplete
 from ..store.rundir import RunDir
-from .audit import printable
+from .audit import document, printable
+
+DERIVED = "it is derived from the records, which `supervise why RUN` tells"
 
 
 @click.command(name="status")
@@ -39,15 +41,21 @@ def command(run: Path, as_json: bool) -> None:
     """
     found = RunDir.open(run)
     state = found.read_json("state.json") if (found.path / "state.json").exists() else {}
-    records = _records(found)
-    state = {"run": found.id, **state, **_life(found, records)}
-    if lacking := incomplete(records):
-        state["record"] = str(lacking["reason"])
+    what, log = f"the status in {found.path / 'state.json'}", found.audit_path
+    if not isinstance(state, dict):
+        raise StoreError(f"{what} is no object", hint=DERIVED)
+    with understood(f"the records in {log}", "supervise audit show RUN prints what they hold"):
+        seen = _glance(found)
+        state = {"run": found.id, **state, **_life(found, seen)}
+    if seen.lacking:
+        state["record"] = str(seen.lacking.get("reason"))
     if as_json:
-        click.echo(json.dumps(state, ensure_ascii=False))
+        click.echo(document(state))
         return
     width = max(shutil.get_terminal_size().columns, 40)
-    for head, text in _lines(state):
+    with understood(what, DERIVED):
+        lines = _lines(state)
+    for head, text in lines:
         click.echo(
             textwrap.fill(
                 printable(text),
@@ -60,7 +68,44 @@ def command(run: Path, as_json: bool) -> None:
         )
 
 
-def _life(run: RunDir, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+@dataclass(slots=True)
+class _Glance:
+    """What the audit log says of the run's life: of a long one, only that is kept.
+
+    Attributes:
+        end: the last record, if the run ended with it.
+        relaunching: the newest action on the job is a relaunch that nothing was heard of.
+        lacking: see `recorder.incomplete`.
+    """
+
+    end: Mapping[str, Any] | None = None
+    relaunching: bool = False
+    lacking: Mapping[str, Any] | None = None
+
+
+def _glance(run: RunDir) -> _Glance:
+    """Read the audit log; damage is for `audit verify` to tell, what is known stays known."""
+    seen = _Glance()
+
+    def records() -> Iterator[Mapping[str, Any]]:
+        with suppress(StoreError):
+            for r in audit.read(run.audit_path):
+                seen.end = r if r["kind"] == "run_end" else None
+                if r["kind"] in ("commit", "abort", "in_doubt") and "action" in _data(r):
+                    seen.relaunching = False
+                elif r["kind"] == "intent":
+                    seen.relaunching = bool(r["data"]["action"]["verb"] == "relaunch")
+                yield r
+
+    seen.lacking = incomplete(records())
+    return seen
+
+
+def _data(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return record.get("data") or {}
+
+
+def _life(run: RunDir, seen: _Glance) -> dict[str, Any]:
     """Tell who is still there: `supervisor` running or gone, `job` running, ended, lost, unknown.
 
     A living supervisor holds the lock of the audit log. When there is none, the journal tells how
@@ -69,13 +114,13 @@ def _life(run: RunDir, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if locked(run.audit_path):
         return {"supervisor": "running", "job": "running", "exit_code": None}
-    end = records[-1] if records and records[-1]["kind"] == "run_end" else None
+    end = seen.end
     launched, returncode = _last_seen(run)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
-    if end is not None and (code is None or incomplete(records) is not None):
+    if end is not None and (code is None or seen.lacking is not None):
         code, returncode = int(end["data"]["exit_code"]), None
-    again = end is None and _relaunching(records)
+    again = end is None and seen.relaunching
     if code is not None and not (end is None and runs):
         job = "ended"
     elif pid is not None:
@@ -89,14 +134,6 @@ def _life(run: RunDir, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "supervisor": "gone", "job": job, "job_pid": pid, "exit_code": code, "signal": name,
         "over": end is not None, "relaunching": again,
     }  # fmt: skip
-
-
-def _records(run: RunDir) -> list[dict[str, Any]]:
-    """Return the audit records; damage is for `audit verify` to tell, what is known stays known."""
-    found: list[dict[str, Any]] = []
-    with suppress(StoreError):
-        found.extend(audit.read(run.audit_path))
-    return found
 
 
 def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
@@ -117,22 +154,12 @@ def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     from ..app.launching import LAUNCHED
     from ..job.adopted import start_ticks
 
-    with suppress(StoreError):
+    with suppress(StoreError), understood(LAUNCHED, ""):
         made = run.read_json(LAUNCHED)
         if launched is None or made["attempt"] >= launched.attempt:
             return int(made["pid"]), start_ticks(made["pid"]) == made["start_ticks"]
     pid = None if launched is None else launched.pid
     return pid, pid is not None and Path(f"/proc/{pid}").exists()
-
-
-def _relaunching(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the newest action on the job is a relaunch that nothing was heard of."""
-    for r in reversed(records):
-        if r["kind"] in ("commit", "abort", "in_doubt") and "action" in (r.get("data") or {}):
-            return False
-        if r["kind"] == "intent":
-            return bool(r["data"]["action"]["verb"] == "relaunch")
-    return False
 
 
 def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:

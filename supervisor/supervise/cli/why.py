@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import StoreError, SuperviseError, UsageError
+from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..report import story, telling
 from ..store import audit
 from ..store.lock import locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
 from ..store.rundir import RunDir
-from .audit import printable
+from .audit import document, printable
 
 if TYPE_CHECKING:
     from ..core.rule import Policy
 
 
 CUT = "the record is cut"
+LOOK = "supervise audit show RUN prints what they hold; another version may have written them"
 
 
 @click.command(name="why")
@@ -46,6 +46,13 @@ def command(run: Path, incident: str | None, as_json: bool) -> None:
     """
     found = RunDir.open(run)
     records = list(audit.read(found.audit_path))
+    with understood(f"the records in {found.audit_path}", LOOK):
+        _tell(found, records, incident, as_json=as_json)
+
+
+def _tell(
+    found: RunDir, records: Sequence[Mapping[str, Any]], incident: str | None, *, as_json: bool
+) -> None:
     known = story.ids(records)
     if incident is not None and incident not in known:
         raise _unknown(incident, known)
@@ -58,9 +65,9 @@ def command(run: Path, incident: str | None, as_json: bool) -> None:
     if as_json:
         rows = story.table(records)
         watched = watching(found, records, policies)
-        document = {"run": found.id, "is": ending, "watched": watched, "incidents": rows,
-                    "story": told}  # fmt: skip
-        click.echo(json.dumps(audit.encode(document), ensure_ascii=False, allow_nan=False))
+        whole = {"run": found.id, "is": ending, "watched": watched, "incidents": rows,
+                 "story": told}  # fmt: skip
+        click.echo(document(whole))
         return
     lines: list[str] = []
     if told is None:

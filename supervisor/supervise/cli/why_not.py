@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..errors import understood
 from ..store import audit, journal, policies
 from ..store.rundir import RunDir
-from .audit import printable
+from .audit import document, printable
+from .why import LOOK
 
 
 @click.command(name="why-not")
@@ -40,15 +41,17 @@ def command(run: Path, rule: str, step: int, rank: int, attempt: int | None, as_
     from ..proof import why_not
 
     found = RunDir.open(run)
-    told = why_not.answer(
-        why_not.Question(rule, step, rank, attempt),
-        load_policy(found.policy_path),
-        lambda: journal.read(found.journal_path),
-        list(audit.read(found.audit_path)),
-        policies.finder(found, load_policy),
-    )
+    records = list(audit.read(found.audit_path))
+    with understood(f"the journal and the audit log of {found.path}", LOOK):
+        told = why_not.answer(
+            why_not.Question(rule, step, rank, attempt),
+            load_policy(found.policy_path),
+            lambda: journal.read(found.journal_path),
+            records,
+            policies.finder(found, load_policy),
+        )
     if as_json:
-        click.echo(json.dumps(audit.encode(told), ensure_ascii=False, allow_nan=False))
+        click.echo(document(told))
         return
     for line in _lines(told):
         click.echo(printable(line).rstrip())

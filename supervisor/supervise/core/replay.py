@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..errors import MISSHAPEN, StoreError
 from . import engine
 from .rule import Policy
 from .state import State
@@ -65,12 +66,22 @@ def fold(
 
     Args:
         policies: finds the policy that a `Reloaded` names; None: there is none.
+
+    Raises:
+        StoreError: an event of the journal makes no sense.
     """
     state = engine.start(policy) if state is None else state
     for number, event in events:
         if isinstance(event, Reloaded) and event.refused is None and policies is not None:
             policy = policies(event.digest)
-        state, made = engine.step(policy, state, event)
+        try:
+            state, made = engine.step(policy, state, event)
+        except (*MISSHAPEN, AssertionError) as error:
+            what = f"event {number} ({type(event).__name__})"
+            raise StoreError(
+                f"{what} of the journal cannot be judged: {type(error).__name__}: {error}",
+                hint="the journal was changed, or another version wrote it",
+            ) from error
         yield number, event, policy, state, made
 
 

@@ -17,6 +17,7 @@ from ..core.values import Told
 from ..store import files
 
 DIRECTORY = "control"
+MAX_BYTES = 64 << 10  # of one word; a list of thousands of shards fits
 
 
 def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns: int) -> Path:
@@ -59,7 +60,8 @@ class Words:
                     self._taken.remove(path)
                     continue
                 self._taken.add(path)
-                said = json.loads(files.read(path), parse_constant=_refuse)
+                raw = files.read(path, limit=MAX_BYTES)
+                said = json.loads(raw, parse_constant=_refuse)
                 args = {key: _flat(value) for key, value in said["args"].items()}
                 if args.get("key") not in self._heard:
                     found.append(

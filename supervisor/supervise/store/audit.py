@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import StoreError
 from . import files, lock
-from .chain import VERSION, Chain, Report, decode, encode, read, verify
+from .chain import MAX_LINE, VERSION, Chain, Report, decode, encode, lines, read, verify
 from .lock import locked
 
 __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
@@ -35,6 +35,7 @@ __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
 GROUP_COMMIT_S = 0.2
 LOOK_S = 1.0
 RESERVE_BYTES = 1 << 20  # room for about a thousand records on a disk that filled up
+MAX_TAIL = 1 << 20  # bytes of a torn tail that are kept
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -92,7 +93,7 @@ class Audit:
                 files.sync_directory(path.parent)
             torn = path.with_name(f"{path.name}.torn-{chain.offset}")
             if tail:
-                _keep(torn, tail)
+                _keep(torn, path, chain.offset)
                 os.ftruncate(fd, chain.offset)
             audit = cls(path, fd, chain)
             audit._fill_reserve()
@@ -164,6 +165,8 @@ class Audit:
             if clash := record.keys() & body.keys():
                 raise ValueError(f"{sorted(clash)} are set by the log itself")
             line = self._chain.line({**record, **body})
+            if len(line) > MAX_LINE:
+                raise StoreError(f"record {seq} ({kind}) is too large: {len(line)} bytes")
             full = self._write(line)
             self._chain.take(line)
             if full:
@@ -290,7 +293,8 @@ class Audit:
                 self._reserve.unlink(missing_ok=True)
 
     def _tell_recovered(self, torn: Path, at_ns: int, wall: str) -> None:
-        tail = files.read(torn)
+        with os.fdopen(files.open_file(torn), "rb") as file:
+            tail = file.read(2 * MAX_TAIL)
         data = {
             "file": torn.name,
             "offset": self._chain.offset,
@@ -303,20 +307,29 @@ class Audit:
         )
 
 
-def _scan(path: Path, run_id: str) -> tuple[Chain, bytes]:
-    """Return the state after the good records, and the bytes of a torn tail."""
+def _scan(path: Path, run_id: str) -> tuple[Chain, int]:
+    """Return the state after the good records, and the length of a torn tail."""
     chain = Chain(run_id)
+    for line, length in lines(path):
+        if not line.endswith(b"\n"):
+            return chain, length
+        chain.check(chain.take(line))
+    return chain, 0
+
+
+def _keep(torn: Path, path: Path, offset: int) -> None:
+    """Keep a torn tail; one that is already there (a crash during a repair) is not lost either.
+
+    A tail is part of one record: of a longer one, the zeros of a disk that lost power, the
+    beginning says all.
+    """
     with os.fdopen(files.open_file(path), "rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return chain, line
-            chain.take(line)
-    return chain, b""
-
-
-def _keep(torn: Path, tail: bytes) -> None:
-    """Keep a torn tail; one that is already there (a crash during a repair) is not lost either."""
-    before = files.read(torn) if torn.exists() else b""
+        file.seek(offset)
+        tail = file.read(MAX_TAIL)
+    before = b""
+    if torn.exists():
+        with os.fdopen(files.open_file(torn), "rb") as file:
+            before = file.read(MAX_TAIL)
     if not before.endswith(tail):
         before += tail
     files.replace(torn, before, durable=True)

@@ -14,22 +14,36 @@ record: recoverable. A complete line that is wrong is tampering. Knows nothing o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..core.replay import plain as encode  # one encoder, so that replay compares like with like
 from ..errors import StoreError, TamperError
 from . import files, merkle
 
 VERSION = 1
+MAX_LINE = 16 << 20  # bytes; the largest record is that of a reload, a few hundred kB
 GENESIS = b"supervise-audit-v1"
 EXIT_CODES = {"good": 0, "tampered": 1, "torn": 2}
 
+_BLOCK = 1 << 20
+# What every record holds, and what the fields are that only some have.
+_ALWAYS: dict[str, Any] = {
+    "seq": int, "prev": str, "run": str, "epoch": int, "step": int, "kind": str, "actor": str,
+    "mono_ns": int, "wall": str,
+}  # fmt: skip
+_SOMETIMES: dict[str, Any] = {
+    "event": int, "attempt": int, "incident": str | None, "rule": str | None,
+    "severity": str | None, "data": dict | None,
+}  # fmt: skip
+_MOST = 1 << 63
+_GOOD = "the records before it are good; every message to people carries a root to compare"
 _NON_FINITE = {"NaN": float("nan"), "+Inf": float("inf"), "-Inf": float("-inf")}
 
 __all__ = ["Chain", "Report", "decode", "encode", "read", "verify"]
@@ -49,6 +63,12 @@ def decode(value: Any) -> Any:
 def genesis(run_id: str) -> str:
     """Return the `prev` of record 0 of the run `run_id`."""
     return hashlib.sha256(GENESIS + run_id.encode()).hexdigest()
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is int:
+        return type(value) is int and -_MOST <= value < _MOST
+    return isinstance(value, kind)
 
 
 class Chain:
@@ -99,8 +119,10 @@ class Chain:
         try:
             record = json.loads(body)
             seq, prev, run, epoch = (record[key] for key in ("seq", "prev", "run", "epoch"))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise self._tampered("it is not a record of this log") from None
+        if type(epoch) is not int or type(seq) is not int:
+            raise self._tampered(f"{seq!r} and {epoch!r} are not its number and epoch")
         if self.run is None:
             self.run = str(run)
         if run != self.run:
@@ -116,10 +138,27 @@ class Chain:
         self.offset += len(line)
         return dict(record)
 
+    def check(self, record: Mapping[str, Any]) -> None:
+        """Check the newest record's fields: a log may be forged as a whole, digests and all.
+
+        Raises:
+            TamperError: a field is missing, or is not what it must be.
+        """
+        wrong = [name for name, kind in _ALWAYS.items() if not _is(record.get(name), kind)]
+        wrong += [
+            name
+            for name, kind in _SOMETIMES.items()
+            if name in record and not _is(record[name], kind)
+        ]
+        if not wrong and not files.shallow(record.get("data")):
+            wrong = ["data"]
+        if wrong:
+            number, at = self.size - 1, f"it is not a record of this log: see its {wrong[0]!r}"
+            raise TamperError(f"audit record {number} was changed: {at}", seq=number, hint=_GOOD)
+
     def _tampered(self, why: str) -> TamperError:
         message = f"audit record {self.size} (byte {self.offset}) was changed: {why}"
-        hint = "the records before it are good; every message to people carries a root to compare"
-        return TamperError(message, seq=self.size, hint=hint)
+        return TamperError(message, seq=self.size, hint=_GOOD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +186,42 @@ class Report:
         return EXIT_CODES[self.status]
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield each line of a log and its length; what is longer than a record comes cut short.
+
+    Only the last one may lack its line feed.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
     try:
         with os.fdopen(files.open_file(path), "rb") as file:
-            yield from file
+            while line := file.readline(MAX_LINE):
+                length = len(line)
+                if length == MAX_LINE and not line.endswith(b"\n"):
+                    more, ended = _rest(file)
+                    length += more
+                    line = line[:_BLOCK] + b"\n" * ended
+                yield line, length
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _rest(file: BinaryIO) -> tuple[int, bool]:
+    """Read on to the end of a line; return its bytes, and whether it has one."""
+    length = 0
+    while True:
+        at = file.tell()
+        try:  # holes are zeros, and no line ends in them
+            data = os.lseek(file.fileno(), at, os.SEEK_DATA)
+        except OSError as error:
+            data = os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else at
+        file.seek(data)
+        length += data - at
+        block = file.readline(_BLOCK)
+        length += len(block)
+        if not block or block.endswith(b"\n"):
+            return length, bool(block)
 
 
 def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None = None) -> Report:
@@ -173,11 +242,11 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
 
     tail = 0
     try:
-        for line in _lines(path):
+        for line, length in lines(path):
             if not line.endswith(b"\n"):
-                tail = len(line)
+                tail = length
                 break
-            chain.take(line)
+            chain.check(chain.take(line))
             if witness is not None and chain.size == witness[0]:
                 seen = chain.tree.root()
     except TamperError as error:
@@ -205,7 +274,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         StoreError: the file cannot be read.
     """
     chain = Chain()
-    for line in _lines(path):
+    for line, _ in lines(path):
         if not line.endswith(b"\n"):
             return
-        yield chain.take(line)
+        record = chain.take(line)
+        chain.check(record)
+        yield record

@@ -163,19 +163,46 @@ def read(run: Path) -> dict[str, Any]:
     """
     path = run / NAME
     try:
-        known = json.loads(files.read(path))
-        if not isinstance(known["checkpoints"], list):
-            raise KeyError("checkpoints")
+        known = files.read_json(path)
+        if not isinstance(known["checkpoints"], list) or not isinstance(known["next"], int):
+            raise TypeError("next is no number, or checkpoints no list")
+        for rows in known["before"].values():
+            _stamp(rows)
+        rows = [asdict(_entry(row)) for row in known["checkpoints"]]
     except FileNotFoundError:
         return {"next": 1, "checkpoints": [], "before": {}}
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StoreError(f"{path} is no register of checkpoints: {error}") from error
-    return dict(known)
+    return {**known, "checkpoints": rows}
+
+
+_MOST = 1 << 63
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("id", "path", "how", "saved", "verified", "state"), str),
+    **dict.fromkeys(("step", "attempt", "bytes", "tensors"), int),
+    **dict.fromkeys(("rng", "pinned", "there"), bool),
+    **dict.fromkeys(("files", "values"), dict),
+    "problems": list,
+    "inside": int | None,
+    "seconds": int | float | None,
+    "python": str | None,
+    "probe_batch": dict | None,
+}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind) and (not whole or -_MOST <= value < _MOST)
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
+    for key in ("id", "path"):
+        row[key]  # the others have a value of their own
+    for key, kind in _KINDS.items():
+        if key in row and not _is(row[key], kind):
+            raise TypeError(f"the {key} of {str(row.get('id'))[:40]!r} is {str(row[key])[:40]!r}")
     names = {each.name for each in fields(Entry)}
     known = {key: value for key, value in row.items() if key in names}
     return Entry(**{**known, "stamp": _stamp(row.get("stamp", ()))})

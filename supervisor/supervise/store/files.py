@@ -12,6 +12,7 @@ umask says, and under a name that nobody can guess until it is complete.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import stat
@@ -22,6 +23,8 @@ from typing import Any
 
 FILE, FOLDER = 0o600, 0o700
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_DEPTH = 64
+MAX_JSON = 16 << 20  # bytes of a document of ours; the largest takes some hundred kB
 
 
 def sync_directory(path: Path) -> None:
@@ -43,6 +46,38 @@ def gone(path: Path, known: os.stat_result) -> str | None:
     except OSError:
         return None
     return f"{path} is gone: it was removed, moved or replaced"
+
+
+def read_json(path: Path, limit: int = MAX_JSON, *, foreign: bool = False) -> Any:
+    """Return the JSON document in a file, whatever the file holds; `foreign` as of `open_file`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger than `limit` bytes, no JSON, or nested too deep.
+    """
+    try:
+        found = json.loads(read(path, foreign=foreign, limit=limit))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not shallow(found):
+        raise ValueError("it is nested too deep")
+    return found
+
+
+def shallow(value: Any) -> bool:
+    """Return whether JSON is not nested deeper than what reads it can follow."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        if not inner:
+            return True
+        level = inner
+    return False
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) -> int:
@@ -73,10 +108,17 @@ def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) ->
     return fd
 
 
-def read(path: Path, *, foreign: bool = False) -> bytes:
-    """Return the bytes of a file; arguments and errors as those of `open_file`."""
+def read(path: Path, *, foreign: bool = False, limit: int | None = None) -> bytes:
+    """Return the bytes of a file; arguments and errors as those of `open_file`.
+
+    Raises:
+        ValueError: it has more than `limit` bytes; none of them stays in memory.
+    """
     with os.fdopen(open_file(path, foreign=foreign), "rb") as file:
-        return file.read()
+        raw: bytes = file.read() if limit is None else file.read(limit + 1)
+    if limit is not None and len(raw) > limit:
+        raise ValueError(f"it is larger than {limit >> 10} KiB")
+    return raw
 
 
 def create(path: Path, *, shared: bool = False) -> int:

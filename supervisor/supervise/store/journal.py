@@ -8,13 +8,19 @@ Segments are `00000.jrn`, `00001.jrn`, ...; the crc covers all that follows it. 
 records since the last `sync`. A bad record with no good one after it is a torn tail: reading stops
 there, and the next writer cuts it off. A bad record before a good one is damage, and an error.
 
+Reading takes memory for one record and time in proportion to the bytes on disk, whatever the files
+hold: holes are skipped, and a good record after a bad one is looked for only where a writer can
+have put one, and with a bounded number of checksums.
+
 Knows the events' fields only through pack.py.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import struct
 import zlib
 from collections.abc import Collection, Iterator
@@ -27,12 +33,23 @@ from . import files
 from .pack import KINDS, TYPES, pack, unpack
 
 SEGMENT_BYTES = 64 << 20
+MAX_PAYLOAD = 4 << 20  # the largest event is a reload: a policy has at most 256 kB
 MAGIC = b"SUPVJRN1"
 
 _START = struct.Struct("<8sQ")
 _HEAD = struct.Struct("<IIIB")
 _SUMMED = struct.Struct("<IB")  # the part of the head under the crc
 _PREFIX = struct.Struct("<II")
+_NAME = re.compile(r"[0-9]{5,9}\.jrn")
+_MAX_NUMBER = 1 << 53
+_SEARCHED = SEGMENT_BYTES + _HEAD.size + MAX_PAYLOAD  # no writer puts a record behind that
+_TRIED_BYTES = 256 << 20  # most that is summed up in the search for a good record
+_TRIAL_BYTES = 1 << 10  # what one trial costs beside its bytes
+# A head may stand wherever the length is small enough and the kind is known.
+_MAYBE = re.compile(
+    rb"(?s)(?=..[\x00-%c]\x00.{8}[%s])" % (MAX_PAYLOAD >> 16, re.escape(bytes(sorted(TYPES))))
+)
+_COPY = "the events before it are good; restore the file from a copy"
 
 
 class Journal:
@@ -47,6 +64,8 @@ class Journal:
         self._number = 0
         self._opened: tuple[Path, os.stat_result] | None = None
         self._broken = False  # half a record may stand at the end
+        self._total = 0  # bytes of all segments
+        self._sum = hashlib.sha256()  # over them, in their order
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Journal:
@@ -60,7 +79,7 @@ class Journal:
             files.make_directory(directory)
             paths = _segments(directory)
             if paths:
-                journal._continue(paths[-1])
+                journal._continue(paths)
             else:
                 journal._begin_segment()
         except OSError as error:
@@ -72,13 +91,29 @@ class Journal:
         """Number of events appended so far, earlier writers included."""
         return self._number
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """What the audit log keeps of the journal: `events`, `bytes` and `sha256` of all segments,
+        one behind the other.
+        """
+        return {"events": self._number, "bytes": self._total, "sha256": self._sum.hexdigest()}
+
     def append(self, event: Event) -> int:
         """Write one event and return its number.
 
         Raises:
             StoreError: it was not written; judge it if you must, but do nothing destructive.
         """
-        kind, payload = pack(event)
+        try:
+            kind, payload = pack(event)
+        except (struct.error, ValueError, TypeError, RecursionError) as error:
+            name = type(event).__name__
+            raise StoreError(
+                f"event {self._number} ({name}) has no form on disk: {error}"
+            ) from error
+        if len(payload) > MAX_PAYLOAD:
+            name = type(event).__name__
+            raise StoreError(f"event {self._number} ({name}) is too large: {len(payload)} bytes")
         body = _SUMMED.pack(self._number & 0xFFFFFFFF, kind) + payload
         record = _PREFIX.pack(len(payload), zlib.crc32(body)) + body
         try:
@@ -118,27 +153,38 @@ class Journal:
             self._broken = True
             raise
         self._size += len(record)
+        self._count(record)
+
+    def _count(self, raw: bytes) -> None:
+        self._total += len(raw)
+        self._sum.update(raw)
 
     def _begin_segment(self) -> None:
         if self._fd >= 0:
             os.fdatasync(self._fd)  # `sync` will not reach it any more
         path = self._directory / f"{self._segment + 1:05}.jrn"
-        files.replace(path, _START.pack(MAGIC, self._number), durable=True)
+        start = _START.pack(MAGIC, self._number)
+        files.replace(path, start, durable=True)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         self.close()
         self._fd, self._size, self._broken = fd, _START.size, False
         self._opened = path, os.fstat(fd)
         self._segment += 1
+        self._count(start)
 
-    def _continue(self, path: Path) -> None:
-        data = files.read(path)
-        first = _first_number(data, path)
-        self._number, self._size = first, _START.size
-        for number, _, _, end in _records(data, first, path, newest=True):
-            self._number, self._size = number + 1, end
-        self._segment = int(path.stem)
-        self._fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
-        self._opened = path, os.fstat(self._fd)
+    def _continue(self, paths: list[Path]) -> None:
+        for path in paths:
+            newest = path is paths[-1]
+            with _Segment(path) as segment:
+                self._number, self._size = segment.first, _START.size
+                if newest:
+                    for number, _, _, end in segment.records(newest=True):
+                        self._number, self._size = number + 1, end
+                for block in segment.blocks(self._size if newest else segment.size):
+                    self._count(block)
+        self._segment = int(paths[-1].stem)
+        self._fd = files.open_file(paths[-1], os.O_WRONLY | os.O_APPEND)
+        self._opened = paths[-1], os.fstat(self._fd)
         os.ftruncate(self._fd, self._size)
 
 
@@ -158,71 +204,179 @@ def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple
     expected = 0
     for index, path in enumerate(paths):
         try:
-            data = files.read(path)
+            with _Segment(path) as segment:
+                if segment.first != expected or int(path.stem) != index:
+                    first = segment.first
+                    raise StoreError(
+                        f"{path} begins with event {first}, but event {expected} comes next",
+                        hint="a segment is missing: restore it from a copy of the run directory",
+                    )
+                for number, kind, payload, _ in segment.records(newest=path is paths[-1]):
+                    expected = number + 1
+                    if kind in kinds:
+                        yield number, _event(kind, payload, number, path)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
-        first = _first_number(data, path)
-        if first != expected or int(path.stem) != index:
-            raise StoreError(f"{path} begins with event {first}, but event {expected} comes next")
-        for number, kind, payload, _ in _records(data, first, path, newest=path is paths[-1]):
-            expected = number + 1
-            if kind in kinds:
-                yield number, _event(kind, payload, number, path)
+
+
+def heads(directory: Path, sizes: Collection[int]) -> dict[int, str]:
+    """Return the SHA-256 over the first `size` bytes of all segments, for each of `sizes`.
+
+    A size beyond the end has none.
+
+    Raises:
+        StoreError: a segment cannot be read.
+    """
+    found: dict[int, str] = {}
+    digest, total = hashlib.sha256(), 0
+    wanted = sorted(size for size in sizes if size >= 0)
+    for path in _segments(directory):
+        try:
+            with _Segment(path) as segment:
+                for block in segment.blocks(segment.size):
+                    while wanted and wanted[0] <= total + len(block):
+                        part = digest.copy()
+                        part.update(block[: wanted[0] - total])
+                        found[wanted.pop(0)] = part.hexdigest()
+                    if not wanted:
+                        return found
+                    digest.update(block)
+                    total += len(block)
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    return found
+
+
+def size(directory: Path) -> int:
+    """Return the bytes of all segments. Raises StoreError."""
+    try:
+        return sum(path.stat().st_size for path in _segments(directory))
+    except OSError as error:
+        raise StoreError(f"cannot read {directory}: {error.strerror}") from error
 
 
 def _segments(directory: Path) -> list[Path]:
-    return sorted(p for p in directory.glob("*.jrn") if p.stem.isdigit())
+    try:
+        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read {directory}: {error.strerror}") from error
+    return sorted(found, key=lambda path: int(path.stem))
 
 
 def _event(kind: int, payload: bytes, number: int, path: Path) -> Event:
     try:
         return unpack(kind, payload)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
         text = f"event {number} in {path} cannot be understood: {error}"
-        raise StoreError(text, hint="it was written by another version") from error
+        raise StoreError(text, hint="it was written by another version, or changed") from error
 
 
-def _first_number(data: bytes, path: Path) -> int:
-    if len(data) < _START.size or data[: len(MAGIC)] != MAGIC:
-        raise StoreError(f"{path} is not a journal segment")
-    return int(_START.unpack_from(data)[1])
+class _Segment:
+    """One segment file, read block by block. Raises OSError as files do."""
 
+    BLOCK = 1 << 20
 
-def _records(
-    data: bytes, number: int, path: Path, *, newest: bool
-) -> Iterator[tuple[int, int, bytes, int]]:
-    """Yield `(number, kind, payload, end offset)` of a segment whose first record is `number`."""
-    offset = _START.size
-    while offset < len(data):
-        found = _record_at(data, offset)
-        if found is None or found[0] != number & 0xFFFFFFFF:
-            if newest and not _good_record_after(data, offset, number):
-                return
-            raise StoreError(
-                f"event {number} in {path} (byte {offset}) is damaged",
-                hint="the events before it are good; restore the file from a copy",
-            )
-        _, kind, payload, offset = found
-        yield number, kind, payload, offset
-        number += 1
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = files.open_file(path)
+        try:
+            self.size = os.fstat(self._fd).st_size
+            start = os.pread(self._fd, _START.size, 0)
+            if len(start) < _START.size or not start.startswith(MAGIC):
+                raise StoreError(
+                    f"{path} is not a journal segment: it begins with {start[:8]!r}",
+                    hint="restore the file from a copy",
+                )
+            self.first = int(_START.unpack(start)[1])
+            if self.first > _MAX_NUMBER:
+                raise StoreError(
+                    f"{path} is damaged (byte 8): it begins with event {self.first}",
+                    hint="restore the file from a copy",
+                )
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._block, self._at = b"", 0
 
+    def __enter__(self) -> _Segment:
+        return self
 
-def _record_at(data: bytes, offset: int) -> tuple[int, int, bytes, int] | None:
-    start = offset + _HEAD.size
-    if start > len(data):
-        return None
-    length, crc, number, kind = _HEAD.unpack_from(data, offset)
-    end = start + length
-    if end > len(data) or kind not in TYPES or zlib.crc32(data[offset + 8 : end]) != crc:
-        return None
-    return number, kind, data[start:end], end
+    def __exit__(self, *args: object) -> None:
+        os.close(self._fd)
 
+    def blocks(self, end: int) -> Iterator[bytes]:
+        """Yield the bytes up to `end`."""
+        at = 0
+        while at < end and (block := os.pread(self._fd, min(self.BLOCK, end - at), at)):
+            yield block
+            at += len(block)
 
-def _good_record_after(data: bytes, offset: int, number: int) -> bool:
-    """Tell damage from a torn tail: is there any good, later record after the bad one?"""
-    end = len(data.rstrip(b"\0"))
-    for start in range(offset + 1, end - _HEAD.size + 1):
-        found = _record_at(data, start)
-        if found is not None and found[0] >= number & 0xFFFFFFFF:
-            return True
-    return False
+    def records(self, *, newest: bool) -> Iterator[tuple[int, int, bytes, int]]:
+        """Yield `(number, kind, payload, end offset)` of each good record.
+
+        Raises:
+            StoreError: a bad one before a good one, or at the end where that is not the `newest`.
+        """
+        number, offset = self.first, _START.size
+        while offset < self.size:
+            found = self._record_at(offset)
+            if found is None or found[0] != number & 0xFFFFFFFF:
+                if newest and not self._good_record_after(offset, number):
+                    return
+                raise StoreError(
+                    f"event {number} in {self._path} (byte {offset}) is damaged", hint=_COPY
+                )
+            _, kind, payload, offset = found
+            yield number, kind, payload, offset
+            number += 1
+
+    def _bytes(self, at: int, size: int) -> bytes:
+        """Return up to `size` bytes at `at`; what is read in order is read in blocks."""
+        begin = at - self._at
+        if begin < 0 or begin + size > len(self._block):
+            self._block, self._at = os.pread(self._fd, max(size, self.BLOCK), at), at
+            begin = 0
+        return self._block[begin : begin + size]
+
+    def _record_at(self, offset: int) -> tuple[int, int, bytes, int] | None:
+        head = self._bytes(offset, _HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        length, crc, number, kind = _HEAD.unpack(head)
+        end = offset + _HEAD.size + length
+        if length > MAX_PAYLOAD or end > self.size or kind not in TYPES:
+            return None
+        body = self._bytes(offset + 8, _SUMMED.size + length)
+        if zlib.crc32(body) != crc:
+            return None
+        return number, kind, body[_SUMMED.size :], end
+
+    def _good_record_after(self, offset: int, number: int) -> bool:
+        """Tell damage from a torn tail: is there any good, later record after the bad one?"""
+        end = min(self.size, _SEARCHED)
+        left, at = _TRIED_BYTES, offset
+        while (at := self._data_at(at)) < end:
+            block = os.pread(self._fd, min(self.BLOCK, end - at) + _HEAD.size, at)
+            for match in _MAYBE.finditer(block) if block.strip(b"\0") else ():
+                length, crc, found, _ = _HEAD.unpack_from(block, match.start())
+                begin = at + match.start()
+                later = (found - number) & 0xFFFFFFFF
+                if later > begin // _HEAD.size or begin + _HEAD.size + length > self.size:
+                    continue  # more records than there is room for, or half of one
+                left -= length + _TRIAL_BYTES
+                if left < 0:
+                    return True  # so much that looks like records is no torn tail
+                body = os.pread(self._fd, _SUMMED.size + length, begin + 8)
+                if zlib.crc32(body) == crc:
+                    return True
+            at += self.BLOCK
+        return False
+
+    def _data_at(self, at: int) -> int:
+        """Return where the next bytes that are no hole begin; the size if there are none."""
+        try:
+            return os.lseek(self._fd, at, os.SEEK_DATA)
+        except OSError as error:
+            return self.size if error.errno == errno.ENXIO else at

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from ..core.values import (
@@ -44,6 +45,23 @@ KINDS: dict[type[Any], int] = {  # on disk: never renumber
 TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
 
 _HEAD = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
+_MAX = 1 << 63
+
+# What each field must be; an integer has 64 bits and is no boolean.
+_INT, _TEXT, _FLAG, _OBJECT = "an integer", "a text", "a boolean", "an object"
+_FIELDS: dict[str, str] = {
+    **dict.fromkeys(("at_ns", "rank", "world_size", "pid", "attempt", "segment", "letter"), _INT),
+    **dict.fromkeys(("first_seq", "count", "step", "seen_ns", "unwatched_ns", "returncode"), _INT),
+    **dict.fromkeys(("kind", "message", "action_id", "error", "operator", "word", "phase"), _TEXT),
+    **dict.fromkeys(("digest", "name", "mode", "before", "refused"), _TEXT),
+    **dict.fromkeys(("again", "ok", "alive"), _FLAG),
+    **dict.fromkeys(("data", "result", "args", "changes"), _OBJECT),
+}
+_OPTIONAL = {
+    Noticed: ("rank", "step", "segment", "letter"),
+    Finished: ("error",),
+    Reloaded: ("refused",),
+}
 
 
 def pack(event: Event) -> tuple[int, bytes]:
@@ -57,16 +75,54 @@ def pack(event: Event) -> tuple[int, bytes]:
 
 
 def unpack(kind: int, payload: bytes) -> Event:
-    """Return the event. Raises ValueError, KeyError, TypeError or struct.error on nonsense."""
+    """Return the event.
+
+    Raises:
+        ValueError, KeyError, TypeError, struct.error, RecursionError: it is nonsense.
+    """
     if kind == FRAME:
         return _unpack_frame(payload)
-    fields = json.loads(payload)
-    if kind == KINDS[Announced]:
-        fields["names"] = tuple(fields["names"])
-    elif kind == KINDS[Tick]:
-        fields["beats"] = tuple(Beat(*beat) for beat in fields["beats"])
-    event: Event = TYPES[kind](**fields)
+    cls, fields = TYPES[kind], json.loads(payload)
+    if not isinstance(fields, dict):
+        raise ValueError("it is no object")
+    if cls is Announced:
+        fields["names"] = _names(fields["names"])
+    elif cls is Tick:
+        fields["beats"] = tuple([_beat(beat) for beat in fields["beats"]])
+    event: Event = cls(**fields)
+    for name, value in fields.items():
+        if name in _FIELDS and not (value is None and name in _OPTIONAL.get(cls, ())):
+            _check(name, value)
     return event
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list):
+        raise ValueError("names is no list")
+    for name in names:
+        _check("name", name)
+        name.encode()  # half of a surrogate pair can be in JSON, but in no table
+    return tuple(names)
+
+
+def _beat(fields: Any) -> Beat:
+    beat = Beat(*fields)
+    for name in Beat.__slots__:
+        _check(name, getattr(beat, name))
+    return beat
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise ValueError where a field is not what its name says."""
+    wanted = _FIELDS[name]
+    if wanted is _INT:
+        fits = type(value) is int and -_MAX <= value < _MAX
+    elif wanted is _FLAG:
+        fits = isinstance(value, bool)
+    else:
+        fits = isinstance(value, str if wanted is _TEXT else Mapping)
+    if not fits:
+        raise ValueError(f"{name} is not {wanted}: {str(value)[:40]!r}")
 
 
 def _pack_frame(frame: Frame) -> bytes:
@@ -90,8 +146,10 @@ def _unpack_frame(payload: bytes) -> Frame:
     start = _HEAD.size + (count + 7) // 8
     bits = int.from_bytes(payload[_HEAD.size : start], "little")
     present = struct.unpack(f"<{(len(payload) - start) // 8}d", payload[start:])
-    if bits == (1 << count) - 1:
+    if bits == (1 << count) - 1 and len(present) == count:
         return Frame(at_ns, rank, attempt, step, present)
+    if bits >> count or bits.bit_count() != len(present):
+        raise ValueError(f"{len(present)} of {count} values are there, and its map says otherwise")
     rest = iter(present)
     values = tuple([next(rest) if bits >> index & 1 else None for index in range(count)])
     return Frame(at_ns, rank, attempt, step, values)

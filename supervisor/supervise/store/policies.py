@@ -36,7 +36,8 @@ class Load(Protocol):
 
 def path_of(run: RunDir, digest: str) -> Path:
     """Return where the run keeps the policy of that digest, if it was not the first."""
-    return run.path / DIRECTORY / f"{digest.rpartition(':')[2][:12]}.yaml"
+    name = "".join(c if c.isalnum() else "_" for c in digest.rpartition(":")[2][:12])
+    return run.path / DIRECTORY / f"{name}.yaml"
 
 
 def keep(run: RunDir, policy: Policy) -> Path:

@@ -52,7 +52,7 @@ class Quarantine:
             StoreError: it cannot be read, or is no manifest.
         """
         try:
-            found = json.loads(files.read(self.path))
+            found = files.read_json(self.path)
         except FileNotFoundError:
             return {"generation": 0, "entries": [], "changes": []}
         except (OSError, ValueError) as error:

@@ -79,6 +79,11 @@ class Recorder:
         size, root = self._audit.head
         return f"{size} {root}"
 
+    @property
+    def journal(self) -> dict[str, Any]:
+        """Size and digest of the journal, for a record of the audit log."""
+        return self._journal.head
+
     def event(self, event: Event) -> int | None:
         """Number and write an event; None when it could not be written.
 

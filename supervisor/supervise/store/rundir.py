@@ -117,15 +117,20 @@ class RunDir:
             StoreError: it holds none; the hint names one that does, if there is one near.
         """
         try:
-            described = json.loads(files.read(path / "run.json"))
-            return cls(path.absolute(), str(described["run"]))
+            described = files.read_json(path / "run.json")
+            if not isinstance(described["run"], str):
+                raise TypeError("run")
+            return cls(path.absolute(), described["run"])
         except (FileNotFoundError, NotADirectoryError):
             there = "holds no run (no run.json)" if path.is_dir() else "is not a directory"
             raise StoreError(f"{path} {there}", hint=_near(path)) from None
         except OSError as error:
             raise StoreError(f"cannot read {path / 'run.json'}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError):
-            raise StoreError(f"{path / 'run.json'} does not describe a run") from None
+            raise StoreError(
+                f"{path / 'run.json'} does not describe a run",
+                hint="restore it from a copy of the run directory",
+            ) from None
 
     @property
     def audit_path(self) -> Path:
@@ -196,7 +201,7 @@ class RunDir:
     def read_json(self, name: str) -> Any:
         """Return the content of the file `name`. Raises StoreError."""
         try:
-            return json.loads(files.read(self.path / name))
+            return files.read_json(self.path / name)
         except OSError as error:
             raise StoreError(f"cannot read {self.path / name}: {error.strerror}") from error
         except ValueError as error:

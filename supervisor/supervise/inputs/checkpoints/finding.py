@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import json
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ from ...store.checkpoints import Stamp
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 METADATA = ".metadata"
+MAX_INDEX = 64 << 20  # bytes; that of a model of a thousand layers takes some MB
 LATE_NS = 250_000_000  # that a file is written, or its clock is, beside the save; project default
 _SHARD = re.compile(r"^(?P<stem>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P<end>\..*)$")
 _RANK = re.compile(r"^(rng_state_|random_states_)(\d+)(\.\w+)$")
@@ -176,7 +176,7 @@ def _siblings(path: str, name: str) -> set[str]:
         }
     if name.endswith(".index.json"):
         try:
-            index = json.loads(files.read(Path(path, name), foreign=True))
+            index = files.read_json(Path(path, name), MAX_INDEX, foreign=True)
             return {str(folder / str(each)) for each in index["weight_map"].values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return set()  # whoever loads it will tell

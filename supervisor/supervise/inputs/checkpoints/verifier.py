@@ -152,7 +152,7 @@ def _yield(process: psutil.Process, niceness: int) -> None:
 def _object(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

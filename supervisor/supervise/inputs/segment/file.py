@@ -15,8 +15,10 @@ from supervise_probe import wire
 
 from ...errors import SegmentError
 from ...store import files
+from . import limits
 
 _WORDS_SIZE = wire.END_AT  # the fixed header and all words, in one read
+FAULTY_HINT = "the probe is broken, or somebody else writes there: this rank is not watched"
 _VERSION_HINT = "the job runs the probe of another release; start both from the same installation"
 
 
@@ -45,6 +47,8 @@ class SegmentFile:
             self.header = self._unpack_header()
             self._size = self.header.file_size
             self._check_size()
+            if (odd := limits.header(self.header)) is not None:
+                raise self.fault(odd, FAULTY_HINT)
         except BaseException:
             self.close()
             raise

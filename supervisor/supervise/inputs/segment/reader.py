@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from supervise_probe import wire
 
 from ...core.values import Announced, Beat, Event, Frame, Gap, Noticed
 from ...errors import SegmentError
-from .file import SegmentFile, parse, word
+from . import limits
+from .file import FAULTY_HINT, SegmentFile, parse, word
 
 _STEP_TIMES = 31  # enough for a median that one slow step does not move
 
@@ -59,6 +60,7 @@ class Segment:
         self._told = 0  # letters below this number were told by another reader
         self._held: list[tuple[int, int, wire.Slot | None]] = []  # frames waiting for their names
         self._tries = 0
+        self._odd: str | None = None  # what cannot be of the newest frame
         self._names: tuple[str, ...] = ()
         self._generation = 0
         self._status: dict[str, Any] = {}
@@ -128,7 +130,7 @@ class Segment:
             SegmentError: as `poll`.
         """
         seen = wire.checked(self._file.words(), wire.BEAT_AT)
-        if seen is not None and seen & 7 < len(wire.PHASES):
+        if seen is not None and seen & 7 < len(wire.PHASES) and seen < limits.MAX_NS:
             self._beat = (seen & ~7, wire.PHASES[seen & 7])
         return Beat(self.rank, *self._beat)
 
@@ -140,7 +142,8 @@ class Segment:
         """
         if word(self._file.words(), wire.STATUS_GENERATION_AT) != self._status_generation:
             generation, status = self._file.document(wire.STATUS_AT, wire.STATUS_SIZE)
-            if generation > self._status_generation and isinstance(status, dict):
+            whole = isinstance(status, dict) and limits.bounded(status)
+            if generation > self._status_generation and whole:
                 self._status = status
                 self._status_generation = generation
         return self._status
@@ -161,7 +164,7 @@ class Segment:
         if not isinstance(end, dict):
             return None
         code, text = end.get("returncode"), end.get("text")
-        return (code if isinstance(code, int) else None), (text if isinstance(text, str) else "")
+        return limits.returncode(code), (text if isinstance(text, str) else "")
 
     def step_ns(self) -> int | None:
         """Return the median time between frames in nanoseconds, None before there are two."""
@@ -226,8 +229,7 @@ class Segment:
         if word(words, wire.NAMES_GENERATION_AT) == self._generation:
             return
         generation, names = self._file.document(wire.NAMES_AT, wire.NAMES_SIZE)
-        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        if generation <= self._generation or not known:
+        if generation <= self._generation or not limits.names(names):
             return  # half-written or damaged; frames that need it wait for it
         self._generation = generation
         self._names = tuple(names)
@@ -239,11 +241,19 @@ class Segment:
     def _take_frames(self, head: int, limit: int, events: list[Event]) -> None:
         if self._tries >= wire.PATIENCE:
             raise self._file.fault("has frames, but its table of names is damaged")
+        if self._odd is not None:  # what came before it is told first
+            raise self._file.fault(f"has a frame that is out of range: {self._odd}", FAULTY_HINT)
         taken, self._held = self._held + self._frames.take(head, limit), []
         for index, (seq, lost, slot) in enumerate(taken):
+            if max(seq, lost) >= limits.MAX_STEP:
+                self._odd = f"number {seq + lost}"
+                return
             if slot is None:
                 events.append(Gap(self._clock(), self.rank, seq, lost))
                 continue
+            self._odd = limits.slot(slot, self._clock())
+            if self._odd is not None:
+                return
             if len(slot.values) > len(self._names):
                 self._take_names(self._file.words(), events)
             absent = len(self._names) - len(slot.values)
@@ -262,12 +272,12 @@ class Segment:
         bad, newest = 0, 0
         for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
             letter = parse(raw) if raw is not None else None
-            if _has_shape(letter, _ACK):
+            if limits.letter(letter, limits.ACK):
                 letter["key"] = letter.pop("ack")
                 self._acks.append(Ack(**letter))
             elif number + (lost or 1) <= self._told:
                 continue
-            elif _has_shape(letter, _NOTICE):
+            elif limits.letter(letter, limits.NOTICE):
                 said = {"kind": letter.pop("notice"), **letter}
                 events.append(self._notice(number, **said))
             else:
@@ -296,13 +306,3 @@ class Segment:
 
     def _letter(self, index: int) -> bytes:
         return self._file.read(wire.LETTERS_AT + index * wire.LETTER_SIZE, wire.LETTER_SIZE)
-
-
-_ACK = {"ack": str, "verb": str, "step": int, "ok": bool, "result": dict, "error": str | None}
-_NOTICE = {"notice": str, "message": str, "step": int | None, "data": dict}
-
-
-def _has_shape(letter: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
-    if not isinstance(letter, dict) or letter.keys() != shape.keys():
-        return False
-    return all(isinstance(letter[key], kind) for key, kind in shape.items())

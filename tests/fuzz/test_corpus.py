@@ -1,0 +1,43 @@
+"""Whatever a hostile or broken writer leaves: an answer, or an error that names the damage."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .drive import CORPUS, tried
+from .targets import TARGETS
+
+KEPT = [
+    pytest.param(path.parent.name, path, id=f"{path.parent.name}-{path.name}")
+    for path in sorted(CORPUS.glob("*/*"))
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for all inputs: a run is recorded in it once."""
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.mark.parametrize(("name", "path"), KEPT)
+def test_what_was_found_once_stays_mended(home: Path, name: str, path: Path) -> None:
+    """Every input that once crashed or hung a reader."""
+    TARGETS[name].seeds(home)
+
+    assert tried(TARGETS[name], home, path.read_bytes()) is None
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck), database=None)
+def test_a_changed_input_is_an_answer_or_an_error(home: Path, name: str, seed: int) -> None:
+    """A few fresh changes of sound inputs; `make fuzz` tries them for hours."""
+    target, chance = TARGETS[name], random.Random(seed)
+    data = target.change(chance.choice(target.seeds(home)), chance)
+
+    assert tried(target, home, data) is None

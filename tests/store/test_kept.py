@@ -1,0 +1,128 @@
+"""What the audit log says of the files beside it is what `audit verify` compares them with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervise.cli import invoke
+from supervise.core.values import Frame
+from supervise.store import journal
+from supervise.store.audit import Audit
+from supervise.store.journal import Journal
+from supervise.store.recorder import Recorder
+
+from .conftest import WALL
+
+
+@pytest.fixture
+def sealed(run, policy):
+    """A run that has ended: a policy, a bundle, a journal of three segments, all in its log."""
+    run.policy_path.write_bytes(policy.resolved.encode())
+    from supervise.store.kept import digest_of
+
+    bundle = run.incidents_path / "inc-1" / "snapshot-1"
+    bundle.mkdir(parents=True)
+    (bundle / "metrics.csv").write_text("step\n")
+    from hashlib import sha256
+
+    listed = {"name": "metrics.csv", "sha256": sha256(b"step\n").hexdigest()}
+    (bundle / "manifest.json").write_text(json.dumps({"files": [listed]}))
+    manifest = sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+    audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
+    kept = Journal.open(run.journal_path, segment_bytes=100)
+    recorder = Recorder(kept, audit, lambda: (1, WALL), print)
+    recorder.note("run_start", -1, "", {"policy_digest": digest_of(run.policy_path)})
+    for step in range(9):
+        recorder.event(Frame(step, 0, 0, step, (1.0, 2.0)))
+        if step == 4:
+            recorder.note("recovered", step, "", {"journal": recorder.journal})
+    made = {"path": "incidents/inc-1/snapshot-1", "sha256": manifest}
+    recorder.note("commit", 8, "", {"result": made})
+    recorder.note("run_end", 8, "", {"exit_code": 0, "journal": recorder.journal})
+    recorder.close()
+    return run
+
+
+def verified(run, capsys):
+    capsys.readouterr()
+    code = invoke(["audit", "verify", "--json", str(run.path)])
+    told = json.loads(capsys.readouterr().out)
+    return code, {part["part"]: (part["status"], part["text"]) for part in told["parts"]}
+
+
+def test_a_run_as_it_was_kept_is_good(sealed, capsys):
+    """Policy, evidence and journal are compared, and what cannot be seen is said."""
+    code, parts = verified(sealed, capsys)
+
+    assert code == 0
+    assert {part: status for part, (status, _) in parts.items()} == dict.fromkeys(
+        ("policy", "evidence", "journal"), "good"
+    )
+    assert invoke(["audit", "verify", str(sealed.path)]) == 0
+    assert "not seen: records that were cut off" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("part", "file", "said"),
+    [
+        ("policy", "policy.yaml", "policy.yaml was changed: expected sha256:"),
+        ("evidence", "incidents/inc-1/snapshot-1/metrics.csv", "metrics.csv was changed: expected"),
+        ("evidence", "incidents/inc-1/snapshot-1/manifest.json", "manifest.json was changed"),
+        ("journal", "journal/00000.jrn", "the journal up to event 5 (byte"),
+        ("journal", "journal/00002.jrn", "the journal up to event 9 (byte"),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_changed_or_missing_file_is_told(sealed, capsys, part, file, said, gone):
+    """Exit code 1: the file, the digest in the log, and the one that it has."""
+    path = sealed.path / file
+    data = path.read_bytes()
+    path.unlink()
+    if not gone:
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    code, parts = verified(sealed, capsys)
+
+    assert code == 1
+    assert parts[part][0] in ("changed", "missing")
+    assert gone or said in parts[part][1]
+
+
+def test_what_was_appended_after_the_end_is_told(sealed, capsys):
+    """A forged event behind the last one has a good checksum, and no digest."""
+    forger = Journal.open(sealed.journal_path)
+    forger.append(Frame(9, 0, 0, 9, (1.0, 2.0)))
+    forger.close()
+
+    code, parts = verified(sealed, capsys)
+
+    assert (code, parts["journal"][0]) == (1, "changed")
+    assert "stands behind its last event" in parts["journal"][1]
+
+
+def test_a_run_that_goes_on_says_how_far_it_was_checked(run, capsys):
+    """The newest digest of the journal is that of a take-over, or there is none yet."""
+    audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
+    recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (1, WALL), print)
+    recorder.event(Frame(1, 0, 0, 1, (1.0,)))
+    assert verified(run, capsys)[1]["journal"][0] == "unseen"
+    recorder.note("recovered", 1, "", {"journal": recorder.journal})
+    recorder.event(Frame(2, 0, 0, 2, (1.0,)))
+
+    assert "its first 1 events are those of record 0" in verified(run, capsys)[1]["journal"][1]
+    recorder.close()
+
+
+def test_the_digest_goes_on_under_another_writer(tmp_path):
+    """A supervisor that takes over has the digest of all segments, the older ones too."""
+    for _ in range(3):
+        kept = Journal.open(tmp_path / "j", segment_bytes=100)
+        for step in range(4):
+            kept.append(Frame(step, 0, 0, step, (1.0, None)))
+        head = kept.head
+        kept.close()
+
+    assert journal.heads(tmp_path / "j", [head["bytes"]]) == {head["bytes"]: head["sha256"]}
+    assert head["events"] == 12
