@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test test-fast lint style chaos bench soak clean
+.PHONY: help demo test test-fast lint style chaos fuzz bench soak clean
 .NOTPARALLEL:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-fast   the tests that start no training (1 min)'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make chaos       kill the supervisor after each of its records, and let another take over (15 min)'
+	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of seven surfaces (70 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'
@@ -52,6 +53,12 @@ style: .venv/installed-dev
 
 chaos: .venv/installed-dev
 	$(BIN)/python -m pytest -m chaos
+
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= 0
+
+fuzz: .venv/installed-dev
+	$(BIN)/python -m tests.fuzz.drive --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/overhead.py

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from supervise.catalog import load as loading
 from supervise.catalog import load_policy, shipped
 from supervise.catalog.nodes import plain
-from supervise.catalog.problems import PolicyErrors, Problems, Source
+from supervise.catalog.problems import MOST, PolicyErrors, Problems, Source
 from supervise.cli import invoke as run
 
 pytestmark = pytest.mark.slow
@@ -282,3 +282,24 @@ def test_check_stands_a_wrong_type_at_every_key(
         refused += checked(str(path), capsys, refused=None)
 
     assert refused > 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"k{i}: 1\n" for i in range(25_000)),
+        f"use: [{', '.join(f'k{i}' for i in range(25_000))}]\n",
+        f"override: {{{', '.join(f'k{i}: 1' for i in range(20_000))}}}\n",
+    ],
+)
+def test_thousands_of_mistakes_are_told_in_part(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Likeness is looked for two hundred times, not 25 000 times; the last one says so."""
+    path = tmp_path / "p.yaml"
+    path.write_text(f"version: supervise/v1\n{text}")
+
+    assert run(["policy", "check", "--json", str(path)]) == 65
+    told = json.loads(capsys.readouterr().out)["errors"]
+    assert len(told) == MOST + 1
+    assert any("the rest of it is not read" in each["message"] for each in told)

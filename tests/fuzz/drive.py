@@ -122,7 +122,10 @@ def fuzz(name: str, seconds: float, seed: int, tell: Callable[[str], None]) -> d
         while time.monotonic() < end:
             # Late inputs got further, but the sound ones stay worth a try.
             parent = inputs[-1 - int(len(inputs) * chance.random() ** 2)]
-            data = target.change(parent, chance)
+            try:
+                data = target.change(parent, chance)
+            except (RecursionError, MemoryError):  # an input grown too odd to be changed again
+                continue
             counts["executions"] += 1
             if counts["executions"] % FOLLOWED:
                 found, further = tried(target, home, data), False

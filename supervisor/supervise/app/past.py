@@ -98,14 +98,14 @@ class Past:
             what = f"event {number} ({type(event).__name__}) of the journal of {run.path}"
             with understood(what, "the journal was changed, or another version wrote it"):
                 past._see(event)
-            for decision in made:
-                past._decided(decision)
-                if written == len(log):
-                    past.unwritten.append((number, event.at_ns, decision))
-                    continue
-                if not replay.same(log[written], number, replay.record(decision)):
-                    raise _apart(run, log[written])
-                written += 1
+                for decision in made:
+                    past._decided(decision)
+                    if written == len(log):
+                        past.unwritten.append((number, event.at_ns, decision))
+                        continue
+                    if not replay.same(log[written], number, replay.record(decision)):
+                        raise _apart(run, log[written])
+                    written += 1
             end = number + 1
         if written < len(log):
             raise _apart(run, log[written], end)

@@ -112,7 +112,7 @@ class Blame:
         at, loss_at = columns
         values, rank = frame.values, frame.rank
         number = values[at] if at < len(values) else None
-        if number is None:
+        if number is None or not math.isfinite(number):  # no shard has such a number
             return
         life = self._life(rank)
         if (life, frame.attempt, frame.step) > self._newest:

@@ -150,6 +150,8 @@ class Chain:
             for name, kind in _SOMETIMES.items()
             if name in record and not _is(record[name], kind)
         ]
+        if record.get("actor") == "engine" and "event" not in record:
+            wrong.append("event")
         if not wrong and not files.shallow(record.get("data")):
             wrong = ["data"]
         if wrong:

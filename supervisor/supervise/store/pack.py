@@ -27,6 +27,7 @@ from ..core.values import (
     Tick,
     Told,
 )
+from .files import shallow
 
 FRAME = 1
 KINDS: dict[type[Any], int] = {  # on disk: never renumber
@@ -83,8 +84,8 @@ def unpack(kind: int, payload: bytes) -> Event:
     if kind == FRAME:
         return _unpack_frame(payload)
     cls, fields = TYPES[kind], json.loads(payload)
-    if not isinstance(fields, dict):
-        raise ValueError("it is no object")
+    if not isinstance(fields, dict) or not shallow(fields):
+        raise ValueError("it is no object, or nested too deep")
     if cls is Announced:
         fields["names"] = _names(fields["names"])
     elif cls is Tick:

@@ -1,0 +1,155 @@
+"""Files that no writer leaves: holes of gigabytes, endless lines, tails of every kind.
+
+Each case runs in a process that may take 300 MB more than it has: to read a file whole ends it.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from supervise.core.values import Frame
+from supervise.store.audit import Audit
+from supervise.store.journal import Journal
+
+from .conftest import WALL
+
+HOLE = 6 << 30
+BEGIN = f"""
+import resource, sys
+from pathlib import Path
+from supervise.errors import StoreError
+from supervise.store import audit, checkpoints, journal
+from supervise.store.audit import Audit
+from supervise.store.quarantine import Quarantine
+from supervise.store.rundir import RunDir
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (300 << 20),) * 2)
+path, HOLE = Path(sys.argv[1]), {HOLE}
+def told(call):
+    try:
+        return repr(call())
+    except StoreError as error:
+        return f"{{error}} | {{error.hint}}"
+"""
+
+
+def say(path, code: str) -> str:
+    """Run code that looks at the run in `path`; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + code, str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def kept(run):
+    """A run with three records and nine events in its two files."""
+    audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
+    for number in range(3):
+        body = {"reason": str(number), "data": {}}
+        audit.append("note", actor="app", at_ns=5, wall=WALL, step=3, body=body, sync=False)
+    audit.close()
+    journal = Journal.open(run.journal_path)
+    for step in range(9):
+        journal.append(Frame(step, 0, 0, step, (1.0, 2.0)))
+    journal.close()
+    return run
+
+
+def test_a_journal_that_ends_in_a_hole_is_torn_there(kept):
+    """6 GB of nothing are skipped; the next writer cuts them off."""
+    path = kept.journal_path / "00000.jrn"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(HOLE)
+
+    out = say(kept.path, "print(len(list(journal.read(path / 'journal'))))\n"
+                         "print(len(journal.Journal.open(path / 'journal')))")  # fmt: skip
+
+    assert out.split() == ["9", "9"]
+    assert path.stat().st_size == size
+
+
+def test_a_hole_within_the_journal_is_damage(kept):
+    """A good event behind 6 GB is where no writer puts one; the other segment names the damage."""
+    path = kept.journal_path / "00000.jrn"
+    with path.open("r+b") as file:
+        (kept.journal_path / "00001.jrn").write_bytes(file.read(16))
+        file.truncate(HOLE)
+
+    out = say(kept.path, "print(told(lambda: list(journal.read(path / 'journal'))))")
+
+    assert "event 9 in" in out
+    assert "00000.jrn (byte " in out
+    assert "restore the file from a copy" in out
+
+
+def test_a_tail_that_looks_like_records_all_over_is_no_torn_tail(kept):
+    """A million heads without a record: an answer in seconds, and damage rather than a cut."""
+    path = kept.journal_path / "00000.jrn"
+    head = (1 << 10).to_bytes(4, "little") + bytes(4) + (10).to_bytes(4, "little") + b"\x01"
+    with path.open("ab") as file:
+        file.write(head * ((20 << 20) // len(head)))
+
+    assert "is damaged" in say(
+        kept.path, "print(told(lambda: list(journal.read(path / 'journal'))))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [(b"", "torn"), (b"\n", "tampered"), (b"\n{}\n", "tampered")]
+)
+def test_an_endless_line_in_the_log_takes_no_memory(kept, ending, status):
+    """One line of 6 GB: without its end it is a torn tail, of which the next writer keeps 1 MB."""
+    size = kept.audit_path.stat().st_size
+    with kept.audit_path.open("r+b") as file:
+        file.seek(size)
+        file.write(b"x" * 5000)
+        file.truncate(HOLE)
+        file.seek(HOLE)
+        file.write(ending)
+
+    out = say(kept.path, "log = path / 'audit.log'\n"
+                         "print(audit.verify(log).status)\n"
+                         "print(told(lambda: Audit.open(log, RunDir.open(path).id, at_ns=1,\n"
+                         "                              wall='now').close()))\n")  # fmt: skip
+
+    assert out.splitlines()[0] == status
+    if status == "torn":
+        (torn,) = kept.path.glob("audit.log.torn-*")
+        assert torn.read_bytes().startswith(b"x" * 5000)
+        assert torn.stat().st_size <= 1 << 20
+    else:
+        assert "audit record 3 (byte" in out
+
+
+@pytest.mark.parametrize("name", ["run.json", "state.json", "checkpoints.json", "quarantine.json"])
+def test_a_document_that_is_a_hole_is_named(kept, name):
+    """What is larger than any of ours is not read."""
+    with (kept.path / name).open("ab") as file:
+        file.truncate(HOLE)
+    calls = {
+        "run.json": "RunDir.open(path)",
+        "state.json": "RunDir.open(path).read_json('state.json')",
+        "checkpoints.json": "checkpoints.Register(path)",
+        "quarantine.json": "Quarantine(path / 'quarantine.json').read()",
+    }
+
+    out = say(kept.path, f"print(told(lambda: {calls[name]}))")
+
+    assert str(kept.path / name) in out
+
+
+def test_the_limit_of_these_tests_holds(kept):
+    """A file that is read whole ends such a process: the tests above prove something."""
+    with (kept.path / "large").open("wb") as file:
+        file.truncate(HOLE)
+    with pytest.raises(AssertionError, match="MemoryError"):
+        say(kept.path, "(path / 'large').read_bytes()")
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
