@@ -15,7 +15,7 @@ def test_a_directory_that_is_no_run_is_refused_with_a_way_out(
 
         assert (code, out) == (64, "")
         assert f"supervise: {place} " in err
-        assert "try: " in err
+        assert "try: " in err or "did you mean " in err
     assert f"did you mean {tmp_path / 'run'}?" in supervise(*looking, tmp_path)[2]
 
 
