@@ -1,6 +1,7 @@
 """What supervision costs the job: steps with and without the probe, and one published frame.
 
     python benchmarks/overhead.py [--pairs 400] [--only KIND ...]
+    python benchmarks/overhead.py --against REV [--turns 12] [--only KIND ...]
 
 Part 1 trains each kind of job in one process under `supervise`, where the probe is switched on and
 off for single steps, in pairs of random order (`step_job.py`). So both ways see the same noise of
@@ -19,11 +20,15 @@ Part 2 publishes 1000 steps a second to a supervisor that reads them: none may b
 Part 3 runs `publish.py` once per logger and round, the loggers by turns.
 
 Exit code 1 when the probe takes more than its share, or a frame is lost.
+
+With `--against REV` none of that: the probe of this checkout, changes that are not committed
+included, is compared with that of a commit (`against.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import platform
@@ -32,10 +37,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+import against
 import yaml
 from publish import LOGGERS
 from step_job import STEADY, WARM_UP, enough_sequences
@@ -46,10 +53,10 @@ from supervise.store import audit, history, journal
 from supervise.store.rundir import RunDir
 
 HERE = Path(__file__).parent
-POLICY = HERE.parent / "policies" / "nano.yaml"
+ROOT = HERE.parent
 STEP_JOB = str(HERE / "step_job.py")
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 SETS = ("attention", "activations", "routing", "weights", "gradients")
 MAX_OF_WANDB = 0.1  # of its CPU time on the calling thread
 LEAST = 0.05  # seconds of CPU time of a bare step
@@ -88,9 +95,10 @@ KINDS = {
 }
 
 
-def under(run_dir: Path, sampled: bool) -> list[str]:
-    """Return the supervisor's command line up to the job's own."""
-    policy = yaml.safe_load(POLICY.read_text(encoding="utf-8"))
+def under(run_dir: Path, sampled: bool, tree: Path = ROOT) -> list[str]:
+    """Return the supervisor's command line up to the job's own; the policy is that of the tree."""
+    nano = tree / "policies" / "nano.yaml"
+    policy = yaml.safe_load(nano.read_text(encoding="utf-8"))
     policy["savepoints"]["every"] = NEVER
     if not sampled:
         policy["sampling"] = dict.fromkeys(SETS, 0)
@@ -108,24 +116,34 @@ class Found(NamedTuple):
     floor_own: list[float]
 
 
-def train(kind: Kind, pairs: int, sequences: int, run_dir: Path) -> Found:
-    """Run a job of this kind under `supervise`."""
-    size = ["--rounds", str(pairs), "--sequences", str(sequences)]
-    command = [*under(run_dir, kind.sampled), sys.executable, *kind.argv, *size]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, check=False)
-    if done.returncode:
-        raise SystemExit(f"overhead.py: {' '.join(kind.argv)} failed\n{done.stderr[-2000:]}")
-    run = RunDir.open(run_dir)
+def train(
+    kind: Kind, pairs: int, sequences: int, run_dir: Path, tree: Path = ROOT, *more: str
+) -> Found:
+    """Run a job of this kind under the `supervise` of a tree, which also reads its own run."""
+    size = ["--rounds", str(pairs), "--sequences", str(sequences), *more]
+    environ = {**ENVIRON, "PYTHONPATH": f"{tree / 'probes'}{os.pathsep}{tree / 'supervisor'}"}
+
+    def call(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+        if done.returncode:
+            where = "" if tree == ROOT else f" with {tree.name}"
+            said = done.stderr[-2000:]
+            raise SystemExit(f"overhead.py: {' '.join(kind.argv)} failed{where}\n{said}")
+        return done.stdout
+
+    answer = call(*under(run_dir, kind.sampled, tree), sys.executable, *kind.argv, *size)
+    export = ["-m", "supervise", "export", str(run_dir), "--csv", "--metrics", "probe_self_time"]
     own = [
-        values["probe_self_time"]
-        for rank, _, step, _, values in history.frames(run)
-        if rank == 0 and WARM_UP < step < WARM_UP + STEADY and "probe_self_time" in values
+        float(row["probe_self_time"])
+        for row in csv.DictReader(call(sys.executable, *export).splitlines())
+        if row["rank"] == "0" and WARM_UP < int(row["step"]) < WARM_UP + STEADY
+        if row["probe_self_time"]
     ]
-    acted = receipt.outcome(audit.read(run.audit_path))["actions"]
+    acted = receipt.outcome(audit.read(RunDir.open(run_dir).audit_path))["actions"]
     if acted or not own:
         why = f"{acted} actions" if acted else "no own time in its frames"
         raise SystemExit(f"overhead.py: {' '.join(kind.argv)}: {why}")
-    return Found(own=own, **json.loads(done.stdout.splitlines()[-1]))
+    return Found(own=own, **json.loads(answer.splitlines()[-1]))
 
 
 def extra(rounds: Sequence[Round], way: str, column: int) -> float:
@@ -195,6 +213,19 @@ def steps(names: Sequence[str], pairs: int, sequences: int, folder: Path) -> boo
     return all(kept)
 
 
+def cost(size: tuple[int, int], name: str, run_dir: Path, tree: Path, *more: str) -> against.Cost:
+    """Return what the probe of a tree costs one step of this kind, in seconds of CPU time.
+
+    Args:
+        size: pairs of steps, and sequences of a step.
+        more: arguments of the job.
+    """
+    kind = KINDS[name]
+    argv = [word for word in kind.argv if word != "--floor"]
+    rounds, own, _ = train(kind._replace(argv=argv), *size, run_dir, tree, *more)
+    return against.Cost(fmean(own) if kind.sampled else median(own), extra(rounds, "probe", CPU))
+
+
 def gaps(run_dir: Path, seconds: int) -> bool:
     """Print part 2; return whether every frame arrived."""
     script = [sys.executable, str(HERE / "publish.py"), "--stream", str(RATE), str(seconds)]
@@ -254,11 +285,14 @@ def publishing(rounds: int) -> None:
 def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=400, help="of steps, of each kind of job")
-    parser.add_argument("--sequences", type=int, help="of a step; as many as take 50 ms")
+    parser.add_argument("--pairs", type=int, help="of steps, of each kind of job: 400; a turn: 50")
+    parser.add_argument("--sequences", type=int, help="of a step: as many as take 50 ms; a turn: 2")
     parser.add_argument("--only", nargs="*", choices=list(KINDS), help="kinds of jobs; none: skip")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="of part 2; 0 leaves it out")
     parser.add_argument("--rounds", type=int, default=2, help="of part 3; 0 leaves it out")
+    parser.add_argument("--against", metavar="REV", help="compare with the probe of this commit")
+    parser.add_argument("--turns", type=int, default=12, help="of both trees, for each kind of job")
+    parser.add_argument("--margin", type=float, default=0.03, help="of the cost, to be no dearer")
     args = parser.parse_args()
     import torch
 
@@ -266,12 +300,16 @@ def main() -> None:
         f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores "
         f"({platform.machine()}), load {os.getloadavg()[0]:.1f}, one thread\n"
     )
+    if args.against:
+        measure = partial(cost, (args.pairs or 50, args.sequences or 2))
+        names = args.only or list(KINDS)[:3]
+        sys.exit(against.compare(args.against, names, args.turns, args.margin, measure))
     names = list(KINDS) if args.only is None else args.only
     kept = True
     with tempfile.TemporaryDirectory(prefix="supervise-overhead-") as folder:
         if names:
             sequences = args.sequences or enough_sequences(LEAST)
-            kept = steps(names, args.pairs, sequences, Path(folder))
+            kept = steps(names, args.pairs or 400, sequences, Path(folder))
         if args.seconds:
             kept = gaps(Path(folder) / "stream", args.seconds) and kept
     if args.rounds:

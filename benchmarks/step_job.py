@@ -1,7 +1,7 @@
 """Jobs that train bare and watched by turns, in one process: the things that `overhead.py` times.
 
     supervise run -- python benchmarks/step_job.py KIND [--rounds 400] [--sequences 12] [--light]
-                                                        [--floor]
+                                                        [--floor] [--baton IN OUT]
 
 First come WARM_UP and STEADY steps with the probe on. Then, in each round, IN_A_ROW steps are made
 in each way, in random order: with the probe switched off ("bare"), switched on ("probe"), and with
@@ -16,6 +16,8 @@ which costs some microseconds in every way alike. Several ranks draw the same or
 Kinds: `nano` has the steps of `examples/nano/train.py`; `bf16` has its forward under autocast;
 `compile` compiles the model; `ddp` is one of two ranks under torchrun, of which rank 0 answers;
 `trainer` is a tiny GPT-2 under Hugging Face's Trainer. `--light` leaves out the norm of the update.
+With `--baton` two jobs train by turns, LEG steps each: a byte from the FIFO IN begins them, and one
+to OUT lets the other job begin.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +46,7 @@ WARM_UP = 100  # steps; what is too dear or cannot work has been switched off by
 STEADY = 400  # steps whose frames tell the probe's own time; one in four does
 IN_A_ROW = 2  # steps
 SEQUENCES = 12  # of the example
+LEG = 10  # steps
 
 
 def load_example() -> ModuleType:
@@ -107,7 +110,9 @@ def enough_sequences(seconds: float) -> int:
 class Turns:
     """Switches the probe and the floor for each step, and takes the time of it."""
 
-    def __init__(self, rounds: int, floor: Floor | None) -> None:
+    def __init__(self, rounds: int, floor: Floor | None, baton: Sequence[str] = ()) -> None:
+        self._baton = [os.open(path, os.O_RDWR) for path in baton]
+        self._number = 0
         self._probe = sys.modules["_supervise_probe"]._probe
         self._floor = floor
         ways = ["bare", "probe"] if floor is None else ["bare", "probe", "floor"]
@@ -120,6 +125,11 @@ class Turns:
 
     def begin(self) -> bool:
         """The next step begins here; false: there is none."""
+        if self._baton and self._number % LEG == 0:
+            if self._number:
+                os.write(self._baton[1], b".")
+            os.read(self._baton[0], 1)
+        self._number += 1
         way = next(self._left, None)
         self._probe.on = way in ("probe", None)
         if self._floor is not None:
@@ -199,18 +209,20 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="per step; not trainer")
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--floor", action="store_true", help="nano only")
+    parser.add_argument("--baton", nargs=2, default=(), metavar=("IN", "OUT"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if args.light:
         sys.modules["_supervise_probe"]._probe.guard.part("updates").on = False
     floor = Floor() if args.floor else None
-    turns = Turns(args.rounds, floor)
+    rank = os.environ.get("RANK", "0")
+    turns = Turns(args.rounds, floor, args.baton if rank == "0" else ())
     if args.kind == "trainer":
         trainer(turns)
     else:
         loop(args.kind, args.sequences, turns, floor)
-    if os.environ.get("RANK", "0") == "0":
+    if rank == "0":
         turns.answer()
 
 

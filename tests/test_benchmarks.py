@@ -35,3 +35,31 @@ def test_the_cost_of_the_probe_is_measured_beside_its_floor():
     assert len(floor) == 1, done.stdout + done.stderr
     assert 0 < float(floor[0][2]) < 5000  # us, its own time
     assert any(row[-1:] in (["PASS"], ["FAIL"]) for row in rows), done.stdout
+
+
+def test_two_trees_are_judged_by_their_intervals():
+    """Within the margin is no dearer, beyond it is dearer, and what straddles it is not told."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import against
+    finally:
+        sys.path.remove(str(FOLDER))
+    known = (0.9, 1.2)  # of added time, which is noisy
+    verdicts = {
+        (0.98, 1.02): against.NO_DEARER,
+        (1.05, 1.09): against.DEARER,
+        (0.99, 1.06): against.CANNOT_TELL,
+    }
+
+    assert {own: against.verdict(own, known, 0.03) for own in verdicts} == verdicts
+    assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.DEARER
+
+
+def test_a_commit_that_is_not_there_is_said():
+    """Nothing is measured, and the message names it."""
+    done = subprocess.run(
+        [sys.executable, "overhead.py", "--against", "no-such-commit"],
+        cwd=FOLDER, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "overhead.py: no-such-commit is no commit of this repository\n"
