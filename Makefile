@@ -22,7 +22,7 @@ help:
 	@echo 'make test        lint, types and the whole suite (12 min)'
 	@echo 'make test-fast   the tests that start no training (1 min)'
 	@echo 'make lint        ruff and mypy'
-	@echo 'make chaos       kill the supervisor after each of its records, and let another take over (15 min)'
+	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of seven surfaces (70 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
@@ -52,6 +52,7 @@ style: .venv/installed-dev
 	$(BIN)/ruff format --check .
 
 chaos: .venv/installed-dev
+	$(BIN)/python tests/chaos/drive.py
 	$(BIN)/python -m pytest -m chaos
 
 FUZZ_SECONDS ?= 600

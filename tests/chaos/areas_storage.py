@@ -1,0 +1,343 @@
+"""Disks under the run directory, and shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from world import Case, Skip, eventually, kill, scenario
+
+# ── disks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fill(path: Path) -> Path:
+    """Write until there is no room for one more byte."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    return path
+
+
+def _job(case: Case, seconds: float = 2.0) -> tuple[list[str], int]:
+    """A job that trains, or that waits; and its code."""
+    code = case.draw.randrange(60)
+    if case.draw.random() < 0.5:
+        return case.train(int(seconds / 0.02), sleep=0.02, exit=code), code
+    return case.plain(f"time.sleep({seconds})", code), code
+
+
+@scenario("disks", seeds=10)
+def small_disk(case: Case) -> None:
+    """The run directory's disk has room for some records, or for hardly any."""
+    disk = case.tmpfs("disk", f"size={case.draw.choice([200, 300, 400, 1000, 2000])}k")
+    case.run = disk / "run"
+    job, code = _job(case)
+    case.start("--policy", "nano", job=job)
+    case.ends(code, done=None)
+    assert case.text("done") or case.text("result"), "the job did not come to its end"
+    case.clean()
+    case.readable(replay=(0, 2), verify=(0, 2))
+
+
+@scenario("disks", seeds=10)
+def disk_fills_up(case: Case) -> None:
+    """Another program fills the disk in the middle; perhaps there is room again later."""
+    disk = case.tmpfs("disk", "size=4m")
+    case.run = disk / "run"
+    job, code = _job(case, 4.0)
+    case.start("--policy", "nano", job=job)
+    case.up()
+    time.sleep(case.draw.uniform(0, 2))
+    filler = fill(disk / "filler")
+    if case.draw.random() < 0.5:
+        time.sleep(case.draw.uniform(0.2, 2))
+        filler.unlink()
+    case.ends(code, done=None)
+    case.clean()
+    case.readable(replay=(0, 2), verify=(0, 2))
+
+
+@scenario("disks", seeds=4)
+def few_inodes(case: Case) -> None:
+    """No more files can be made."""
+    disk = case.tmpfs("disk", f"size=8m,nr_inodes={case.draw.randrange(8, 30)}")
+    case.run = disk / "run"
+    job, code = _job(case)
+    case.start("--policy", "nano", job=job)
+    case.ends((code, 64), done=None)
+    case.clean()
+    if case.watcher is not None and case.watcher.returncode == code:
+        case.readable(replay=(0, 2), verify=(0, 2))
+
+
+@scenario("disks", seeds=4)
+def read_only_disk(case: Case) -> None:
+    """The run directory cannot be made: 64, and the job is not started."""
+    disk = case.tmpfs("disk", "size=1m,ro")
+    case.run = disk / "run"
+    case.start(job=case.plain())
+    case.ends(64, done=False)
+    case.clean()
+
+
+@scenario("disks", seeds=6)
+def becomes_immutable(case: Case) -> None:
+    """Nothing in the run directory can be written any more."""
+    job, code = _job(case, 3.0)
+    case.start("--policy", "nano", job=job)
+    case.up()
+    time.sleep(case.draw.uniform(0, 1.5))
+    locked = subprocess.run(["chattr", "-R", "+i", str(case.run)], capture_output=True, text=True)
+    if locked.returncode:
+        raise Skip(f"chattr +i is not permitted here: {locked.stderr.strip()[:80]}")
+    case.ends(code, done=None)
+    case.clean()
+    case.readable(replay=(0, 2), verify=(0, 2))
+
+
+FREEZES = "signal.signal(15, lambda *_: (time.sleep({took}), os._exit({code})))\nopen('up', 'w')\n"
+
+
+@scenario("disks", seeds=8)
+def frozen_disk(case: Case) -> None:
+    """The disk is frozen: TERM still reaches the job, and we end with its code soon after it."""
+    disk = case.ext4("disk")
+    case.run = disk / "run"
+    code, trains = case.draw.randrange(1, 60), case.draw.random() < 0.5
+    handler = FREEZES.format(took=case.draw.uniform(0, 1), code=code)
+    job = case.plain(handler + "time.sleep(80)")
+    if trains:
+        job = case.train(4000, sleep=0.02, before="import signal, time, os\n" + handler)
+    watcher = case.start("--policy", "nano", *case.draw.choice([[], ["-q"]]), job=job)
+    eventually((case.home / "up").exists, "the job")
+    if trains:
+        case.steps(5)
+    frozen = subprocess.run(["fsfreeze", "-f", str(disk)], capture_output=True, text=True)
+    if frozen.returncode:
+        raise Skip(f"freezing is not permitted here: {frozen.stderr.strip()}")
+    time.sleep(case.draw.uniform(0.5, 4))
+    watcher.send_signal(15)
+    pid = case.job_pid
+    eventually(lambda: not _runs(pid), "the job's end while the disk is frozen", 10.0)
+    try:
+        case.ends(code, done=None)
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
+    case.clean()
+    case.readable(replay=(0, 2), verify=(0, 2))
+
+
+@scenario("disks", seeds=4)
+def frozen_for_a_while(case: Case) -> None:
+    """The disk is frozen for some seconds, and goes on: nothing happened."""
+    disk = case.ext4("disk")
+    case.run = disk / "run"
+    case.start("--policy", "nano", job=case.train(400, sleep=0.02))
+    case.steps(10)
+    frozen = subprocess.run(["fsfreeze", "-f", str(disk)], capture_output=True, text=True)
+    if frozen.returncode:
+        raise Skip(f"freezing is not permitted here: {frozen.stderr.strip()}")
+    time.sleep(case.draw.uniform(1, 6))
+    subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
+    case.unharmed()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+@scenario("disks", seeds=6)
+def records_removed(case: Case) -> None:
+    """audit.log or the journal is removed: acting ends, which is said; the job goes on."""
+    what = case.draw.choice(["audit.log", "journal"])
+    watcher = case.start("--policy", "nano", job=case.train(100_000, sleep=0.02))
+    case.steps(10)
+    path = case.run / what
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: what in case.said(), "a word of it", 5.0)
+    acted = case.call("lr", case.run, "0.5").returncode == 0
+    said, runs = what in case.said(), watcher.poll() is None
+    watcher.send_signal(15)
+    case.ends(143, done=None)
+    assert runs, "the job did not go on"
+    assert said and not acted, f"without its {what}: said: {said}, still acts: {acted}"
+    case.clean()
+
+
+@scenario("disks", seeds=6)
+def run_directory_removed(case: Case) -> None:
+    """All of the run directory is removed, or moved away, in the middle."""
+    job, code = _job(case, 4.0)
+    case.start("--policy", "nano", job=job)
+    case.up()
+    time.sleep(case.draw.uniform(0, 2))
+    if case.draw.random() < 0.5:
+        shutil.rmtree(case.run, ignore_errors=True)
+    else:
+        case.run.rename(case.home / "away")
+    case.ends(code, done=None)
+    assert case.text("done") or case.text("result"), "the job did not come to its end"
+    case.clean()
+
+
+PLACES = ("control/1-1.json", "probe/x.json", "quarantine.json", "checkpoints.json", "state.json",
+          "launch.json", "relaunch/1.json", "control/0-0.json", "state.json.part")  # fmt: skip
+
+
+def plant(case: Case, path: Path) -> None:
+    """Put something there that blocks or misleads who opens it."""
+    path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
+        return
+    path.unlink(missing_ok=True)
+    what = case.draw.choice(["fifo", "folder", "zero", "loop", "garbage", "huge"])
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "garbage":
+        path.write_bytes(case.draw.randbytes(5000))
+    elif what == "huge":
+        path.touch()
+        os.truncate(path, 1 << 33)
+    else:
+        path.symlink_to("/dev/zero" if what == "zero" else path.name)
+
+
+@scenario("disks", seeds=20)
+def planted_in_the_run(case: Case) -> None:
+    """A FIFO, a folder, a link or garbage in the run directory blocks nobody."""
+    code = case.draw.randrange(60)
+    case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=code))
+    case.steps(5)
+    for place in case.draw.sample(PLACES, 2):
+        plant(case, case.run / place)
+    time.sleep(1.0)
+    if case.draw.random() < 0.5:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            case.call("status", case.run, within_s=10)
+    case.ends(code, done=None)
+    assert case.text("result"), "the job did not come to its end"
+    case.clean()
+    case.readable(replay=(0, 2))
+
+
+# ── shared memory ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _folder(case: Case) -> Path:
+    """Wait for the run's directory in shared memory."""
+    return Path(eventually(lambda: next(iter(case.shm.glob("supervise-*")), None), "its directory"))
+
+
+@scenario("shared memory", seeds=24)
+def planted_in_shared_memory(case: Case) -> None:
+    """A FIFO, a folder, a link or garbage among the segments blocks nobody."""
+    code, early = case.draw.randrange(60), case.draw.random() < 0.5
+    case.start("--policy", "nano", job=case.train(150, sleep=0.02, exit=code))
+    folder = _folder(case)
+    if not early:
+        case.steps(5)
+    for name in case.draw.sample(["rank-0.1.seg", "rank-7.77.seg", "rank-1.1.1.seg", "job.1",
+                                  "owner", "rank-x.seg", "supervise"], 3):  # fmt: skip
+        plant(case, folder / name)
+    case.unharmed(code)
+
+
+@scenario("shared memory", seeds=10)
+def planted_beside_it(case: Case) -> None:
+    """What others left in shared memory under our names blocks no start."""
+    for number in range(3):
+        path = case.shm / f"supervise-{os.getuid()}-{number}"
+        if case.draw.random() < 0.5:
+            plant(case, path)
+        else:
+            path.mkdir()
+            plant(case, path / case.draw.choice(["owner", "rank-0.1.seg", "job.1"]))
+            os.utime(path, (1, 1))
+    case.start(job=case.plain("time.sleep(0.3)", 5))
+    case.ends(5)
+    shutil.rmtree(case.shm)
+    case.clean()
+    case.readable()
+
+
+@scenario("shared memory", seeds=10)
+def little_shared_memory(case: Case) -> None:
+    """It is full, or nearly: the probe stays off, or holds fewer frames."""
+    case.shm.rmdir()
+    case.shm = case.tmpfs("shm", f"size={case.draw.choice([4, 16, 64, 200, 400, 1000, 4000])}k")
+    case.env["SUPERVISE_SHM"] = str(case.shm)
+    if case.draw.random() < 0.4:
+        fill(case.shm / "filler")
+    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=3))
+    (case.shm / "filler").unlink(missing_ok=True) if case.draw.random() < 0.5 else case.up()
+    case.ends(3, done=None)
+    (case.shm / "filler").unlink(missing_ok=True)
+    case.unharmed(3)
+
+
+@scenario("shared memory", seeds=6)
+def odd_shared_memory(case: Case) -> None:
+    """SUPERVISE_SHM names nothing, a file, or a folder that is read-only."""
+    kind = case.draw.choice(["nothing", "file", "read-only"])
+    if kind == "file":
+        (case.home / "shm").touch()
+    case.env["SUPERVISE_SHM"] = str(case.home / "shm")
+    if kind == "read-only":
+        case.env["SUPERVISE_SHM"] = str(case.tmpfs("shm", "size=1m,ro"))
+    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=3))
+    case.unharmed(3)
+
+
+@scenario("shared memory", seeds=10)
+def removed_shared_memory(case: Case) -> None:
+    """A cleaner removes the segments, or all of the directory."""
+    case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=3))
+    folder = _folder(case)
+    if case.draw.random() < 0.7:
+        case.steps(case.draw.randrange(2, 60))
+    if case.draw.random() < 0.5:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+    case.unharmed(3)
+
+
+@scenario("shared memory", seeds=10)
+def corrupted_segment(case: Case) -> None:
+    """Bytes of the ring are not what the probe wrote: they are skipped or told, never acted on.
+
+    The header, 4 KiB, is left alone: orders to the job lie there. A segment that is cut short is
+    left out: whoever touches such memory is killed by the kernel, and nobody cuts it by accident.
+    """
+    case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=3))
+    case.steps(10)
+    for path in _folder(case).glob("rank-*.seg"):
+        size = path.stat().st_size
+        with path.open("r+b", buffering=0) as file:
+            for _ in range(case.draw.randrange(1, 200)):
+                file.seek(case.draw.randrange(size // 2, size))
+                file.write(case.draw.randbytes(case.draw.choice([1, 8, 64])))
+    case.ends(3, done=None)
+    assert case.text("result"), "the job did not come to its end"
+    case.clean()
+    case.readable(replay=(0, 2))
+
+
+@scenario("shared memory", seeds=4)
+def killed_writer(case: Case) -> None:
+    """The job is killed in the middle of its frames."""
+    case.start("--policy", "nano", job=case.train(20000))
+    case.steps(case.draw.randrange(5, 500))
+    kill(case.up(), 9)
+    case.fine(137, done=None)

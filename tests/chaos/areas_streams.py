@@ -1,0 +1,382 @@
+"""Standard streams, limits, and what a job hooks into Python by itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import shutil
+import signal
+import sys
+import termios
+from collections.abc import Callable
+from typing import Any
+
+from world import Case, Skip, eventually, limit, scenario
+
+Popen = Callable[..., Any]
+
+
+def alike(case: Case, job: list[str], run: Callable[[Popen], Any], *words: str) -> None:
+    """Insist that the job comes to the same under us, when `run` starts it the same way."""
+    before = run(lambda **options: case.popen(job, **options))
+    before.wait(60)
+    done = case.text("done")
+    code = case.forget(before)
+    run(lambda **options: case.start(*words, job=job, **options))
+    case.fine(code, done=bool(done))
+
+
+def quiet(case: Case) -> list[str]:
+    return case.draw.choice([[], ["-q"]])
+
+
+# ── stdio ─────────────────────────────────────────────────────────────────────────────────────────
+
+SAYS = (
+    "for n in range({lines}):\n    print('line', n, flush=True)\n"
+    "    if {both}: print('err', n, file=sys.stderr, flush=True)\n    time.sleep(0.005)"
+)
+
+
+def _talker(case: Case, both: bool | None = None) -> list[str]:
+    both = case.draw.choice([True, False]) if both is None else both
+    body = SAYS.format(lines=case.draw.randrange(2, 80), both=both)
+    return case.plain(body, case.draw.randrange(60))
+
+
+@scenario("stdio")
+def full_device(case: Case) -> None:
+    """stdout, stderr or both are /dev/full."""
+    names = case.draw.choice([["stderr"], ["stdout"], ["stdout", "stderr"]])
+    job = case.plain("time.sleep(0.3)", case.draw.randrange(1, 60))
+    if case.draw.random() < 0.5:
+        job = _talker(case)
+
+    def run(popen: Popen) -> Any:
+        full = os.open("/dev/full", os.O_WRONLY)
+        try:
+            return popen(**dict.fromkeys(names, full))
+        finally:
+            os.close(full)
+
+    alike(case, job, run, *quiet(case))
+
+
+@scenario("stdio", seeds=12)
+def closed_descriptors(case: Case) -> None:
+    """Any of the three is closed."""
+    closed = case.draw.choice([(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+    job = case.plain("time.sleep(0.3)", case.draw.randrange(60))
+
+    def before() -> None:
+        for fd in closed:
+            os.close(fd)
+
+    alike(case, job, lambda popen: popen(preexec_fn=before), *quiet(case))
+
+
+@scenario("stdio")
+def closed_pipe(case: Case) -> None:
+    """Nobody is at the other end of stderr or stdout."""
+    names = case.draw.choice([["stderr"], ["stdout"], ["stdout", "stderr"]])
+
+    def run(popen: Popen) -> Any:
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            return popen(**dict.fromkeys(names, writer))
+        finally:
+            os.close(writer)
+
+    alike(case, _talker(case), run, *quiet(case))
+
+
+@scenario("stdio")
+def head(case: Case) -> None:
+    """`| head -1`, of stdout alone or of both."""
+    names = case.draw.choice([["stdout"], ["stdout", "stderr"]])
+    job = case.plain("for n in range(400):\n    print(n, flush=True)\n    time.sleep(0.005)", 3)
+    if case.draw.random() < 0.5:
+        job = case.plain("print(1, flush=True)\ntime.sleep(1)", 3)
+
+    def run(popen: Popen) -> Any:
+        reader, writer = os.pipe()
+        started = popen(**dict.fromkeys(names, writer))
+        os.close(writer)
+        eventually(lambda: b"\n" in os.read(reader, 1), "a line")
+        os.close(reader)
+        return started
+
+    alike(case, job, run, *quiet(case))
+
+
+@scenario("stdio", seeds=12)
+def full_pipe(case: Case) -> None:
+    """A full pipe that nobody reads stops neither us nor a job that writes nothing to it."""
+    names = case.draw.choice([["stderr"], ["stdout", "stderr"]])
+    room, reader_pipes = case.draw.choice([0, 0, 100]), []
+    job = case.plain("time.sleep(1)", case.draw.randrange(60))
+    if case.draw.random() < 0.3:
+        job = case.train(100, sleep=0.01)
+
+    def run(popen: Popen) -> Any:
+        reader, writer = os.pipe()
+        reader_pipes.append(reader)
+        os.set_blocking(writer, False)
+        size = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+        os.write(writer, b"x" * (size - room))
+        os.set_blocking(writer, True)
+        started = popen(**dict.fromkeys(names, writer))
+        os.close(writer)
+        return started
+
+    try:
+        alike(case, job, run, *quiet(case))
+    finally:
+        for reader in reader_pipes:
+            os.close(reader)
+
+
+@scenario("stdio")
+def hung_up_terminal(case: Case) -> None:
+    """The terminal goes away in the middle; a job that ignores HUP goes on."""
+    ignores = case.draw.choice([True, True, False])
+    body = ("signal.signal(1, signal.SIG_IGN)\n" if ignores else "") + "open('up', 'w')\n"
+    job = case.plain(f"{body}time.sleep({case.draw.uniform(0.5, 2)})", case.draw.randrange(60))
+
+    def run(popen: Popen) -> Any:
+        (case.home / "up").unlink(missing_ok=True)
+        master, slave = pty.openpty()
+
+        def before() -> None:
+            os.setsid()
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+        started = popen(stdin=slave, stdout=slave, stderr=slave, preexec_fn=before)
+        os.close(slave)
+        eventually((case.home / "up").exists, "the job")
+        os.close(master)
+        return started
+
+    alike(case, job, run, *quiet(case))
+
+
+@scenario("stdio")
+def much_output(case: Case) -> None:
+    """Megabytes of any bytes come through unchanged."""
+    size = case.draw.randrange(1 << 20, 8 << 20)
+    job = case.plain(f"import random\nos.write(1, b'')\nd = random.Random(1).randbytes({size})\n"
+                     "while d: d = d[os.write(1, d):]", 4)  # fmt: skip
+    case.start(*quiet(case), job=job)
+    case.fine(4)
+    assert (case.home / "stdout").stat().st_size == size
+
+
+@scenario("stdio")
+def input_comes_through(case: Case) -> None:
+    """What is typed or piped in is the job's."""
+    data = case.draw.randbytes(case.draw.randrange(10, 300_000))
+    (case.home / "in").write_bytes(data)
+    job = case.plain("sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stdout.flush()", 4)
+    with (case.home / "in").open("rb") as stdin:
+        case.start(*quiet(case), job=job, stdin=stdin)
+    case.fine(4)
+    assert (case.home / "stdout").read_bytes() == data
+
+
+# ── limits ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _limited(case: Case, job: list[str], *words: str, **limits: int) -> None:
+    alike(case, job, lambda popen: popen(preexec_fn=limit(**limits)), *words)
+
+
+def _kind(case: Case) -> list[str]:
+    """A job that waits, computes, or trains."""
+    code = case.draw.randrange(60)
+    if case.draw.random() < 0.3:
+        return case.train(80, sleep=0.005, exit=code)
+    return case.plain(case.draw.choice(["time.sleep(1.2)", "sum(range(10**7))"]), code)
+
+
+@scenario("limits", seeds=12)
+def few_files(case: Case) -> None:
+    """RLIMIT_NOFILE."""
+    job = case.plain("time.sleep(1.2)", case.draw.randrange(60))
+    _limited(case, job, *quiet(case), nofile=case.draw.choice([16, 20, 24, 32, 48, 64, 256]))
+
+
+@scenario("limits")
+def small_files(case: Case) -> None:
+    """RLIMIT_FSIZE: the records cannot grow beyond it."""
+    size = case.draw.choice([0, 1000, 4096, 10_000, 40_000, 1 << 20])
+    job = case.plain("time.sleep(1.2)" if size else "os.unlink('pid'); time.sleep(1)", 7)
+    case.start(job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job],
+               preexec_fn=_soft_fsize(size))  # fmt: skip
+    case.follow = list
+    case.ends(7 if size > 10_000 else (7, 64, 73, 74), done=None)
+    case.clean()
+
+
+def _soft_fsize(size: int) -> Callable[[], None]:
+    import resource
+
+    def before() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    return before
+
+
+@scenario("limits")
+def little_memory(case: Case) -> None:
+    """RLIMIT_AS."""
+    job = case.plain("time.sleep(1.2)", case.draw.randrange(60))
+    _limited(case, job, **{"as": case.draw.choice([400, 600, 1000, 2000]) << 20})
+
+
+@scenario("limits", seeds=16)
+def few_processes(case: Case) -> None:
+    """RLIMIT_NPROC: "can't start new thread" ends neither the job nor the watching."""
+    if os.getuid() or not shutil.which("setpriv"):
+        raise Skip("needs root and setpriv, to become a user of few processes")
+    user, most = 54_000 + os.getpid() % 5000, case.draw.randrange(3, 14)
+    for path in (case.home, case.shm, case.home / "tmp"):
+        os.chown(path, user, user)
+    trains = most > 4 and case.draw.random() < 0.4
+    job = case.train(150, sleep=0.02) if trains else case.plain("time.sleep(2)", 5)
+    case.env["HOME"] = str(case.home)
+    reads = "-all,+dac_override,+dac_read_search"  # Python and torch may lie where only root looks
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    become += [f"--inh-caps={reads}", f"--ambient-caps={reads}", f"--bounding-set={reads}"]
+    case.start(*quiet(case), job=job, before=[*become, "prlimit", f"--nproc={most}"])
+    case.ends(0 if trains else 5, done=not trains)
+    case.clean()
+    case.readable(replay=(0, 2))
+    if trains:
+        assert case.state().get("step") == 149, f"watched to step {case.state().get('step')}"
+
+
+@scenario("limits")
+def odd_limits(case: Case) -> None:
+    """A small stack, no locked memory, no core, little CPU time for the job."""
+    name, value = case.draw.choice([("stack", 512 << 10), ("memlock", 0), ("core", 0), ("cpu", 30),
+                                    ("sigpending", 4), ("nice", 0), ("msgqueue", 0)])  # fmt: skip
+    _limited(case, _kind(case), *quiet(case), **{name: value})
+
+
+# ── hooks ─────────────────────────────────────────────────────────────────────────────────────────
+
+ENDS = "time.sleep(0.5)"
+# fmt: off
+HOOKS = {
+    "handler_of_chld": "signal.signal(17, lambda *_: None)\nsubprocess.run(['true'])",
+    "ignored_chld": "signal.signal(17, signal.SIG_IGN)\nsubprocess.run(['true'])",
+    "alarms": "n = [0]\nsignal.signal(14, lambda *_: n.append(0))\n"
+              "signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
+              "end = time.time() + 1\nwhile time.time() < end: pass\nassert len(n) > 50",
+    "profiling_timer": "signal.signal(27, lambda *_: None)\n"
+                       "signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)\nsum(range(10**7))",
+    "wakeup_fd": "r, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\n"
+                 "signal.signal(10, lambda *_: None); os.kill(os.getpid(), 10); os.read(r, 1)",
+    "excepthook": "sys.excepthook = lambda *e: print('hooked', e[0].__name__)\n1 / 0",
+    "thread_excepthook": "threading.excepthook = lambda a: print('hooked', a.exc_type)\n"
+                         "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+    "atexit_order": "import atexit\n[atexit.register(print, n, flush=True) for n in range(5)]",
+    "atexit_ends_it": "import atexit\natexit.register(os._exit, 9)",
+    "atexit_raises": "import atexit\natexit.register(lambda: 1 / 0)",
+    "faulthandler_on": "import faulthandler\nfaulthandler.enable()\n"
+                       "faulthandler.dump_traceback_later(60)\nfaulthandler.register(10)\n"
+                       "os.kill(os.getpid(), 10); faulthandler.cancel_dump_traceback_later()",
+    "faulthandler_at_a_crash": "import faulthandler\nfaulthandler.enable()\n"
+                               "os.kill(os.getpid(), 11)",
+    "tracing": "sys.settrace(lambda *a: None)\nimport json; json.loads('[1]')\nsys.settrace(None)",
+    "profiler": "sys.setprofile(lambda *a: None)\nimport json; json.loads('[1]')",
+    "audit_hook": "sys.addaudithook(lambda e, a: None)\nopen(os.devnull).close()",
+    "no_gc": "import gc\ngc.disable(); assert not gc.isenabled(); gc.set_debug(0)",
+    "own_stdout": "import io\nsys.stdout = io.StringIO(); print(1); sys.stdout = sys.__stdout__",
+    "exit_with_text": "sys.exit('a reason')",
+    "exit_with_nothing": "sys.exit()",
+    "hard_exit": "os._exit(11)",
+    "uncaught": "raise RuntimeError('mine')",
+    "keyboard_interrupt": "raise KeyboardInterrupt",
+    "recursion": "def f(): f()\nf()",
+    "late_thread": "threading.Thread(target=lambda: (time.sleep(0.7), print('late'))).start()",
+    "daemon_thread": "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "fork_and_exit": "if os.fork() == 0: sys.exit(3)\nprint(os.wait()[1])",
+    "import_hook": "class F:\n    def find_spec(self, *a): return None\n"
+                   "sys.meta_path.insert(0, F())\nimport json, csv",
+    "closes_all_files": "os.closerange(3, 256)\nprint('still here')",
+    "changes_directory": "os.chdir('/')\ntime.sleep(1.2)",
+    "clears_environment": "os.environ.clear()\nsubprocess.run([sys.executable, '-c', 'print(1)'])",
+    "own_sleep": "time.sleep = lambda s: None\ntime.time = lambda: 0\ntime.monotonic = lambda: 0",
+}  # fmt: skip
+NOISE = re.compile(r"0x[0-9a-f]+|^supervise: .*\n", re.M)  # addresses, and our own lines
+FLAGS = ("-O", "-B", "-Werror", "-Xdev", "-I", "-S", "-E", "-u", "-v", "-bb", "-Ximporttime")
+
+
+def _same_output(case: Case, job: list[str]) -> None:
+    alike(case, job, lambda popen: popen(), "-q")
+    if "-v" not in job and "-Ximporttime" not in job:
+        for name in ("stdout", "stderr"):
+            ours, bare = (NOISE.sub("", case.text(each)) for each in (name, f"bare.{name}"))
+            assert ours == bare, f"{name} differs: {ours[-300:]!r}"
+
+
+def _enter_hook(name: str, body: str) -> None:
+    def run(case: Case) -> None:
+        _same_output(case, case.plain(body, case.draw.randrange(60)))
+
+    run.__name__ = f"hook_{name}"
+    scenario("hooks", seeds=2)(run)
+
+
+for _name, _body in HOOKS.items():
+    _enter_hook(_name, _body)
+
+
+@scenario("hooks", seeds=len(FLAGS))
+def interpreter_flags(case: Case) -> None:
+    """Python's own options."""
+    flag = FLAGS[case.seed % len(FLAGS)]
+    python, *rest = case.plain("print('on')", 6)
+    _same_output(case, [python, flag, *rest])
+
+
+@scenario("hooks", seeds=4)
+def own_sitecustomize(case: Case) -> None:
+    """A sitecustomize of the job's runs once, as without us; one that raises does so too."""
+    folder, seen = case.home / "site", case.home / "seen"
+    folder.mkdir()
+    text = f"import os\nopen({str(seen)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    text += case.draw.choice(["", "raise ValueError('mine')\n", "import torch\n"])
+    (folder / "sitecustomize.py").write_text(text)
+    case.env["PYTHONPATH"] = str(folder)
+    case.start(job=case.plain("print('on')", 6))
+    case.fine(6)
+    assert seen.read_text().split().count(str(case.job_pid)) == 1
+
+
+@scenario("hooks", seeds=10)
+def hooked_training(case: Case) -> None:
+    """Handlers, hooks and timers in a real training; its weights are those without us."""
+    before = case.draw.choice([
+        "import signal; signal.signal(17, signal.SIG_IGN)",
+        "import signal; signal.signal(14, lambda *_: None);"
+        " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)",
+        "import sys; sys.settrace(lambda *a: None)",
+        "import sys; sys.setprofile(lambda *a: None)",
+        "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(500)",
+        "import gc; gc.disable()", "import sys; sys.setrecursionlimit(250)",
+        "import os; os.environ.clear()",
+        "import warnings; warnings.simplefilter('error')",
+        "import threading; threading.stack_size(1 << 18)",
+    ])  # fmt: skip
+    code = case.draw.randrange(60)
+    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=code, before=before))
+    case.unharmed(code)
+
+
+assert sys.platform == "linux"
+assert signal.SIGCHLD == 17

@@ -1,0 +1,339 @@
+"""Clocks, pauses, stalls and hangs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from world import Case, Skip, eventually, scenario
+
+NANO = Path(__file__).parents[2] / "policies" / "nano.yaml"
+
+# ── clocks ────────────────────────────────────────────────────────────────────────────────────────
+
+# Moves the wall clock of one process tree by as many seconds as a file says; no other clock.
+SHIM = """\
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long moved(void) {
+    char text[32] = {0};
+    const char *path = getenv("CHAOS_CLOCK");
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) return 0;
+    if (read(fd, text, 31) < 0) text[0] = 0;
+    close(fd);
+    return atol(text);
+}
+int clock_gettime(clockid_t id, struct timespec *at) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int code = real(id, at);
+    if (id == CLOCK_REALTIME) at->tv_sec += moved();
+    return code;
+}
+time_t time(time_t *out) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    if (out) *out = at.tv_sec;
+    return at.tv_sec;
+}
+int gettimeofday(struct timeval *at, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
+DAY = 86400
+
+
+def _movable(case: Case) -> Path:
+    """Give the case a wall clock that can be moved; return the file that does."""
+    (case.home / "clock.c").write_text(SHIM)
+    build = ["cc", "-shared", "-fPIC", "-O1", "-o", "clock.so", "clock.c", "-ldl"]
+    try:
+        subprocess.run(build, cwd=case.home, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise Skip("the wall clock needs a C compiler to be moved") from None
+    case.env |= {"LD_PRELOAD": str(case.home / "clock.so"), "CHAOS_CLOCK": str(case.home / "by")}
+    return case.home / "by"
+
+
+@scenario("clocks", seeds=16)
+def wall_clock_jumps(case: Case) -> None:
+    """The wall clock jumps, ahead or back, once or often: nothing is acted on."""
+    clock, code = _movable(case), case.draw.randrange(60)
+    case.start("--policy", "nano", job=case.train(250, sleep=0.02, exit=code))
+    case.steps(10)
+    for _ in range(case.draw.choice([1, 1, 5])):
+        jump = case.draw.choice([-DAY, DAY, -3600, 3600, 400 * DAY, -20000 * DAY, -1, 121])
+        clock.write_text(str(jump))
+        time.sleep(case.draw.uniform(0.1, 1))
+    case.unharmed(code)
+
+
+@scenario("clocks", seeds=4)
+def wall_clock_is_wrong(case: Case) -> None:
+    """It is wrong from the start: 1970, or 2070."""
+    clock = _movable(case)
+    clock.write_text(str(case.draw.choice([-int(time.time()) + 5, 44 * 365 * DAY])))
+    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=4))
+    case.unharmed(4)
+
+
+@scenario("clocks", seeds=4)
+def odd_zones(case: Case) -> None:
+    """Any zone, and any locale."""
+    case.env |= {"TZ": case.draw.choice(["", "Asia/Kathmandu", "nonsense", ":", "UTC+99"])}
+    case.env |= {"LC_ALL": case.draw.choice(["C", "POSIX", "tr_TR.UTF-8", "nonsense"])}
+    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=4))
+    case.unharmed(4)
+
+
+# ── pauses ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario("pauses")
+def watcher_stopped(case: Case) -> None:
+    """The supervisor stands still for a while; the job does not, and nothing is acted on."""
+    watcher = case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
+    case.steps(case.draw.randrange(5, 50))
+    watcher.send_signal(signal.SIGSTOP)
+    time.sleep(case.draw.uniform(0.3, 8))
+    watcher.send_signal(signal.SIGCONT)
+    case.unharmed(4)
+
+
+@scenario("pauses")
+def job_stopped(case: Case) -> None:
+    """Somebody stops the job for a while, alone or with us."""
+    watcher = case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=4))
+    case.steps(case.draw.randrange(5, 50))
+    pids = [case.job_pid, *case.draw.choice([[], [watcher.pid]])]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(case.draw.uniform(0.3, 6))
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    case.unharmed(4)
+
+
+@scenario("pauses", seeds=6)
+def stop_from_a_terminal_signal(case: Case) -> None:
+    """TSTP to us, without a terminal, reaches the job; CONT lets it go on."""
+    watcher = case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=4))
+    case.steps(10)
+    watcher.send_signal(signal.SIGTSTP)
+    time.sleep(case.draw.uniform(0.3, 3))
+    watcher.send_signal(signal.SIGCONT)
+    case.unharmed(4)
+
+
+@scenario("pauses", seeds=6)
+def pause_and_resume(case: Case) -> None:
+    """By word: it stands still, goes on, and comes to the same weights."""
+    case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
+    case.steps(case.draw.randrange(5, 50))
+    paused = case.call("pause", case.run)
+    assert paused.returncode == 0, paused.stdout + paused.stderr
+    time.sleep(1.2)
+    step = case.state()["step"]
+    time.sleep(case.draw.uniform(1.2, 4))
+    assert case.state()["step"] == step, "it went on"
+    assert case.call("resume", case.run).returncode == 0
+    case.unharmed(4, actions=2)
+
+
+@scenario("pauses", seeds=3, idle=True)
+def pause_is_renewed(case: Case) -> None:
+    """A pause lasts while the supervisor lives, well beyond a lease of 60 s."""
+    case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
+    case.patience_s = 200
+    case.steps(10)
+    assert case.call("pause", case.run).returncode == 0
+    time.sleep(1.5)
+    step = case.state()["step"]
+    time.sleep(case.draw.uniform(65, 130))
+    assert case.state()["step"] == step, "it went on"
+    assert case.call("resume", case.run).returncode == 0
+    case.unharmed(4, actions=2)
+
+
+@scenario("pauses", seeds=3, idle=True)
+def lease_runs_out(case: Case) -> None:
+    """A dead supervisor strands no paused job: it goes on after at most 60 s, by itself."""
+    watcher = case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
+    case.steps(10)
+    assert case.call("pause", case.run).returncode == 0
+    time.sleep(case.draw.uniform(0.5, 20))
+    watcher.kill()
+    watcher.wait()
+    eventually(lambda: case.text("result"), "the job's end", 60 + 25)
+    case.watcher = case.popen([sys.executable, "-m", "supervise", "adopt", str(case.run)])
+    case.unharmed(4, actions=None)
+
+
+class Shell:
+    """An interactive bash in a terminal of its own."""
+
+    def __init__(self, case: Case) -> None:
+        self.fd, slave = pty.openpty()
+        own = (
+            "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+            "os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"
+        )
+        env = {**case.env, "PS1": "ready> ", "TERM": "dumb", "HISTFILE": "/dev/null"}
+        case.env = env
+        self.bash = case.popen([sys.executable, "-c", own], stdin=slave, stdout=slave, stderr=slave)
+        os.close(slave)
+        self.seen = ""
+        self.expect("ready> ")
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def expect(self, pattern: str, within_s: float = 60.0) -> re.Match[str]:
+        deadline = time.monotonic() + within_s
+        while not (found := re.search(pattern, self.seen)):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.fd], [], [], left)[0]:
+                raise AssertionError(f"no {pattern!r} on the terminal, but {self.seen[-300:]!r}")
+            self.seen += os.read(self.fd, 4096).decode(errors="replace")
+        self.seen = self.seen[found.end() :]
+        return found
+
+
+@scenario("pauses", seeds=10)
+def ctrl_z(case: Case) -> None:
+    """Ctrl-Z at a terminal stops both, `fg` or `bg` lets both go on; also twice."""
+    shell, back = Shell(case), case.draw.choice(["fg", "fg", "bg"])
+    command = [sys.executable, "-m", "supervise", "--policy", "nano", "--run-dir", str(case.run)]
+    shell.type(shlex.join([*command, "--", *case.train(300, sleep=0.02, exit=4)]) + "\n")
+    case.up()
+    if case.draw.random() < 0.8:
+        case.steps(10)
+    for _ in range(case.draw.choice([1, 2])):
+        shell.type("\x1a")
+        shell.expect("Stopped")
+        time.sleep(case.draw.uniform(0.2, 3))
+        shell.type(f"{back}\n")
+        time.sleep(0.7)
+        if back == "bg":
+            break
+    shell.type("wait; fg; echo code $?\n" if back == "bg" else "")
+    eventually(lambda: case.text("result"), "the job's end")
+    if back == "fg":
+        shell.type("echo code $?\n")
+        assert shell.expect(r"code (\d+)")[1] == "4"
+    eventually(lambda: "supervise" not in case.commands(), "our end", 10.0)
+    shell.type("exit\nexit\n")
+    shell.bash.wait(10)
+    os.close(shell.fd)
+    case.watcher = subprocess.Popen(["sh", "-c", "exit 4"])
+    case.unharmed(4)
+
+
+# ── liveness ──────────────────────────────────────────────────────────────────────────────────────
+
+STALLS = (7, 9, 15, 30, 60, 121, 122, 130)
+EVERY_S = 0.1  # a step sleeps so long, and uses a hundredth of a core
+BEFORE, AFTER = 50, 250  # steps
+
+
+def _limited(case: Case, seconds: float | None) -> str:
+    """The policy nano, with another limit of silence."""
+    text = NANO.read_text(encoding="utf-8")
+    if seconds is not None:
+        limit = f"  hang.stalled: {{after: {{min: {seconds:g}s, p99_multiple: 8}}}}\n"
+        text = text.replace("override:\n", f"override:\n{limit}", 1)
+    return case.policy(text)
+
+
+def _stall(case: Case, stall: int, limit: float | None) -> None:
+    job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:{stall}", exit=4)
+    case.patience_s = 120 + stall
+    case.start("--policy", _limited(case, limit), job=job)
+    case.ends(4, done=None)
+    case.clean()
+    case.readable()
+    stops = [r for r in case.records("intent") if r["data"]["action"]["verb"] == "stop"]
+    done = [r["reason"] for r in case.records("commit") if "stop" in r["reason"]]
+    assert case.text("result") and not done, f"{len(stops)} stops asked for, done: {done}"
+
+
+def _enter(stall: int, short: bool) -> None:
+    """Stalls within the limit, and such as end while the stop is under way (10 s of looking)."""
+
+    def run(case: Case) -> None:
+        _stall(case, stall, (6.0 if stall <= 15 else stall - 8.0) if short else None)
+
+    run.__name__ = f"stall_{stall}s{'_short_limit' if short else ''}"
+    scenario("liveness", seeds=3, idle=True)(run)
+
+
+for _stall_s in STALLS:
+    _enter(_stall_s, short=False)
+    _enter(_stall_s, short=True)
+
+
+def _hang(case: Case, limit: float | None, patience_s: float) -> None:
+    job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:ever")
+    case.patience_s = patience_s
+    case.start("--policy", _limited(case, limit), job=job)
+    case.ends(78, done=None)
+    case.clean()
+    case.readable()
+
+
+@scenario("liveness", seeds=3, idle=True)
+def hang_is_stopped_4s(case: Case) -> None:
+    """A job that stays hung is stopped, with a limit of 4 s."""
+    _hang(case, 4.0, 120)
+
+
+@scenario("liveness", seeds=3, idle=True)
+def hang_is_stopped_6s(case: Case) -> None:
+    """The same, with 6 s."""
+    _hang(case, 6.0, 120)
+
+
+@scenario("liveness", seeds=2, idle=True)
+def hang_is_stopped_as_shipped(case: Case) -> None:
+    """The same, with the limit as shipped."""
+    _hang(case, None, 280)
+
+
+@scenario("liveness", seeds=3, idle=True)
+def hang_after_a_stall(case: Case) -> None:
+    """A job that stood still once, went on, and then hangs is stopped."""
+    then = "time.sleep(1e6)"
+    job = case.train(900, sleep=EVERY_S, stall=f"{BEFORE}:9", at=BEFORE + 150, then=then)
+    case.patience_s = 150
+    case.start("--policy", _limited(case, 4.0), job=job)
+    case.ends(78, done=None)
+    case.clean()
+    case.readable()
+
+
+@scenario("liveness", seeds=2)
+def busy_silence(case: Case) -> None:
+    """A job that works without steps is never stopped."""
+    spin = "end = time.time() + 40\nwhile time.time() < end: pass"
+    job = case.train(100, sleep=0.05, at=BEFORE, then=spin, exit=4)
+    case.start("--policy", _limited(case, 4.0), job=job)
+    case.fine(4, done=None)
+    assert case.text("result")

@@ -1,0 +1,37 @@
+"""A few scenarios of the chaos driver, one seed each; `make chaos` runs all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+DRIVE = Path(__file__).with_name("drive.py")
+SHORT = (
+    *("job_dies_of", "signal_is_handled", "signal_is_ignored", "exec_chain", "background_child"),
+    *("closed_descriptors", "input_comes_through", "hook_excepthook", "hook_alarms"),
+    *("small_disk", "planted_beside_it"),
+)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_scenario(name):
+    """The job is not harmed, its code comes out, and nothing is left behind."""
+    command = [sys.executable, str(DRIVE), "--scenario", name, "--seed", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_scenario_that_fails_is_told_with_what_repeats_it():
+    """Exit code 1, the reason, and the command to paste."""
+    command = [sys.executable, str(DRIVE), "--scenario", "always_fails", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "exit code 7, not 8" in done.stdout
+    assert "drive.py --scenario always_fails --seed 3" in done.stdout
