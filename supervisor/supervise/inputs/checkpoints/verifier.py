@@ -76,6 +76,8 @@ class Verifier:
             lines, error, code = self._run(
                 [python, "-I", self._program], [path], limit_s, urgent=urgent
             )
+        except InterruptedError:  # an OSError, too: there is no verdict
+            raise
         except OSError as failed:
             return Answer(None, (f"the verifier could not be started: {failed}",))
         except subprocess.TimeoutExpired:
