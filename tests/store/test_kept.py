@@ -102,6 +102,14 @@ def test_what_was_appended_after_the_end_is_told(sealed, capsys):
     assert "stands behind its last event" in parts["journal"][1]
 
 
+def test_half_an_event_that_found_no_room_is_no_change(sealed, capsys):
+    """What a full disk leaves behind the last event is cut off by the next writer."""
+    with max(sealed.journal_path.iterdir()).open("ab") as file:
+        file.write(b"\x40\0\0\0half")
+
+    assert verified(sealed, capsys)[0] == 0
+
+
 def test_a_run_that_goes_on_says_how_far_it_was_checked(run, capsys):
     """The newest digest of the journal is that of a take-over, or there is none yet."""
     audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)

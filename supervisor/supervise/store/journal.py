@@ -197,10 +197,25 @@ def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple
     Raises:
         StoreError: no journal, a segment is missing, or damage before the tail.
     """
+    kinds = {KINDS[cls] for cls in only or KINDS}
+    for number, kind, payload, path in _whole(directory):
+        if kind in kinds:
+            yield number, _event(kind, payload, number, path)
+
+
+def count(directory: Path) -> int:
+    """Return the number of good events, none of them unpacked; raises StoreError as `read`."""
+    events = 0
+    for number, _, _, _ in _whole(directory):
+        events = number + 1
+    return events
+
+
+def _whole(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
+    """Yield number, kind, payload and segment of each good record of the journal."""
     paths = _segments(directory)
     if not paths:
         raise StoreError(f"{directory} holds no journal")
-    kinds = {KINDS[cls] for cls in only or KINDS}
     expected = 0
     for index, path in enumerate(paths):
         try:
@@ -213,8 +228,7 @@ def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple
                     )
                 for number, kind, payload, _ in segment.records(newest=path is paths[-1]):
                     expected = number + 1
-                    if kind in kinds:
-                        yield number, _event(kind, payload, number, path)
+                    yield number, kind, payload, path
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
@@ -245,14 +259,6 @@ def heads(directory: Path, sizes: Collection[int]) -> dict[int, str]:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
     return found
-
-
-def size(directory: Path) -> int:
-    """Return the bytes of all segments. Raises StoreError."""
-    try:
-        return sum(path.stat().st_size for path in _segments(directory))
-    except OSError as error:
-        raise StoreError(f"cannot read {directory}: {error.strerror}") from error
 
 
 def _segments(directory: Path) -> list[Path]:
