@@ -107,7 +107,7 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
                 {"extra": 1}, {"step": "3"}, {"step": True}, {"step": 1.0}, {"step": 1 << 53},
                 {"step": -2}, {"message": None}, {"message": "\ud800"}, {"data": []},
                 {"data": {"\udc00": 1}}, {"data": {"a": 10**30}}, {"data": {"a": [[[[[[[[[[[[[[[[[[
-                    1]]]]]]]]]]]]]]]]]]}}, *({"notice": kind} for kind in OWN),
+                    1]]]]]]]]]]]]]]]]]]}}, *({"notice": kind} for kind in sorted(OWN)),
                 {"notice": "continuity", "data": {"ok": False, "loss": {"was": "x", "is": 1.0}}},
                 {"notice": "continuity", "data": {"ok": False, "loss": 3}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "file": {"size": 1}}},
