@@ -235,6 +235,20 @@ def test_what_takes_the_job_back_answers_damage_that_no_clearing_undoes(high):
     assert story.actions()[-1].endswith("touch")
 
 
+@pytest.mark.parametrize(
+    ("phase", "fails"), [("step", True), ("suspended", False), ("loading", False)]
+)
+def test_silence_that_has_a_reason_fails_no_verification(high, phase, fails):
+    """Two hours without a frame to verify by: somebody stopped the job, or it restores."""
+    story = high(TAKES_BACK, answer=lambda key: Finished(0, key, True))
+    assert story.actions()[-1].endswith("touch")
+    for _ in range(7200):
+        story.at_ns += SECOND
+        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
+
+    assert bool(story.kinds("verify", "failed")) is fails
+
+
 def test_a_dead_job_asks_for_no_reason(high):
     """Nothing is harmed, and nothing will clear."""
     story = high()

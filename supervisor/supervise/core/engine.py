@@ -39,6 +39,8 @@ from .state import State, Turn
 from .values import (
     ACTING_MODES,
     BREACH,
+    LOADING,
+    SUSPENDED,
     Adopted,
     Announced,
     Decision,
@@ -193,7 +195,8 @@ def _tick(turn: Turn, tick: Tick) -> None:
             runner.fail(turn, incident, why)
             _waited(turn)
     elif incident is not None:
-        verification.overdue(turn, incident)
+        waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
+        verification.overdue(turn, incident, waits=waits)
         _settle(turn, incident)
     consent.unanswered(turn)
     if incident is not None and incident.acked:

@@ -82,6 +82,10 @@ class Gap:
     count: int
 
 
+# Phases that the supervisor finds, not the probe: silence in them is no standstill.
+SUSPENDED, LOADING = "suspended", "loading"
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """When a rank's probe last ran any hook, and in which phase the job was then.

@@ -132,11 +132,17 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         runner.climb(turn, incident, why)
 
 
-def overdue(turn: Turn, incident: Incident) -> None:
-    """Nothing can be verified without frames: a job that fell silent has not recovered."""
+def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
+    """Nothing can be verified without frames: a job that fell silent has not recovered.
+
+    Args:
+        waits: it is known why: a signal stops the job, or it restores its state. That is no time.
+    """
     run = incident.run
     if run is None or run.verify_until is None or run.failed is not None:
         return
+    if waits:
+        run.verify_ns = turn.state.at_ns
     silent_s = (turn.state.at_ns - run.verify_ns) / 1e9
     starting = turn.state.attempt < turn.state.launched
     if silent_s > (STARTING_S if starting else SILENT_S):

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..core.shapes import Clockwork, Detector, Seconds
-from ..core.values import BREACH, OK
+from ..core.values import BREACH, LOADING, OK, SUSPENDED
 from ._memory import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
 GRACE = {"startup": 900.0, "checkpoint": 600.0, "eval": 900.0}  # seconds; NVRx sections, rounded up
 STEPPING, PAUSED = "step", "paused"  # phases with a meaning of their own
-# Told by the supervisor: stopped by a signal of somebody else's; a start-up that works.
-WAITING = (PAUSED, "suspended", "loading")
+WAITING = (PAUSED, SUSPENDED, LOADING)
 TIMES = 128  # step times kept
 FEWEST = 20  # step times before their 99th percentile is believed
 # Ticks come once a second: a longer hole means that nobody watched. Short limits have short holes.

@@ -245,6 +245,10 @@ class Control:
         if self.withdrawn:
             raise ActionError(self.withdrawn, refused=True)
         if self.standstill and any(suspended(pid) for pid in pids):
+            # The next tick withdraws it; without that, the refusal would count as a failure.
+            until = time.monotonic() + LOOP_S
+            while not self.withdrawn and time.monotonic() < until:
+                time.sleep(0.05)
             raise ActionError("the job was stopped by a signal: it does not hang", refused=True)
 
     def command(

@@ -12,10 +12,10 @@ from dataclasses import replace
 import psutil
 
 from ..core.action import busy
-from ..core.values import Beat, Noticed
+from ..core.values import LOADING, SUSPENDED, Beat, Noticed
 from .working import counters, difference, suspended
 
-SUSPENDED, LOADING, STARTUP = "suspended", "loading", "startup"
+STARTUP = "startup"
 LOOK_S = 10.0  # over which a start-up is asked for work; the idle watch of the shipped runbooks
 LONG_S = 900.0  # a start-up that works is reported after it, and each time it has doubled
 
