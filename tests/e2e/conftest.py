@@ -23,6 +23,25 @@ EXAMPLE = REPOSITORY / "examples" / "nano" / "train.py"
 
 
 # The loss begins near 0.4; what the drill does to the rate takes it beyond 5 within a few steps.
+HALVES = """\
+version: supervise/v1
+policy: halves
+mode: enforce
+detectors:
+  high: {kind: threshold, metric: train_loss_raw, gt: 1.0}
+rules:
+  - {id: high, when: high, sev: SEV1, run: half}
+runbooks:
+  half:
+    meaning: The loss is high.
+    impact: It may not come back.
+    steps: [{lr_scale: {set: 0.5, rewarm: 10}}]
+    verify: {within: 30, clear_for: 5}
+budgets: {all: {max: 8, per: 1000}, lr_scale: {max: 4, per: 1000}}
+escalate: {ladder: [half, hold], reset_after: 500}
+warmup: 10
+probation: 20
+"""
 COMES_BACK = """\
 version: supervise/v1
 policy: comes-back
@@ -160,6 +179,14 @@ def tiny_job() -> Any:
 @pytest.fixture
 def nano_job() -> Any:
     return nano
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Path:
+    """A policy that halves the learning rate when the loss is high."""
+    path = tmp_path / "halves.yaml"
+    path.write_text(HALVES)
+    return path
 
 
 @pytest.fixture

@@ -20,25 +20,6 @@ from supervise.store import audit, journal
 
 pytestmark = pytest.mark.slow
 
-POLICY = """\
-version: supervise/v1
-policy: halves
-mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 1.0}
-rules:
-  - {id: high, when: high, sev: SEV1, run: half}
-runbooks:
-  half:
-    meaning: The loss is high.
-    impact: It may not come back.
-    steps: [{lr_scale: {set: 0.5, rewarm: 10}}]
-    verify: {within: 30, clear_for: 5}
-budgets: {all: {max: 8, per: 1000}, lr_scale: {max: 4, per: 1000}}
-escalate: {ladder: [half, hold], reset_after: 500}
-warmup: 10
-probation: 20
-"""
 CODE = 7
 LAST = 499
 
@@ -89,15 +70,13 @@ def notes(run):
 
 
 def test_a_full_disk_ends_the_acting_and_every_command_says_so(
-    small_disk, supervise, tiny_job, tmp_path
+    small_disk, supervise, tiny_job, halves
 ):
     """A pause that is in force then can still be ended; nothing else is done; no false replay."""
     run = small_disk / "run"
-    policy = tmp_path / "halves.yaml"
-    policy.write_text(POLICY)
     drill = f"lr_spike:factor=3000,steps=8@{LAST - 100}"
     job = tiny_job("--steps", LAST + 1, "--sleep", 0.01, "--exit", CODE)
-    running = supervise.start("--policy", policy, "--run-dir", run, "--drill", drill, "--", *job)
+    running = supervise.start("--policy", halves, "--run-dir", run, "--drill", drill, "--", *job)
     eventually(lambda: any(r["kind"] == "state" and r["step"] > 5 for r in records(run)), "step 5")
     assert supervise("pause", str(run)).returncode == 0
     filler = small_disk / "filler"

@@ -16,33 +16,6 @@ pytestmark = pytest.mark.slow
 
 CODE = 7
 LIMITED = "import threading; threading.stack_size(1 << 50); from supervise.cli import main; main()"
-HALVES = """\
-version: supervise/v1
-policy: halves
-mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 1.0}
-rules:
-  - {id: high, when: high, sev: SEV1, run: half}
-runbooks:
-  half:
-    meaning: The loss is high.
-    impact: It may not come back.
-    steps: [{lr_scale: {set: 0.5, rewarm: 10}}]
-    verify: {within: 30, clear_for: 5}
-budgets: {all: {max: 8, per: 1000}, lr_scale: {max: 4, per: 1000}}
-escalate: {ladder: [half, hold], reset_after: 500}
-warmup: 10
-probation: 20
-"""
-
-
-@pytest.fixture
-def halves(tmp_path):
-    """A policy that halves the learning rate when the loss is high."""
-    path = tmp_path / "halves.yaml"
-    path.write_text(HALVES)
-    return path
 
 
 def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, tiny_job, halves):

@@ -82,9 +82,12 @@ def test_a_rank_that_trains_on_is_watched_to_its_end(orphaned, supervise, tmp_pa
     supervise.prove("run")
 
 
-def test_a_rank_that_is_left_running_is_told_and_keeps_its_segment(orphaned, supervise, tmp_path):
+@pytest.mark.parametrize("watch", ["2s", "0s"])
+def test_a_rank_that_is_left_running_is_told_and_keeps_its_segment(
+    orphaned, supervise, tmp_path, watch
+):
     """With the command that ends it; it trains on."""
-    popen = orphaned("2s", "--steps", 10**6, "--sleep", 0.02, gate=BY_STEPS)
+    popen = orphaned(watch, "--steps", 10**6, "--sleep", 0.02, gate=BY_STEPS)
 
     popen.wait(200)
 

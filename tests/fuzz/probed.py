@@ -1,0 +1,311 @@
+"""What a probe writes, damaged: segments, notices, and the words of operators."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from supervise.core import engine
+from supervise.core.values import (
+    Event,
+    Launched,
+    Noticed,
+    Tick,
+    Told,
+)
+from supervise.errors import SuperviseError
+from supervise.inputs.checkpoints.told import Moment, saved
+from supervise.inputs.company import Company
+from supervise.inputs.segment import Segment, Segments, recorded_end
+from supervise.inputs.words import DIRECTORY, Words
+from supervise.outputs import live
+from supervise.store import audit, pack
+from supervise.store.chain import Chain
+from supervise_probe import wire
+from supervise_probe.writer import Writer
+
+from . import mutation
+from .recorded import NAMES, SECOND, WALL, answer, events, policy
+
+
+class Judge:
+    """Takes live events as the desk does: journal, engine, audit log; an error here is ours."""
+
+    def __init__(self) -> None:
+        self.policy = policy()
+        self.state = engine.start(self.policy)
+        self.company = Company(lambda pid, leads: {"host_memory": 1.0} if leads else {})
+        self.chain = Chain("run")
+        self.results: list[dict[str, Any]] = []
+        self.take(Launched(1, 2**22 + 7, 0))
+
+    def take(self, event: Event) -> None:
+        again = pack.unpack(*pack.pack(event))
+        assert type(again) is type(event)
+        self.state, made = engine.step(self.policy, self.state, event)
+        follow: list[Event] = []
+        for decision in made:
+            body = {"seq": self.chain.size, "prev": self.chain.prev, "run": "run", "epoch": 1,
+                    "mono_ns": 5, "wall": WALL, "actor": "engine", "event": 1,
+                    **engine_record(decision)}  # fmt: skip
+            self.chain.check(self.chain.take(self.chain.line(body)))
+            if decision.kind == "intent":
+                result = self.results.pop(0) if self.results else {}
+                action = decision.data["action"]
+                follow.append(answer(action, event.at_ns, self.state.step, result))
+        for each in follow:
+            self.take(each)
+
+    def hear(self, found: Iterable[Event]) -> None:
+        for event in found:
+            for completed in self.company.complete(event):
+                self.take(completed)
+            if isinstance(event, Noticed) and event.kind == "checkpoint-saved":
+                saved(event, Moment())
+
+    def status(self, ranks: dict[int, dict[str, Any]]) -> None:
+        found = live.snapshot(
+            self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
+        )
+        json.dumps(audit.encode(found), allow_nan=False).encode()
+
+
+def engine_record(decision: Any) -> dict[str, Any]:
+    from supervise.core.replay import record as recorded
+
+    return recorded(decision)
+
+
+def clock() -> int:
+    return 100 * SECOND
+
+
+def use_notices(home: Path, raw: bytes) -> None:
+    """Letters, separated by zero bytes; the word of an operator is one with a `word` in it."""
+    folder = home / "letters"
+    folder.mkdir(exist_ok=True)
+    writer = Writer.create(str(folder), "run", 0, 1, slots=64, capacity=8)
+    control = home / DIRECTORY
+    control.mkdir(exist_ok=True)
+    words = Words(home, clock)
+    judge = Judge()
+    segment = Segment.open(writer.path, clock)
+    try:
+        writer.announce(NAMES)
+        letters = raw.split(b"\0")[: wire.LETTER_SLOTS]
+        for number, letter in enumerate(letters):
+            if b'"word"' in letter:
+                (control / f"{number:03}.json").write_bytes(letter)
+            else:
+                writer.post(letter[: wire.LETTER_ROOM])
+        for step in range(30):
+            loss = 9.0 if step in (12, 20) else 2.0
+            writer.publish(
+                step, 0, [loss, 30.0 if step == 25 else 1.0, 0.0, 1024.0, None], step + 1
+            )
+            judge.hear(segment.poll())
+            judge.results += [{**ack.result} for ack in segment.acks() if ack.ok]
+            for told in words.poll():
+                judge.take(told)
+    finally:
+        segment.close()
+        writer.close()
+        Path(writer.path).unlink(missing_ok=True)
+        for path in control.iterdir():
+            path.unlink()
+
+
+def notice_seeds(home: Path) -> list[bytes]:
+    letters: list[Any] = [
+        {"notice": e.kind, "message": e.message, "step": e.step, "data": e.data}
+        for e in events() if isinstance(e, Noticed)
+    ]  # fmt: skip
+    letters += [
+        {"ack": "k", "verb": verb, "step": 3, "ok": True, "error": None, "result": result}
+        for verb, result in (
+            ("pause", {"at": 3}), ("loss_scale", {"loss_scale": 1024.0, "backoff": 0.5}),
+            ("clip", {"clip_bound": 0.3, "steps": 50}), ("resume", {}),
+            ("rollback", {"attempt": 1, "step": 5, "from_step": 9}),
+        )
+    ]  # fmt: skip
+    letters += [
+        {"word": e.word, "operator": e.operator, "args": e.args}
+        for e in events() if isinstance(e, Told)
+    ]  # fmt: skip
+    return [b"\0".join(map(mutation.dumped, letters))]
+
+
+def change_notices(raw: bytes, chance: Random) -> bytes:
+    letters = raw.split(b"\0")
+    for _ in range(chance.choice((1, 2, 3))):
+        at = chance.randrange(len(letters))
+        try:
+            letters[at] = mutation.dumped(mutation.twisted(json.loads(letters[at]), chance))
+        except (ValueError, RecursionError):
+            letters[at] = mutation.bitten(letters[at], chance)
+        if chance.random() < 0.15:
+            letters[at] = mutation.bitten(letters[at], chance)
+    return b"\0".join(letters)
+
+
+@cache
+def base(home: Path) -> bytes:
+    """Return a segment with something in every part of it."""
+    folder = home / "base"
+    folder.mkdir(exist_ok=True)
+    writer = Writer.create(str(folder), "run", 0, 1, slots=16, capacity=8)
+    writer.announce(NAMES[:2])
+    writer.announce(NAMES)
+    for step in range(12):
+        writer.publish(step, 0, [2.0, 1.0, step // 4, 1024.0, None], step + 1)
+    writer.status({"tier": "T1", "steps": 12, "collectors": {"loss": "on"}, "savepoints": [3]})
+    for letter in notice_seeds(home)[0].split(b"\0")[:9]:
+        writer.post(letter)
+    writer.last_words(0, "done")
+    writer.close()
+    raw = bytearray(Path(writer.path).read_bytes())
+    Path(writer.path).unlink()
+    struct.pack_into("<QQQ", raw, _FIELDS["pid"][0], 4242, 1, 1)
+    return _sealed(raw)
+
+
+_FIELDS = {
+    "file_size": (64, "<Q"), "pid": (72, "<Q"), "start_ticks": (80, "<Q"), "created_ns": (88, "<Q"),
+    "rank": (96, "<I"), "world_size": (100, "<I"), "slots": (20, "<I"), "capacity": (24, "<I"),
+}  # fmt: skip
+
+
+def _sealed(raw: bytearray) -> bytes:
+    struct.pack_into("<I", raw, 252, zlib.crc32(raw[:252]))
+    return bytes(raw)
+
+
+def use_segment(home: Path, raw: bytes) -> None:
+    """JSON: a list of `[offset, hex]`, written over a sound segment, in two halves of time."""
+    patches = [(at, bytes.fromhex(text)) for at, text in json.loads(raw)]
+    folder, marks = home / "shm", home / "marks"
+    folder.mkdir(exist_ok=True)
+    marks.mkdir(exist_ok=True)
+    path = folder / "rank-0.4242.seg"
+    damaged = bytearray(base(home))
+    for at, changed in patches:
+        damaged[at : at + len(changed)] = changed
+    path.write_bytes(damaged)
+    judge, segments = Judge(), Segments(folder, marks, clock)
+    try:
+        for turn in range(5):
+            judge.hear(segments.poll())
+            segments.tighten(turn % 2 == 0, 5 + turn)
+            segments.spare(turn, 5)
+            segments.interval_s()
+            for rank in list(segments.ranks.values()):
+                with contextlib.suppress(SuperviseError):
+                    beat = rank.beat()
+                    judge.take(Tick(clock() + turn, (beat,)))
+                    view = {"pid": rank.pid, "phase": beat.phase, "seen_ns": beat.seen_ns}
+                    judge.status({rank.rank: view | {"status": rank.status()}})
+                    judge.results += [{**ack.result} for ack in rank.acks() if ack.ok]
+                    rank.send("k", "pause", {})
+                    rank.resume(2, 2)
+        end = recorded_end(folder, 4242, 0)
+        assert end is None or isinstance(end, int)
+    finally:
+        segments.close()
+        path.unlink(missing_ok=True)
+
+
+def change_segment(raw: bytes, chance: Random) -> bytes:
+    """Change parts under good checksums, or bytes anywhere."""
+    image = bytearray(_BASE[0])
+    before = bytes(image)
+    for at, text in json.loads(raw):
+        image[at : at + len(text) // 2] = bytes.fromhex(text)
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        how = chance.randrange(7)
+        if how == 0:
+            at, form = _FIELDS[chance.choice(list(_FIELDS))]
+            limit = 8 * struct.calcsize(form)
+            struct.pack_into(form, image, at, chance.choice(mutation.NUMBERS) % 2**limit)
+            image = bytearray(_sealed(image))
+        elif how == 1:
+            _change_slot(image, chance)
+        elif how == 2:
+            _change_letter(image, chance)
+        elif how == 3:
+            half = chance.randrange(2)
+            at, size = chance.choice(
+                ((wire.NAMES_AT, wire.NAMES_SIZE), (wire.STATUS_AT, wire.STATUS_SIZE))
+            )
+            _put_letter(image, at + half * size, size, chance)
+        elif how == 4:
+            _put_letter(image, wire.END_AT, wire.END_SIZE, chance)
+        elif how == 5:
+            at = chance.choice((256, 264, 272, 280, 288, 416))
+            number = chance.choice(mutation.NUMBERS)
+            struct.pack_into("<QQ", image, at, number, number ^ (2**64 - 1))
+        else:
+            at = chance.randrange(len(image))
+            image[at] ^= 1 << chance.randrange(8)
+    return _patches(before, bytes(image))
+
+
+_BASE: list[bytes] = []
+
+
+def segment_seeds(home: Path) -> list[bytes]:
+    _BASE[:] = [base(home)]
+    return [b"[]"]
+
+
+def _patches(before: bytes, after: bytes) -> bytes:
+    return mutation.dumped([
+        [at, after[at : at + 16].hex()]
+        for at in range(0, len(before), 16) if before[at : at + 16] != after[at : at + 16]
+    ])  # fmt: skip
+
+
+def _change_slot(image: bytearray, chance: Random) -> None:
+    size = wire.layout(16, 8)[2]
+    at = wire.HEADER_SIZE + chance.randrange(12) * size
+    _, count, seq, step, attempt, flags, at_ns, low, high = wire.SLOT_HEAD.unpack_from(image, at)
+    fields = {"count": count, "seq": seq, "step": step, "attempt": attempt, "at_ns": at_ns}
+    name = chance.choice((*fields, "value", "low"))
+    if name == "value":
+        struct.pack_into("<d", image, at + wire.SLOT_HEAD.size + 8 * chance.randrange(5),
+                         chance.choice(mutation.FLOATS))  # fmt: skip
+    elif name == "low":
+        low = chance.choice(mutation.NUMBERS)
+    else:
+        limit = 2**32 if name == "attempt" else 14 if name == "count" else 2**64
+        fields[name] = chance.choice(mutation.NUMBERS) % limit
+    wire.SLOT_HEAD.pack_into(
+        image, at, 0, fields["count"], fields["seq"], fields["step"], fields["attempt"], flags,
+        fields["at_ns"], low, high,
+    )  # fmt: skip
+    end = at + wire.SLOT_HEAD.size + 8 * fields["count"]
+    struct.pack_into("<I", image, at, zlib.crc32(image[at + 4 : end], fields["seq"] & (2**32 - 1)))
+
+
+def _change_letter(image: bytearray, chance: Random) -> None:
+    at = wire.LETTERS_AT + chance.randrange(9) * wire.LETTER_SIZE
+    _put_letter(image, at, wire.LETTER_SIZE, chance)
+
+
+def _put_letter(image: bytearray, at: int, size: int, chance: Random) -> None:
+    found = wire.unpack_letter(bytes(image[at : at + size]))
+    seq, payload = found if found is not None and found[1] is not None else (1, b"{}")
+    if chance.random() < 0.1:
+        seq = chance.choice(mutation.NUMBERS)
+    try:
+        fresh = mutation.dumped(mutation.twisted(json.loads(payload or b"{}"), chance))
+    except (ValueError, RecursionError):
+        fresh = mutation.bitten(payload or b"", chance)
+    raw = wire.pack_letter(seq, fresh[: size - wire.LETTER_HEAD.size])
+    image[at : at + len(raw)] = raw
