@@ -1,0 +1,149 @@
+"""What the project does today, as text: golden files that a change of structure must not change.
+
+    python -m tests.golden.frozen            write the golden files
+    git diff tests/golden                    and read what changed
+
+`decisions/`: every decision of every scenario, a file per pack or test file. A line is the frame,
+the kind, the incident, the severity, the rule, the reason, and a digest of the rest. `recordings`:
+a digest per recorded run of all decisions that `nano` takes on it. `run`: journal and audit log of
+one run, and what the reading commands say of it. `help`: every command. `exit-codes`: every error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
+
+from supervise import cli, errors
+from supervise.core import engine
+from supervise.core.replay import record
+from supervise.core.values import Decision
+from supervise.proof import hunt
+from supervise.proof.backtest import shadowed
+from supervise.proof.playback import events_of
+from supervise.recordings.find import readers, sources
+from supervise.recordings.sheet import recordings
+from supervise.store import audit, journal
+
+from ..fuzz.recorded import events
+from ..fuzz.recorded import record as record_run
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
+
+
+def digest(value: Any) -> str:
+    """Return eight letters of the sha256 of a value's JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def line(decision: Decision) -> str:
+    """Return a decision as one line."""
+    found = record(decision)
+    shown = [found[name] or "-" for name in ("kind", "incident", "severity", "rule")]
+    return " ".join([*map(str, shown), found["reason"], digest([found["attempt"], found["data"]])])
+
+
+def decisions() -> Iterator[tuple[str, str]]:
+    """Yield the file name and text of each pack and test file's scenarios."""
+    for folder in ("packs", "tests"):
+        for path in sorted((ROOT / "policies" / folder).glob("*.yaml")):
+            text = []
+            for outcome in hunt.run(hunt.load(path, [])):
+                text.append(f"== {outcome.form.name}")
+                text += [f"{frame} {line(decision)}" for frame, decision in outcome.played.log]
+            yield f"decisions/{folder}-{path.stem}.txt", "\n".join(text) + "\n"
+
+
+def recorded() -> Iterator[str]:
+    """Yield a line per piece of every recording: its name, decisions by kind, their digest."""
+    policy = shadowed("nano")
+    for source in sources([DATA / "logs", DATA / "faults"]):
+        for piece in recordings(readers()[source.reader].read(source.path)):
+            state, made = engine.start(policy), []
+            for event in events_of(piece):
+                state, said = engine.step(policy, state, event)
+                made += [record(decision) for decision in said]
+            yield f"{source.name} {piece.run} {len(made)} {digest(made)}"
+
+
+MASKS = (
+    (r"\b[0-9a-f]{64}\b", "DIGEST"),
+    (r"\b\d{8}-\d{6}-[0-9a-f]{6}\b", "RUN"),
+    (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "BOOT"),
+    (r"\(\d+ s ago\)", "(AGE)"),
+)
+READING = (
+    *(("status",), ("why",), ("why", "--json"), ("replay",), ("audit", "verify")),
+    *(("audit", "show"), ("checkpoints",), ("export", "--csv")),
+    *(("export",), ("why-not", "--rule", "spike", "--step", "15"), ("why", "--no-such-option")),
+)
+
+
+def run() -> str:
+    """Return the journal and the audit log of a run, and what is read of it, masked."""
+    with tempfile.TemporaryDirectory() as home:
+        made = record_run(Path(home) / "run", events())
+        text = ["== journal"]
+        text += [str(entry) for entry in journal.read(made.journal_path)]
+        text += ["== audit", *(json.dumps(each) for each in audit.read(made.audit_path))]
+        for words in READING:
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                code = cli.invoke([*words, str(made.path)])
+            text += [f"== {' '.join(words)}: exit code {code}", output.getvalue()]
+        whole = "\n".join(text).replace(home, "HOME")
+    for pattern, name in MASKS:
+        whole = re.sub(pattern, name, whole)
+    return whole
+
+
+def commands(group: click.Group = cli.group, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command."""
+    yield path
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+def helps() -> str:
+    """Return what `--help` of every command prints, 80 columns wide."""
+    text = []
+    for words in commands():
+        shown = CliRunner().invoke(cli.group, [*words, "--help"], prog_name="supervise")
+        text += [f"== {' '.join(words)}", shown.output]
+    return "\n".join(text)
+
+
+def exit_codes() -> str:
+    """Return the exit code of each class of errors that has one of its own."""
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
+    ours = [c for c in classes if issubclass(c, errors.SuperviseError)]
+    return "".join(f"{c.__name__} {c.exit_code}\n" for c in ours)
+
+
+if __name__ == "__main__":
+    for name, text in decisions():
+        (HERE / name).parent.mkdir(exist_ok=True)
+        (HERE / name).write_text(text)
+    (HERE / "run.txt").write_text(run())
+    (HERE / "help.txt").write_text(helps())
+    (HERE / "exit-codes.txt").write_text(exit_codes())
+    (HERE / "recordings.txt").write_text("".join(f"{line}\n" for line in recorded()))
