@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from supervise.job import shm
+from supervise_probe.writer import Writer
 
 OLD = 10_000
 
@@ -59,6 +61,22 @@ def test_a_killed_supervisor_lets_go(tmp_path):
     made.communicate()
 
     assert shm.sweep(tmp_path) == [path]
+
+
+def test_a_name_alone_keeps_no_directory(tmp_path):
+    """Only a segment that a living process wrote does: pids are reused, and anything is planted."""
+    path = shm.make(tmp_path, "mine")
+    (path / f"rank-0.{os.getppid()}.seg").write_bytes(b"garbage")
+    (path / "job.1").write_text("")
+    os.mkfifo(path / f"rank-1.{os.getpid()}.seg")
+    writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
+
+    shm.remove(path)
+    assert path.is_dir()
+    writer.close()
+    Path(writer.path).unlink()
+    shm.remove(path)
+    assert not path.exists()
 
 
 def test_scarce_memory_gets_fewer_slots(tmp_path):

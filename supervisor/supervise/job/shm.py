@@ -17,7 +17,10 @@ from pathlib import Path
 
 import psutil
 
+from supervise_probe import wire
+
 from ..store import files
+from .adopted import start_ticks
 
 DEFAULT = Path("/dev/shm")
 LEAST_SLOTS = 256
@@ -26,6 +29,7 @@ OWNER = "owner"  # locked by the supervisor while it lives
 JOB = "job."  # before the pid of the job's first process
 TRIES, WAIT_S = 4, 0.05  # to get the lock
 LEAST_AGE_S = 3600.0  # younger directories are left alone, whatever they look like
+SEGMENT = ".seg"
 _USER = re.compile(r"(?:rank-\d+|job)\.(\d+)(?:\.\d+)?(?:\.seg)?")
 
 
@@ -89,7 +93,7 @@ def remove(path: Path) -> None:
     While a process that writes there lives, all of it is: `sweep` removes it later.
     """
     with suppress(OSError):
-        if not any(map(_lives, _users(path))):
+        if not any(map(_in_use, path.iterdir())):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -112,13 +116,32 @@ def sweep(root: Path) -> list[Path]:
 
 
 def _users(path: Path) -> list[int]:
-    """Return the processes that made the files of a directory."""
+    """Return the processes that made the files of a directory, by the names of the files."""
     return [int(found[1]) for file in path.iterdir() if (found := _USER.fullmatch(file.name))]
 
 
-def _lives(pid: int) -> bool:
+def _in_use(file: Path) -> bool:
+    """Whether the process that a file is named after lives and, of a segment, wrote it.
+
+    Anything can be planted under such a name, and pids are reused.
+    """
+    found = _USER.fullmatch(file.name)
+    if found is None:
+        return False
+    pid = int(found[1])
+    if file.suffix == SEGMENT:
+        try:
+            fd = files.open_file(file)
+            try:
+                header = wire.unpack_header(os.read(fd, wire.FIXED_SIZE))
+            finally:
+                os.close(fd)
+        except (OSError, wire.WireError):
+            return False
+        if (header.pid, header.start_ticks) != (pid, start_ticks(pid) or 0):
+            return False
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return pid > 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
