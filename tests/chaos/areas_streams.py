@@ -238,10 +238,13 @@ def little_memory(case: Case) -> None:
 
 @scenario("limits", seeds=16)
 def few_processes(case: Case) -> None:
-    """RLIMIT_NPROC: "can't start new thread" ends neither the job nor the watching."""
+    """RLIMIT_NPROC: "can't start new thread" ends neither the job nor the watching.
+
+    Three are our two threads and the job: it needs one more to be started.
+    """
     if os.getuid() or not shutil.which("setpriv"):
         raise Skip("needs root and setpriv, to become a user of few processes")
-    user, most = 54_000 + os.getpid() % 5000, case.draw.randrange(3, 14)
+    user, most = 54_000 + os.getpid() % 5000, max(4, case.draw.randrange(3, 14))
     for path in (case.home, case.shm, case.home / "tmp"):
         os.chown(path, user, user)
     trains = most > 4 and case.draw.random() < 0.4
@@ -364,7 +367,8 @@ def hooked_training(case: Case) -> None:
     before = case.draw.choice([
         "import signal; signal.signal(17, signal.SIG_IGN)",
         "import signal; signal.signal(14, lambda *_: None);"
-        " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)",
+        " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003); import atexit;"
+        " atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)",  # else it ends Python's end
         "import sys; sys.settrace(lambda *a: None)",
         "import sys; sys.setprofile(lambda *a: None)",
         "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(500)",
