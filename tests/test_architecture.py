@@ -29,9 +29,9 @@ LAYERS = {
     "core": (),
     "detectors": ("supervise.core",),
     "actions": (
-        *(f"supervise.core.{name}" for name in ("action", "checkpoints", "shapes", "values")),
+        *(f"supervise.core.{name}" for name in ("action", "checkpoints", "decisions", "shapes", "values")),
     ),
-    "notifiers": ("supervise.core.shapes", "supervise.core.values"),
+    "notifiers": tuple(f"supervise.core.{name}" for name in ("decisions", "shapes", "values")),
     "catalog": (
         "supervise.core",
         "supervise.detectors",

@@ -14,8 +14,8 @@ import pytest
 from supervise.catalog import load_policy, locate, shipped
 from supervise.catalog.problems import PolicyErrors, Problem
 from supervise.core import machine
+from supervise.core.decisions import BREACH, OK, UNKNOWN
 from supervise.core.rule import Policy
-from supervise.core.values import BREACH, OK, UNKNOWN
 from supervise.errors import InputError, UsageError
 
 Loader = Callable[..., Policy]

@@ -11,22 +11,10 @@ import pytest
 from supervise.catalog import discover
 from supervise.core import engine
 from supervise.core.action import Action
+from supervise.core.decisions import BREACH, OK, UNKNOWN, Decision
 from supervise.core.rule import Budget, Inhibit, Ladder, Policy, Rule, Runbook
 from supervise.core.shapes import Detector, Watch
-from supervise.core.values import (
-    BREACH,
-    OK,
-    UNKNOWN,
-    Announced,
-    Decision,
-    Event,
-    Finished,
-    Frame,
-    Launched,
-    Noticed,
-    Tick,
-    Told,
-)
+from supervise.core.values import Announced, Event, Finished, Frame, Launched, Noticed, Tick, Told
 
 SECOND = 1_000_000_000
 NAMES = ("train_loss_raw", "grad_global_norm")

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from supervise.core import feeder
 from supervise.core.bank import Bank
+from supervise.core.decisions import BREACH, OK, UNKNOWN
 from supervise.core.feeder import Calm
 from supervise.core.rule import Policy
 from supervise.core.shapes import NOTE, Detector
-from supervise.core.values import BREACH, OK, UNKNOWN, Frame
+from supervise.core.values import Frame
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.values import UNKNOWN, Announced, Launched
+from supervise.core.decisions import UNKNOWN
+from supervise.core.values import Announced, Launched
 
 
 @pytest.mark.parametrize(("pid", "segment"), [(1, 9), (2, 0)], ids=["exec", "another process"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from supervise.core import engine
+from supervise.core.decisions import Decision
 from supervise.core.replay import compare, decisions, plain, record
-from supervise.core.values import Decision
 
 
 def full_story(tell):

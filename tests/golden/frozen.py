@@ -28,8 +28,8 @@ from click.testing import CliRunner
 
 from supervise import cli, errors
 from supervise.core import engine
+from supervise.core.decisions import Decision
 from supervise.core.replay import record
-from supervise.core.values import Decision
 from supervise.proof import hunt
 from supervise.proof.backtest import shadowed
 from supervise.proof.playback import events_of

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervise.core.decisions import Decision
 from supervise.core.replay import record
-from supervise.core.values import Decision
 from supervise.errors import StoreError, TamperError
 from supervise.store.chain import Chain, decode, encode, genesis, read, verify
 

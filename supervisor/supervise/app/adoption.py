@@ -19,9 +19,10 @@ from typing import Any
 
 from ..actions.stop import HUMAN
 from ..core import replay, withdrawal
+from ..core.decisions import Decision
 from ..core.incident import verb_of
 from ..core.steps import awaited
-from ..core.values import Adopted, Decision, Event, Finished
+from ..core.values import Adopted, Event, Finished
 from ..errors import StoreError
 from ..inputs import clock
 from ..inputs.company import Company

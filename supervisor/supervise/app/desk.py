@@ -16,18 +16,10 @@ from typing import Any
 
 from ..actions.relaunch import Relaunch
 from ..core import engine, steps
+from ..core.decisions import ACTING_MODES, Decision
 from ..core.incident import Run, verb_of
 from ..core.shapes import Message
-from ..core.values import (
-    ACTING_MODES,
-    Announced,
-    Decision,
-    Event,
-    Finished,
-    Frame,
-    Noticed,
-    Told,
-)
+from ..core.values import Announced, Event, Finished, Frame, Noticed, Told
 from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.outbox import Outbox, Result, Trouble, message_of

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core import choosing
+from ..core.decisions import ACTING_MODES
 from ..core.incident import HELD
 from ..core.life import ASKED, MEANT
 from ..core.rule import Policy
 from ..core.state import State
-from ..core.values import ACTING_MODES, Event, Noticed
+from ..core.values import Event, Noticed
 from ..inputs.checkpoints import Guard, Moment
 from ..store.rundir import RUNS
 from .desk import Desk

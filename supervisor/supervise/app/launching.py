@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from ..core import redact
+from ..core.decisions import ACTING_MODES
 from ..core.redact import Redactor
 from ..core.rule import Policy
-from ..core.values import ACTING_MODES
 from ..errors import ActionError, StoreError
 from ..job import environment, shm
 from ..job.adopted import start_ticks

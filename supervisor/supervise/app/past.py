@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import engine, replay
+from ..core.decisions import Decision
 from ..core.pausing import ENDED
 from ..core.rule import Policy
 from ..core.state import State
 from ..core.values import (
     Announced,
-    Decision,
     Event,
     Exited,
     Finished,

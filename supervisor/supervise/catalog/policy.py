@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..core.decisions import MODES
 from ..core.rule import HOLD, Policy
-from ..core.values import MODES
 from ..errors import InputError, UsageError
 from . import freeze, inhibit, lint, load, pack, references, rules, shipped
 from .forms import VERSION, PolicyFile

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import aiming, machine, standstill
+from .decisions import SEVERITIES
 from .incident import HELD, OPEN, Incident, brief
 from .limits import ALL
 from .pending import Pending
 from .rule import Approval, Policy, Runbook
 from .state import State, Turn
-from .values import SEVERITIES
 
 KEPT = 64  # settled requests that a late word is told about
 DENY, ALLOW = "deny", "allow"

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import needs
+from .decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from .feeder import Feeder
 from .history import LOSS as LOSS
 from .history import History
 from .rule import Policy, Rule
 from .shapes import NOTE, Watch
-from .values import BREACH, CODE_NAMES, OK, UNKNOWN, Beat, Frame
+from .values import Beat, Frame
 
 FEW = 32  # frames, when time has passed and few frames came: twice the rarest regular sample
 

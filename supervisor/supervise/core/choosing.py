@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from . import aiming, ending, withdrawal
 from .action import Refused
+from .decisions import ACTING_MODES
 from .incident import OPEN, Incident
 from .rule import Policy, Runbook
 from .state import State, Turn
 from .steps import OVERDUE_S
-from .values import ACTING_MODES
 
 
 def again(turn: Turn) -> None:

@@ -32,18 +32,16 @@ from . import (
     words,
 )
 from .bank import Bank
+from .decisions import ACTING_MODES, BREACH, Decision
 from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .rule import HOLD, Policy, Rule
 from .spike import SCHEDULE, STRUCTURAL, Verdict
 from .state import State, Turn
 from .values import (
-    ACTING_MODES,
-    BREACH,
     LOADING,
     SUSPENDED,
     Adopted,
     Announced,
-    Decision,
     Event,
     Exited,
     Finished,

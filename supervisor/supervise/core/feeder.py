@@ -15,8 +15,8 @@ from math import inf, isfinite
 from operator import attrgetter, itemgetter, lt
 from typing import Any
 
+from .decisions import OK
 from .shapes import Clockwork, Detector, Watch
-from .values import OK
 
 STRETCH = 30  # frames; a window of 128 can hardly tell what will be usual for longer
 

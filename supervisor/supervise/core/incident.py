@@ -13,10 +13,11 @@ from typing import Any
 from . import wording
 from .action import Action
 from .band import Band
+from .decisions import SEVERITIES
 from .happened import Happened
 from .rule import Runbook
 from .spike import Verdict
-from .values import SEVERITIES, Told
+from .values import Told
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
 # An incident that nobody acted on is over after so many steps without a firing rule. What begins

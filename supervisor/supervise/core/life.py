@@ -18,11 +18,12 @@ from . import (
     verification,
     withdrawal,
 )
+from .decisions import ACTING_MODES
 from .incident import ACTING, HELD, Incident, Run
 from .redact import Redactor
 from .rule import HOLD, Runbook
 from .state import CALLED_OFF, State, Turn
-from .values import ACTING_MODES, Exited, Launched, Noticed
+from .values import Exited, Launched, Noticed
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))

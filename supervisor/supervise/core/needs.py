@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
+from .decisions import BREACH, OK, UNKNOWN
 from .rule import Policy, Rule
-from .values import BREACH, OK, UNKNOWN
 
 MOST = 8  # readable detectors of one rule whose combinations are tried
 

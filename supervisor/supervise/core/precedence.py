@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from . import standstill
 from .bank import Bank
+from .decisions import BREACH, SEVERITIES
 from .incident import Incident, Run
 from .rule import Policy, Rule
 from .state import Turn
-from .values import BREACH, SEVERITIES
 
 
 def worse(rule: Rule, run: Run) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 from ..errors import MISSHAPEN, StoreError
 from . import engine
+from .decisions import Decision
 from .rule import Policy
 from .state import State
-from .values import Decision, Event, Reloaded
+from .values import Event, Reloaded
 
 Loader = Callable[[str], Policy]  # from a digest; raises when the policy is not there
 

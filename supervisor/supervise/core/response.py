@@ -25,10 +25,10 @@ from . import (
 )
 from .action import Refused
 from .bank import Bank
+from .decisions import ACTING_MODES, SEVERITIES
 from .incident import HELD, PROBATION, Run, first_breach, headline
 from .rule import HOLD, Rule
 from .state import Turn
-from .values import ACTING_MODES, SEVERITIES
 
 
 def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .action import Action
+from .decisions import MODES
 from .shapes import Detector
-from .values import MODES
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
 

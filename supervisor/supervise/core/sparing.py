@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from . import aiming
 from .action import Refused
+from .decisions import ACTING_MODES
 from .incident import Incident, Run
 from .rule import Policy, Runbook
 from .state import State
-from .values import ACTING_MODES
 
 
 def before_step(policy: Policy, state: State) -> int:

@@ -15,11 +15,12 @@ from . import machine
 from .bank import Bank
 from .blame import Blame
 from .checkpoints import Checkpoints
+from .decisions import SEVERITIES, Decision
 from .incident import Incident
 from .limits import Ledger
 from .pending import Pending
 from .rule import Policy
-from .values import SEVERITIES, Decision, Event
+from .values import Event
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {

@@ -12,10 +12,10 @@ from __future__ import annotations
 from .approvals import ALLOW
 from .bank import Bank
 from .blame import BEFORE
+from .decisions import BREACH
 from .incident import QUIET_STEPS, Incident, Onset
 from .rule import Rule
 from .state import State, Turn
-from .values import BREACH
 
 FINGERPRINT = "batch_fingerprint"
 BATCHES = 64  # of one trouble; what lasts longer is no matter of its data. Project default

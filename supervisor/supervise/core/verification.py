@@ -31,6 +31,7 @@ from typing import Any
 from . import runner
 from .band import median
 from .bank import LOSS, Bank
+from .decisions import ACTING_MODES, BREACH, UNKNOWN
 from .incident import Incident, Run
 from .questions import UPDATE
 from .rule import Rule
@@ -38,7 +39,7 @@ from .spike import NORM_RATIO
 from .standstill import SILENT_S
 from .state import Turn
 from .undoing import GOES_BACK
-from .values import ACTING_MODES, BREACH, UNKNOWN, Frame, Noticed
+from .values import Frame, Noticed
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default

@@ -24,10 +24,10 @@ from . import pausing, standstill
 from .action import Action
 from .band import median
 from .bank import LOSS
+from .decisions import ACTING_MODES
 from .incident import Incident, Reason
 from .rule import Policy, Rule
 from .state import State, Turn
-from .values import ACTING_MODES
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
 TRAINING_OVER = "the training that it was for is over"

@@ -11,8 +11,9 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from ..core.decisions import BREACH, OK
 from ..core.shapes import Clockwork, Detector, Seconds
-from ..core.values import BREACH, LOADING, OK, SUSPENDED
+from ..core.values import LOADING, SUSPENDED
 from ._memory import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.decisions import BREACH, OK, UNKNOWN
 from ..core.shapes import Detector
-from ..core.values import BREACH, OK, UNKNOWN
 from ._baseline import median
 from ._curve import Curve, check_knots, cut, trim
 from ._debounce import LONGEST

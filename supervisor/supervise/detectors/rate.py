@@ -11,8 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.decisions import BREACH, OK, UNKNOWN
 from ..core.shapes import Detector
-from ..core.values import BREACH, OK, UNKNOWN
 from ._memory import Memory
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..core import choosing
+from ..core.decisions import CODE_NAMES, Decision
 from ..core.incident import Incident
 from ..core.pending import Pending
 from ..core.rule import Policy
 from ..core.state import State
-from ..core.values import CODE_NAMES, Decision
 
 
 def snapshot(

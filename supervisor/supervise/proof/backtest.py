@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ..catalog import load_policy
 from ..core import engine, needs
+from ..core.decisions import Decision
 from ..core.limits import Ledger
 from ..core.rule import HOLD, Policy
 from ..core.shapes import Clockwork
 from ..core.state import State
-from ..core.values import Announced, Decision, Event, Frame
+from ..core.values import Announced, Event, Frame
 from ..recordings.find import Source, readers
 from ..recordings.sheet import Recording, recordings
 from . import runs

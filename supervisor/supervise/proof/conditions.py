@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ..catalog.expression import Tree, parse
 from ..core import wording
 from ..core.bank import Bank
+from ..core.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..core.rule import Policy, Rule
 from ..core.shapes import Detector
-from ..core.values import BREACH, CODE_NAMES, OK, UNKNOWN
 
 
 class Leaf(NamedTuple):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from ..core import ladder
 from ..core.action import Aim, Refused
+from ..core.decisions import ACTING_MODES
 from ..core.incident import HELD, PROBATION
 from ..core.rule import HOLD, Policy, Rule
 from ..core.state import State
-from ..core.values import ACTING_MODES
 
 
 def of(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core import machine
-from ..core.values import Decision
+from ..core.decisions import Decision
 
 
 class Visits(dict[str, Any]):

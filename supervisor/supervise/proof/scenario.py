@@ -15,12 +15,12 @@ from typing import Any
 from ..catalog.scenario import InjectForm, ScenarioForm
 from ..core import engine, machine, pausing, steps
 from ..core.action import Action
+from ..core.decisions import Decision
 from ..core.rule import Policy
 from ..core.state import State
 from ..core.values import (
     Announced,
     Beat,
-    Decision,
     Event,
     Exited,
     Finished,

@@ -14,9 +14,10 @@ from typing import Any
 from ..catalog.problems import did_you_mean
 from ..core import replay
 from ..core.bank import Bank
+from ..core.decisions import BREACH, CODE_NAMES, UNKNOWN, Decision
 from ..core.rule import Policy, Rule
 from ..core.state import State
-from ..core.values import BREACH, CODE_NAMES, UNKNOWN, Decision, Event, Frame, Gap
+from ..core.values import Event, Frame, Gap
 from ..errors import UsageError
 from . import obstacles
 from .conditions import missing
