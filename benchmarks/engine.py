@@ -23,10 +23,10 @@ from pathlib import Path
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.rule import Policy, Rule
-from supervise.core.shapes import Detector
-from supervise.core.state import State
-from supervise.core.values import Announced, Frame, Launched
+from supervise.core.model.events import Announced, Frame, Launched
+from supervise.core.model.interfaces import Detector
+from supervise.core.model.policy import Policy, Rule
+from supervise.core.state.run_state import State
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ

@@ -47,7 +47,7 @@ import yaml
 from publish import LOGGERS
 from step_job import STEADY, WARM_UP, enough_sequences
 
-from supervise.core.values import Gap
+from supervise.core.model.events import Gap
 from supervise.report import receipt
 from supervise.store import audit, history, journal
 from supervise.store.rundir import RunDir

@@ -66,7 +66,7 @@ def no_pages_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def make_frames() -> Callable[..., list[Any]]:
     """A function that makes frames of rank 0, one a second, beginning with step `first`."""
-    from supervise.core.values import Frame
+    from supervise.core.model.events import Frame
 
     def make(
         first: int, *losses: float | None, grad: float | None = 1.0, attempt: int = 0
@@ -92,7 +92,7 @@ def keep_run(tmp_path: Path, small: Path) -> Callable[..., Any]:
     """A function that judges events as the supervisor does, and returns the run directory."""
     from supervise.catalog import load_policy
     from supervise.core import engine
-    from supervise.core.values import Announced, Finished, Launched, Told
+    from supervise.core.model.events import Announced, Finished, Launched, Told
     from supervise.store.audit import Audit
     from supervise.store.journal import Journal
     from supervise.store.policies import Reloader

@@ -28,10 +28,8 @@ LAYERS = {
     "children": ("supervise.minder",),
     "core": (),
     "detectors": ("supervise.core",),
-    "actions": (
-        *(f"supervise.core.{name}" for name in ("action", "checkpoints", "decisions", "shapes", "values")),
-    ),
-    "notifiers": tuple(f"supervise.core.{name}" for name in ("decisions", "shapes", "values")),
+    "actions": ("supervise.core.model",),
+    "notifiers": ("supervise.core.model",),
     "catalog": (
         "supervise.core",
         "supervise.detectors",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from supervise.core.action import Aim
-from supervise.core.checkpoints import Checkpoint
+from supervise.core.model.action import Aim
+from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError
 
 

@@ -11,7 +11,7 @@ import typing
 import pytest
 
 from supervise import actions
-from supervise.core.action import Action, Refused
+from supervise.core.model.action import Action, Refused
 from supervise.errors import ActionError
 
 NEEDED = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}

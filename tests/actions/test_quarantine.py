@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.quarantine import Quarantine
 from supervise.actions.unquarantine import Unquarantine
-from supervise.core.action import Refused
+from supervise.core.model.action import Refused
 from supervise.errors import ActionError
 
 HELD = {"generation": 3, "held": 3, "entries": 4, "ranks": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.relaunch import Relaunch
-from supervise.core.action import Refused
+from supervise.core.model.action import Refused
 from supervise.errors import ActionError
 
 ANSWER = {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []}

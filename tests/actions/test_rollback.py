@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.rollback import Around, Rollback
-from supervise.core.action import Refused
+from supervise.core.model.action import Refused
 from supervise.errors import ActionError
 
 

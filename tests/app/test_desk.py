@@ -8,10 +8,10 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.app.desk import Desk
-from supervise.core.incident import Incident, Run
-from supervise.core.redact import Redactor
-from supervise.core.rule import Policy, Runbook
-from supervise.core.values import Told
+from supervise.core.model.events import Told
+from supervise.core.model.policy import Policy, Runbook
+from supervise.core.model.redaction import Redactor
+from supervise.core.state.incident import Incident, Run
 from supervise.errors import ActionError
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))

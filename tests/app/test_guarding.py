@@ -8,8 +8,8 @@ import pytest
 
 from supervise.app.guarding import may_come_back
 from supervise.core import engine
-from supervise.core.incident import HELD
-from supervise.core.rule import Policy
+from supervise.core.model.policy import Policy
+from supervise.core.state.incident import HELD
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from supervise.app.past import Past
 from supervise.catalog import load_policy
+from supervise.core.model.events import Exited, Told
 from supervise.core.replay import record
-from supervise.core.values import Exited, Told
 from supervise.errors import StoreError
 from supervise.store import audit
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.catalog import PolicyErrors, load_policy
 from supervise.catalog.problems import Problem
-from supervise.core.rule import Policy
+from supervise.core.model.policy import Policy
 
 Loader = Callable[..., Policy]
 

@@ -16,8 +16,8 @@ from supervise.catalog.nodes import Sequence
 from supervise.catalog.parts import DetectorKind, StepKind, summary
 from supervise.catalog.problems import Problems, Source
 from supervise.catalog.record import keys_of
-from supervise.core.action import Action
-from supervise.core.shapes import Detector
+from supervise.core.model.action import Action
+from supervise.core.model.interfaces import Detector
 
 PARTS = [*discover.detectors().items(), *discover.actions().items()]
 
@@ -41,7 +41,7 @@ def test_a_file_with_two_parts_is_a_bug(tmp_path: Path) -> None:
     package = types.ModuleType("two_parts")
     package.__path__ = [str(tmp_path)]
     (tmp_path / "both.py").write_text(
-        "from supervise.core.action import Action\n"
+        "from supervise.core.model.action import Action\n"
         "class One(Action): pass\n"
         "class Two(Action): pass\n"
     )

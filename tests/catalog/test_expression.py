@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervise.catalog.expression import MAX_LENGTH, ExpressionError, parse
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 
 CODES = (OK, UNKNOWN, BREACH)
 NAMES = ("a", "b", "c.d")

@@ -18,7 +18,7 @@ from supervise.catalog.kinds import BAD, Number
 from supervise.catalog.nodes import plain
 from supervise.catalog.problems import PolicyErrors, Problems, Source, did_you_mean
 from supervise.catalog.record import build, kind_of, written
-from supervise.core.shapes import Seconds, Steps
+from supervise.core.model.interfaces import Seconds, Steps
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.catalog.problems import PolicyErrors
-from supervise.core.rule import Planned
+from supervise.core.model.policy import Planned
 
 TEXT = """\
 version: supervise/v1

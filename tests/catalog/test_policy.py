@@ -13,9 +13,9 @@ import pytest
 
 from supervise.catalog import load_policy, locate, shipped
 from supervise.catalog.problems import PolicyErrors, Problem
-from supervise.core import machine
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.rule import Policy
+from supervise.core.model import state_machine
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.policy import Policy
 from supervise.errors import InputError, UsageError
 
 Loader = Callable[..., Policy]
@@ -234,13 +234,13 @@ hold_max: 2h
 
 def test_a_policy_may_bring_its_own_table_of_moves(load: Loader) -> None:
     """It replaces the default, and is part of the digest."""
-    rows = "".join(f"  {state}: {dict(row)}\n" for state, row in machine.DEFAULT.items())
+    rows = "".join(f"  {state}: {dict(row)}\n" for state, row in state_machine.DEFAULT.items())
     text = HEAD + "machine:\n" + rows.replace("'", "")
 
     policy = load(text)
 
-    assert policy.machine == machine.DEFAULT
-    assert load(policy.resolved).machine == machine.DEFAULT
+    assert policy.machine == state_machine.DEFAULT
+    assert load(policy.resolved).machine == state_machine.DEFAULT
     assert policy.digest != load(HEAD).digest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from supervise.core.rule import Policy
+from supervise.core.model.policy import Policy
 
 Loader = Callable[..., Policy]
 

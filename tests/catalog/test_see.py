@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from supervise.core.rule import Policy
+from supervise.core.model.policy import Policy
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 HIGH = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"

@@ -9,7 +9,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.cli import invoke as run_cli
 from supervise.core import engine
-from supervise.core.values import Announced, Event, Exited, Frame, Launched
+from supervise.core.model.events import Announced, Event, Exited, Frame, Launched
 from supervise.errors import StoreError
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from supervise.catalog import load_policy
-from supervise.core.values import Announced, Frame, Launched
+from supervise.core.model.events import Announced, Frame, Launched
 
 POLICY = """version: supervise/v1
 policy: curve

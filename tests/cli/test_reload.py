@@ -89,7 +89,7 @@ def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
 
 def test_a_replay_needs_every_policy(supervise, keep_run, make_frames, small, tmp_path):
     """Over a reload the decisions are the same; a policy that is gone is named."""
-    from supervise.core.values import Told
+    from supervise.core.model.events import Told
 
     later = tmp_path / "later.yaml"
     later.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))

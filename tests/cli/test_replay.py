@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.store import journal
 from supervise.store.audit import read
 from supervise.store.journal import Journal

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from supervise.core.values import Exited, Launched
+from supervise.core.model.events import Exited, Launched
 from supervise.store.audit import Audit
 
 STATE = {

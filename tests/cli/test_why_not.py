@@ -8,7 +8,7 @@ import pytest
 
 from supervise.catalog import load_policy, shipped
 from supervise.core import engine
-from supervise.core.values import Announced, Frame, Gap, Told
+from supervise.core.model.events import Announced, Frame, Gap, Told
 from supervise.proof import conditions, obstacles
 
 SECOND = 1_000_000_000
@@ -202,7 +202,7 @@ def test_a_rule_of_a_reloaded_policy_is_asked_under_that_policy(
 
 def test_a_silence_is_asked_up_to_the_next_step(ask, keep_run, make_frames, tmp_path):
     """Clocks tick between two frames: what counts is the longest silence before the next one."""
-    from supervise.core.values import Beat, Tick
+    from supervise.core.model.events import Beat, Tick
 
     policy = tmp_path / "hang.yaml"
     policy.write_text(

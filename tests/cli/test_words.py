@@ -13,7 +13,7 @@ from supervise.actions.skip_step import SkipStep
 from supervise.catalog import load_policy
 from supervise.cli import WORDS, _speak
 from supervise.core import engine
-from supervise.core.values import Finished
+from supervise.core.model.events import Finished
 from supervise.inputs.words import Words, post
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal

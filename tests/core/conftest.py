@@ -10,11 +10,20 @@ import pytest
 
 from supervise.catalog import discover
 from supervise.core import engine
-from supervise.core.action import Action
-from supervise.core.decisions import BREACH, OK, UNKNOWN, Decision
-from supervise.core.rule import Budget, Inhibit, Ladder, Policy, Rule, Runbook
-from supervise.core.shapes import Detector, Watch
-from supervise.core.values import Announced, Event, Finished, Frame, Launched, Noticed, Tick, Told
+from supervise.core.model.action import Action
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN, Decision
+from supervise.core.model.events import (
+    Announced,
+    Event,
+    Finished,
+    Frame,
+    Launched,
+    Noticed,
+    Tick,
+    Told,
+)
+from supervise.core.model.interfaces import Detector, Watch
+from supervise.core.model.policy import Budget, Inhibit, Ladder, Policy, Rule, Runbook
 
 SECOND = 1_000_000_000
 NAMES = ("train_loss_raw", "grad_global_norm")

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supervise.actions.snapshot import Snapshot
-from supervise.core.action import Action, Refused
-from supervise.core.rule import Budget, Runbook
-from supervise.core.values import (
-    Announced,
-    Exited,
-    Finished,
-    Launched,
-)
+from supervise.core.model.action import Action, Refused
+from supervise.core.model.events import Announced, Exited, Finished, Launched
+from supervise.core.model.policy import Budget, Runbook
 
 from .conftest import Verify, rule_on, save
 

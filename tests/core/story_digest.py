@@ -24,7 +24,7 @@ def shuffled_imports(seed: int) -> None:
     names = []
     for package in ("supervise.core", "supervise.detectors", "supervise.actions"):
         path = import_module(package).__path__
-        names += [f"{package}.{info.name}" for info in pkgutil.iter_modules(path)]
+        names += [info.name for info in pkgutil.walk_packages(path, f"{package}.")]
     random.Random(seed).shuffle(names)
     for name in names:
         import_module(name)
@@ -47,8 +47,17 @@ def decisions() -> list[dict]:
     """Return the decision records of the whole story; every action succeeds at once."""
     from supervise.catalog.policy import load_policy
     from supervise.core import engine
+    from supervise.core.model.events import (
+        Announced,
+        Beat,
+        Exited,
+        Finished,
+        Frame,
+        Launched,
+        Tick,
+        Told,
+    )
     from supervise.core.replay import record
-    from supervise.core.values import Announced, Beat, Exited, Finished, Frame, Launched, Tick, Told
 
     policy = load_policy("nano", mode="enforce")
     names = tuple(sorted({m for d in policy.detectors.values() for m in d.metrics}))

@@ -8,9 +8,9 @@ import pytest
 
 from supervise.actions.snapshot import Snapshot
 from supervise.core import engine
+from supervise.core.model.events import Exited, Finished, Reloaded
+from supervise.core.model.policy import Approval, Runbook
 from supervise.core.replay import record
-from supervise.core.rule import Approval, Runbook
-from supervise.core.values import Exited, Finished, Reloaded
 
 from .conftest import Reach, Touch, Verify
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from supervise.core.band import band_of, median, slope, spread
+from supervise.core.analysis.loss_band import band_of, median, slope, spread
 
 
 def curve(steps, seed, noise=0.02):

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core import feeder
-from supervise.core.bank import Bank
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.feeder import Calm
-from supervise.core.rule import Policy
-from supervise.core.shapes import NOTE, Detector
-from supervise.core.values import Frame
+from supervise.core.detection import feeder
+from supervise.core.detection.feeder import Calm
+from supervise.core.detection.rank_monitor import Bank
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.events import Frame
+from supervise.core.model.interfaces import NOTE, Detector
+from supervise.core.model.policy import Policy
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from supervise.core import blame as subject
-from supervise.core.blame import Blame
-from supervise.core.chance import binomial_tail, normal_tail, survivors
-from supervise.core.values import Frame
+from supervise.core.analysis import shard_attribution as subject
+from supervise.core.analysis.shard_attribution import Blame
+from supervise.core.analysis.significance import binomial_tail, normal_tail, survivors
+from supervise.core.model.events import Frame
 
 NAMES = ("train_loss_raw", "batch_shard")
 

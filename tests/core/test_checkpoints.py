@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervise.core.checkpoints import Checkpoints
+from supervise.core.model.checkpoint_registry import Checkpoints
 
 
 def test_suspects_are_told_apart():

@@ -8,9 +8,9 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.core import engine
+from supervise.core.model.events import Exited, Finished, Launched, Noticed
+from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.core.replay import record
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Exited, Finished, Launched, Noticed
 
 from .conftest import Verify
 

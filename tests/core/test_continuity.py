@@ -6,8 +6,8 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Rollback
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Announced, Exited, Finished, Launched, Noticed
+from supervise.core.model.events import Announced, Exited, Finished, Launched, Noticed
+from supervise.core.model.policy import Budget, Ladder, Runbook
 
 from .conftest import Verify
 

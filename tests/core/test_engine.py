@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.rule import Budget, Ladder, Rule, Runbook
-from supervise.core.values import (
-    Announced,
-    Exited,
-    Finished,
-    Gap,
-    Noticed,
-    Told,
-)
+from supervise.core.model.events import Announced, Exited, Finished, Gap, Noticed, Told
+from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.robust_z import RobustZ
 

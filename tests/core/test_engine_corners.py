@@ -10,10 +10,10 @@ from supervise.actions.rollback import Rollback
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.actions.verify import Verify
-from supervise.core.decisions import BREACH, UNKNOWN
-from supervise.core.rule import Budget, Ladder, Rule, Runbook
-from supervise.core.shapes import Clockwork, Detector
-from supervise.core.values import Announced, Beat, Exited, Finished, Gap, Noticed, Tick, Told
+from supervise.core.model.decisions import BREACH, UNKNOWN
+from supervise.core.model.events import Announced, Beat, Exited, Finished, Gap, Noticed, Tick, Told
+from supervise.core.model.interfaces import Clockwork, Detector
+from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.robust_z import RobustZ
 
 

@@ -16,11 +16,8 @@ from supervise.actions.rollback import Rollback
 from supervise.actions.skip_step import SkipStep
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
-from supervise.core.rule import Budget, Inhibit, Ladder, Runbook
-from supervise.core.values import (
-    Finished,
-    Told,
-)
+from supervise.core.model.events import Finished, Told
+from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
 

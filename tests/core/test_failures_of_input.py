@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.decisions import SEVERITIES
-from supervise.core.rule import Rule
-from supervise.core.values import Announced, Beat, Gap, Noticed, Tick
+from supervise.core.model.decisions import SEVERITIES
+from supervise.core.model.events import Announced, Beat, Gap, Noticed, Tick
+from supervise.core.model.policy import Rule
 from supervise.detectors.absence import Absence
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ

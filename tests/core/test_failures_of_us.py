@@ -13,17 +13,12 @@ import sys
 
 import pytest
 
-from supervise.core import engine, machine
+from supervise.core import engine
+from supervise.core.model import state_machine
+from supervise.core.model.events import Exited, Finished, Gap, Noticed, Told
+from supervise.core.model.policy import Inhibit
 from supervise.core.replay import decisions, record
-from supervise.core.rule import Inhibit
-from supervise.core.state import State, Turn
-from supervise.core.values import (
-    Exited,
-    Finished,
-    Gap,
-    Noticed,
-    Told,
-)
+from supervise.core.state.run_state import State, Turn
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
 from supervise.detectors.nonfinite import Nonfinite
@@ -118,14 +113,16 @@ def test_a_copy_shares_nothing_with_the_original(tell):
 
 REPLAYED = """
 import importlib, random, sys
-names = ["engine", "bank", "questions", "spike", "runner", "response", "machine", "replay", "state"]
+names = ["engine", "detection.rank_monitor", "incidents.diagnosis", "analysis.spike_classifier",
+         "runbooks.runner", "handlers.rule_fired", "model.state_machine", "replay",
+         "state.run_state"]
 random.Random(int(sys.argv[1])).shuffle(names)
 for name in names:
     importlib.import_module("supervise.core." + name)
 import hashlib, json
 from supervise.catalog.policy import load_policy
 from supervise.core import replay
-from supervise.core.values import Announced, Exited, Frame, Launched
+from supervise.core.model.events import Announced, Exited, Frame, Launched
 policy = load_policy("nano", mode="shadow")
 noise = random.Random(7)
 names = ("train_loss_raw", "grad_global_norm", "update_norm", "update_to_weight", "learning_rate")
@@ -168,14 +165,14 @@ def test_decisions_are_json_and_the_same_twice(tell):
 # ── all (state, event) pairs ──────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("state", machine.STATES)
-@pytest.mark.parametrize("event", machine.EVENTS)
+@pytest.mark.parametrize("state", state_machine.STATES)
+@pytest.mark.parametrize("event", state_machine.EVENTS)
 def test_every_pair_moves_as_the_table_says_or_is_an_audited_no_op(make_policy, state, event):
     """No pair raises, none is silent unless it stays where it is by the table."""
     run = State(machine=state)
     turn = Turn(make_policy(), run, Exited(0, 0))
     turn.move(event, "because")
-    target = machine.move(machine.DEFAULT, state, event)
+    target = state_machine.move(state_machine.DEFAULT, state, event)
 
     assert run.machine == (target or state)
     said = [d for d in turn.decisions if d.kind == "state"]

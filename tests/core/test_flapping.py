@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from supervise.core.rule import Inhibit, Rule, Runbook
-from supervise.core.values import Announced
+from supervise.core.model.events import Announced
+from supervise.core.model.policy import Inhibit, Rule, Runbook
 from supervise.detectors.threshold import Threshold
 
 from .conftest import NAMES, Reach, index_of

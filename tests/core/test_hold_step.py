@@ -9,9 +9,9 @@ import pytest
 from supervise.actions.hold import Hold
 from supervise.actions.snapshot import Snapshot
 from supervise.core import engine
+from supervise.core.model.events import Exited, Finished
+from supervise.core.model.policy import Ladder, Runbook
 from supervise.core.replay import decisions, record
-from supervise.core.rule import Ladder, Runbook
-from supervise.core.values import Exited, Finished
 
 BOOK = Runbook("wrong", (Snapshot(), Hold()), ("snapshot", "hold"))
 

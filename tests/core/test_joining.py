@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from supervise.core.model.events import Exited, Noticed
+from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
-from supervise.core.rule import Ladder
-from supervise.core.values import Exited, Noticed
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.threshold import Threshold
 

@@ -6,10 +6,11 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
-from supervise.core import choosing, engine
+from supervise.core import engine
+from supervise.core.model.events import Announced, Exited, Finished, Launched, Noticed
+from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.core.replay import record
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Announced, Exited, Finished, Launched, Noticed
+from supervise.core.runbooks import checkpoint_choice
 
 from .conftest import Verify, messages
 from .test_choosing import told
@@ -102,7 +103,7 @@ def test_a_run_that_stays_ruined_still_waits_once_its_rules_got_used_to_it(refus
     evidence(story)
     story.frames(4.9, times=60)  # `spike` is above 5
     assert story.state.firing(story.policy) == [] and story.state.incident is not None
-    assert choosing.sought(story.policy, story.state) == 50
+    assert checkpoint_choice.sought(story.policy, story.state) == 50
     told(story, "a", 39)
 
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot"]

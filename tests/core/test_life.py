@@ -6,8 +6,7 @@ import pytest
 
 from supervise.actions.pause import Pause
 from supervise.actions.snapshot import Snapshot
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import (
+from supervise.core.model.events import (
     Announced,
     Beat,
     Exited,
@@ -18,6 +17,7 @@ from supervise.core.values import (
     Reloaded,
     Tick,
 )
+from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import needs
+from supervise.core.detection import rule_inputs
 
 POLICY = """\
 version: supervise/v1
@@ -43,7 +43,7 @@ def test_a_rule_can_fire_if_some_readings_of_what_is_there_make_it_true(there, t
     (tmp_path / "p.yaml").write_text(POLICY)
     policy = load_policy(tmp_path / "p.yaml")
 
-    found = {r.id for r in policy.rules if needs.can_fire(policy, r, there.__contains__)}
+    found = {r.id for r in policy.rules if rule_inputs.can_fire(policy, r, there.__contains__)}
 
     assert found == CAN[there]
 
@@ -53,4 +53,4 @@ def test_what_is_missing_is_named(tmp_path):
     policy = load_policy(tmp_path / "p.yaml")
     chain = next(rule for rule in policy.rules if rule.id == "chain")
 
-    assert needs.missing(policy, chain, {"a"}.__contains__) == ["b"]
+    assert rule_inputs.missing(policy, chain, {"a"}.__contains__) == ["b"]

@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core import ladder, machine
-from supervise.core.incident import first_breach, headline
-from supervise.core.limits import Ledger
-from supervise.core.rule import Budget, Ladder
+from supervise.core.model import escalation, state_machine
+from supervise.core.model.budgets import Ledger
+from supervise.core.model.policy import Budget, Ladder
+from supervise.core.state.incident import first_breach, headline
 
 
 def test_the_default_table_has_no_flaw():
     """Every state is reached, and every state reaches halted."""
-    assert machine.flaws(machine.DEFAULT) == []
+    assert state_machine.flaws(state_machine.DEFAULT) == []
 
 
-@pytest.mark.parametrize("state", machine.STATES)
-@pytest.mark.parametrize("event", sorted(machine.EVENTS))
+@pytest.mark.parametrize("state", state_machine.STATES)
+@pytest.mark.parametrize("event", sorted(state_machine.EVENTS))
 def test_every_pair_is_a_move_or_a_no_op(state, event):
     """All (state, event) pairs are defined; halted is final."""
-    target = machine.move(machine.DEFAULT, state, event)
+    target = state_machine.move(state_machine.DEFAULT, state, event)
 
-    assert target is None or target in machine.STATES
-    if state == machine.HALTED:
-        assert target in (None, machine.HALTED)
+    assert target is None or target in state_machine.STATES
+    if state == state_machine.HALTED:
+        assert target in (None, state_machine.HALTED)
 
 
 def test_a_bad_table_is_explained():
@@ -33,16 +33,16 @@ def test_a_bad_table_is_explained():
     bad = {"launching": {"first_frame": "warming"}, "warming": {"redy": "nominl"}}
     trap = {"launching": {"first_frame": "warming"}}
 
-    assert {(s, e) for s, e, _ in machine.flaws(bad)} == {("warming", "redy")}
-    assert any("can never be reached" in text for _, _, text in machine.flaws(trap))
-    assert any("can never reach 'halted'" in text for _, _, text in machine.flaws(trap))
+    assert {(s, e) for s, e, _ in state_machine.flaws(bad)} == {("warming", "redy")}
+    assert any("can never be reached" in text for _, _, text in state_machine.flaws(trap))
+    assert any("can never reach 'halted'" in text for _, _, text in state_machine.flaws(trap))
 
 
 def test_the_diagram_shows_every_state():
     """The drawing is made from the table."""
-    drawn = machine.diagram()
+    drawn = state_machine.diagram()
 
-    assert all(state in drawn for state in machine.STATES)
+    assert all(state in drawn for state in state_machine.STATES)
 
 
 def test_a_budget_counts_at_its_edges():
@@ -65,14 +65,14 @@ def test_the_ladder_never_goes_lower():
     """Entry respects the floor; past the last rung there is hold."""
     rungs = Ladder(("soften", "rollback", "hold"))
 
-    assert ladder.entry(rungs, "soften", -1) == ("soften", 0)
-    assert ladder.entry(rungs, "soften", 1) == ("rollback", 1)
-    assert ladder.entry(rungs, "rollback", 0) == ("rollback", 1)
-    assert ladder.climb(rungs, 0) == ("rollback", 1)
-    assert ladder.climb(rungs, 2) == ("hold", 3)
-    assert ladder.entry(rungs, "stop-and-page", -1) == ("stop-and-page", -1)
-    assert ladder.entry(rungs, "stop-and-page", 1) == ("stop-and-page", -1)
-    assert ladder.climb(rungs, -1)[0] == "hold"
+    assert escalation.entry(rungs, "soften", -1) == ("soften", 0)
+    assert escalation.entry(rungs, "soften", 1) == ("rollback", 1)
+    assert escalation.entry(rungs, "rollback", 0) == ("rollback", 1)
+    assert escalation.climb(rungs, 0) == ("rollback", 1)
+    assert escalation.climb(rungs, 2) == ("hold", 3)
+    assert escalation.entry(rungs, "stop-and-page", -1) == ("stop-and-page", -1)
+    assert escalation.entry(rungs, "stop-and-page", 1) == ("stop-and-page", -1)
+    assert escalation.climb(rungs, -1)[0] == "hold"
 
 
 def test_the_first_breach_is_the_earliest_of_its_stages():
@@ -139,4 +139,4 @@ def test_the_drawing_in_the_readme_is_the_table():
     readme = Path(__file__).parents[2] / "supervisor" / "README.md"
     drawn = readme.read_text().partition("<!-- machine -->\n")[2].partition("<!-- /machine -->")[0]
 
-    assert drawn == f"```mermaid\n{machine.diagram()}```\n"
+    assert drawn == f"```mermaid\n{state_machine.diagram()}```\n"

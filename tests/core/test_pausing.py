@@ -8,9 +8,9 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.snapshot import Snapshot
-from supervise.core import pausing, withdrawal
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Finished, Noticed
+from supervise.core.incidents import pausing, withdrawal
+from supervise.core.model.events import Finished, Noticed
+from supervise.core.model.policy import Budget, Ladder, Runbook
 
 from .conftest import Above, Verify, messages, rule_on
 

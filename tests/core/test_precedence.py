@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.snapshot import Snapshot
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Beat, Finished, Frame, Tick
+from supervise.core.model.events import Beat, Finished, Frame, Tick
+from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.absence import Absence
 
 from .conftest import SECOND, Above, Touch, Verify, rule_on

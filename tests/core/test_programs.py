@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.decisions import UNKNOWN
-from supervise.core.values import Announced, Launched
+from supervise.core.model.decisions import UNKNOWN
+from supervise.core.model.events import Announced, Launched
 
 
 @pytest.mark.parametrize(("pid", "segment"), [(1, 9), (2, 0)], ids=["exec", "another process"])

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.band import median, spread
-from supervise.core.history import EVALUATIONS, History
-from supervise.core.rule import Budget, Ladder, Planned, Rule, Runbook
-from supervise.core.values import Announced, Exited, Finished, Frame, Noticed, Told
+from supervise.core.analysis.frame_history import EVALUATIONS, History
+from supervise.core.analysis.loss_band import median, spread
+from supervise.core.model.events import Announced, Exited, Finished, Frame, Noticed, Told
+from supervise.core.model.policy import Budget, Ladder, Planned, Rule, Runbook
 
 from .conftest import Above, Verify, index_of
 

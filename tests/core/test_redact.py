@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.redact import REDACTED, Redactor, named
-from supervise.core.values import Finished, Frame, Noticed
+from supervise.core.model.events import Finished, Frame, Noticed
+from supervise.core.model.redaction import REDACTED, Redactor, named
 
 
 def test_values_are_replaced_by_the_name_of_their_variable():

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervise.core import engine
-from supervise.core.bank import Bank
-from supervise.core.reload import DERIVED, differences, rebind
+from supervise.core.detection.rank_monitor import Bank
+from supervise.core.handlers.policy_reload import DERIVED, differences, rebind
+from supervise.core.model.events import Announced, Finished, Frame, Noticed, Reloaded, Tick, Told
+from supervise.core.model.policy import Budget, Inhibit, Ladder, Rule, Runbook
 from supervise.core.replay import compare, record
-from supervise.core.rule import Budget, Inhibit, Ladder, Rule, Runbook
-from supervise.core.values import Announced, Finished, Frame, Noticed, Reloaded, Tick, Told
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
 from supervise.detectors.nonfinite import Nonfinite

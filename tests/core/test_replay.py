@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervise.core import engine
-from supervise.core.decisions import Decision
+from supervise.core.model.decisions import Decision
 from supervise.core.replay import compare, decisions, plain, record
 
 

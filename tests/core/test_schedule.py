@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import spike
-from supervise.core.rule import Budget, Ladder, Runbook
+from supervise.core.analysis import spike_classifier
+from supervise.core.model.policy import Budget, Ladder, Runbook
 
 from .conftest import Above, Touch, Verify, messages, rule_on
 
@@ -54,7 +54,7 @@ def test_what_outlives_the_ladder_behind_a_jump_of_the_jobs_own_rate_is_its_sche
     assert held["class"] == "learning rate jump"
     assert "the job's own learning rate 0.001 to 0.1 (step 300)" in messages(story)[-1]["verdict"]
     assert "compare its schedule with the one that was meant" in messages(story)[-1]["next"]
-    assert spike.NO_KNOB not in messages(story)[-1]["next"]
+    assert spike_classifier.NO_KNOB not in messages(story)[-1]["next"]
     assert verdict(story)["class"] == "learning rate jump", "and so to the end of the incident"
 
 

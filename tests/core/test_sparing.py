@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core import sparing
-from supervise.core.rule import Approval, Budget, Ladder, Runbook
-from supervise.core.values import Announced, Exited, Noticed
+from supervise.core.incidents import savepoint_retention
+from supervise.core.model.events import Announced, Exited, Noticed
+from supervise.core.model.policy import Approval, Budget, Ladder, Runbook
 
 from .conftest import NAMES, Above, Reach, Touch, Verify, rule_on
 
@@ -32,7 +32,7 @@ def spared(tell, make_policy):
         story.frames(2.0, times=BREACH)
         return story
 
-    begin.now = lambda story: sparing.before_step(story.policy, story.state)
+    begin.now = lambda story: savepoint_retention.before_step(story.policy, story.state)
     return begin
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from supervise.core import questions, spike
-from supervise.core.band import Band
-from supervise.core.happened import Happened
-from supervise.core.spike import Evidence
+from supervise.core.analysis import spike_classifier
+from supervise.core.analysis.context_event import Happened
+from supervise.core.analysis.loss_band import Band
+from supervise.core.analysis.spike_classifier import Evidence
+from supervise.core.incidents import diagnosis
 
 ONSET = 1000
 BAND = Band(onset=ONSET, level=2.0, slope=-0.2, spread=0.02, samples=256)
@@ -38,10 +39,10 @@ PLATEAU = Evidence(BAND, after((12, 3.0), (400, 0.3)), CALM, {"val_loss": probes
 
 def test_a_spike_that_comes_back_is_recoverable():
     """Question 1 has where it came back, how far it is from the trend, and the band's width."""
-    verdict = spike.judge(SPIKE)
+    verdict = spike_classifier.judge(SPIKE)
     first = verdict.questions["rejoined"]
 
-    assert verdict.kind == spike.RECOVERABLE
+    assert verdict.kind == spike_classifier.RECOVERABLE
     assert (first["answer"], first["rejoined_step"]) == ("yes", ONSET + 12)
     assert first["residual"] == pytest.approx(0.0, abs=1e-12)
     assert first["band"] == pytest.approx(WIDTH)
@@ -53,7 +54,7 @@ def test_a_spike_that_comes_back_is_recoverable():
 def test_the_smoothed_loss_must_agree():
     """Two of five losses far up: the median of the raw ones is in the band, the run is not."""
     jumpy = [(s, loss + (1.0 if s % 5 < 2 else 0.0)) for s, loss in after((400, 0.0))]
-    first = spike.rejoined(Evidence(BAND, jumpy))
+    first = spike_classifier.rejoined(Evidence(BAND, jumpy))
     left = np.array([loss - BAND.forecast(s) for s, loss in jumpy[-50:]])
     smooth, course = left[0], []
     for value in left:
@@ -85,12 +86,12 @@ def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
     windows = [left[i : i + 50] for i in range(len(left) - 49)]
     first = next(i for i, w in enumerate(windows) if np.median(w) <= WIDTH and smoothed(w) <= WIDTH)
 
-    assert spike.rejoined(Evidence(BAND, losses))["rejoined_step"] == ONSET + first
+    assert spike_classifier.rejoined(Evidence(BAND, losses))["rejoined_step"] == ONSET + first
 
 
 def test_one_that_left_again_is_not_back():
     """It was in the band once, which is told; the newest frames decide."""
-    first = spike.rejoined(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5))))
+    first = spike_classifier.rejoined(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5))))
 
     assert (first["answer"], first["rejoined_step"]) == ("no", ONSET + 5)
 
@@ -98,22 +99,24 @@ def test_one_that_left_again_is_not_back():
 @pytest.mark.parametrize("frames", [0, 19])
 def test_too_few_frames_are_no_answer(frames):
     """Under 20 nothing is said about the band."""
-    verdict = spike.judge(Evidence(BAND, after((frames, 0.0)), CALM))
+    verdict = spike_classifier.judge(Evidence(BAND, after((frames, 0.0)), CALM))
 
     assert verdict.questions["rejoined"]["answer"] == "unknown"
-    assert verdict.kind == spike.UNDECIDED
+    assert verdict.kind == spike_classifier.UNDECIDED
 
 
 def test_without_a_band_nothing_is_decided():
     """Fewer than 8 losses before it."""
-    assert spike.judge(Evidence(None, after((100, 0.0)))).kind == spike.UNDECIDED
+    assert (
+        spike_classifier.judge(Evidence(None, after((100, 0.0)))).kind == spike_classifier.UNDECIDED
+    )
 
 
 def test_a_level_that_stays_up_with_the_evaluation_is_a_new_worse_plateau():
     """Norms are as before and no batch is to blame."""
-    verdict = spike.judge(PLATEAU)
+    verdict = spike_classifier.judge(PLATEAU)
 
-    assert verdict.kind == spike.PLATEAU
+    assert verdict.kind == spike_classifier.PLATEAU
     assert verdict.questions["rejoined"]["residual"] == pytest.approx(0.3)
     assert verdict.questions["eval_shifted"]["answer"] == "yes"
     assert verdict.questions["norms_stayed"]["answer"] == "yes"
@@ -123,18 +126,18 @@ def test_a_level_that_stays_up_with_the_evaluation_is_a_new_worse_plateau():
 def test_the_same_with_a_batch_to_blame_is_a_data_event():
     """Something unlike the other batches at the onset."""
     odd = Happened(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
-    verdict = spike.judge(replace(PLATEAU, happened=[odd]))
+    verdict = spike_classifier.judge(replace(PLATEAU, happened=[odd]))
 
-    assert verdict.kind == spike.DATA
+    assert verdict.kind == spike_classifier.DATA
     assert "batch_token_entropy 5.4" in verdict.text
 
 
 def test_the_same_with_norms_that_stayed_up_is_structural():
     """No optimizer-level knob will fix it, says the advice."""
-    verdict = spike.judge(replace(PLATEAU, norms=WILD))
+    verdict = spike_classifier.judge(replace(PLATEAU, norms=WILD))
     third = verdict.questions["norms_stayed"]
 
-    assert verdict.kind == spike.STRUCTURAL
+    assert verdict.kind == spike_classifier.STRUCTURAL
     assert "no optimizer-level knob will fix it" in verdict.advice
     assert (third["answer"], third["high"]) == ("no", ["update_norm"])
     update = third["metrics"]["update_norm"]
@@ -143,16 +146,16 @@ def test_the_same_with_norms_that_stayed_up_is_structural():
 
 def test_the_same_with_an_evaluation_that_stayed_is_an_artefact():
     """The training loss moved and the model did not."""
-    verdict = spike.judge(replace(PLATEAU, probes={"val_loss": probes(0.0)}))
+    verdict = spike_classifier.judge(replace(PLATEAU, probes={"val_loss": probes(0.0)}))
 
-    assert verdict.kind == spike.ARTEFACT
+    assert verdict.kind == spike_classifier.ARTEFACT
 
 
 def test_the_shift_is_measured_from_the_evaluations_own_trend():
     """Ten before, four after, against numpy's Theil-Sen over ln(step + 1)."""
     random = np.random.default_rng(5)
     points = [(s, v + 0.01 * random.normal()) for s, v in probes(0.05)]
-    second = spike.eval_shifted(replace(PLATEAU, probes={"val_loss": points}))
+    second = spike_classifier.eval_shifted(replace(PLATEAU, probes={"val_loss": points}))
     before = [p for p in points if p[0] < ONSET][-10:]
     late = [p for p in points if p[0] >= PLATEAU.after[49][0]][-4:]
     x = np.log(np.array([s for s, _ in before]) + 1.0)
@@ -178,42 +181,49 @@ def test_no_probe_is_undecided_and_never_guessed():
         replace(PLATEAU, probes={"val_loss": probes(0.3)[:10]}),
         replace(PLATEAU, artefact="changed"),
     ):
-        assert spike.judge(case).kind == spike.UNDECIDED
-    assert "no probe available" in spike.judge(replace(PLATEAU, probes={})).text
-    assert "itself changed" in spike.judge(replace(PLATEAU, artefact="changed")).text
+        assert spike_classifier.judge(case).kind == spike_classifier.UNDECIDED
+    assert "no probe available" in spike_classifier.judge(replace(PLATEAU, probes={})).text
+    assert "itself changed" in spike_classifier.judge(replace(PLATEAU, artefact="changed")).text
 
 
 def test_one_that_still_may_come_back_is_undecided():
     """The same plateau, 100 frames after the onset."""
     early = replace(PLATEAU, after=PLATEAU.after[:100])
-    verdict = spike.judge(early)
+    verdict = spike_classifier.judge(early)
 
-    assert verdict.kind == spike.UNDECIDED
+    assert verdict.kind == spike_classifier.UNDECIDED
     assert verdict.questions["rejoined"]["in_time"]
 
 
 def test_a_planned_change_is_expected():
     """Whatever the curve says; but not when a value was not finite."""
-    assert spike.judge(replace(PLATEAU, planned=True)).kind == spike.EXPECTED
-    assert spike.judge(replace(PLATEAU, planned=True, nonfinite=ONSET)).kind == spike.NUMERIC
+    assert spike_classifier.judge(replace(PLATEAU, planned=True)).kind == spike_classifier.EXPECTED
+    assert (
+        spike_classifier.judge(replace(PLATEAU, planned=True, nonfinite=ONSET)).kind
+        == spike_classifier.NUMERIC
+    )
 
 
 def test_numbers_that_are_none_come_first():
     """Also when the loss is back in its band."""
-    assert spike.judge(replace(SPIKE, nonfinite=ONSET + 1)).kind == spike.NUMERIC
+    assert (
+        spike_classifier.judge(replace(SPIKE, nonfinite=ONSET + 1)).kind == spike_classifier.NUMERIC
+    )
 
 
 def test_what_comes_back_after_the_last_rung_is_structural():
     """Even with a loss that is in its band just now."""
-    assert spike.judge(replace(SPIKE, exhausted=True)).kind == spike.STRUCTURAL
+    assert (
+        spike_classifier.judge(replace(SPIKE, exhausted=True)).kind == spike_classifier.STRUCTURAL
+    )
 
 
 def test_a_series_and_norms_that_stay_up_are_suspect():
     """The loss came back, the cause did not leave; the advice says which."""
-    series = spike.judge(replace(SPIKE, recurring="3 excursions within 900 steps"))
-    stressed = spike.judge(replace(SPIKE, norms=WILD))
+    series = spike_classifier.judge(replace(SPIKE, recurring="3 excursions within 900 steps"))
+    stressed = spike_classifier.judge(replace(SPIKE, norms=WILD))
 
-    assert (series.kind, stressed.kind) == (spike.SUSPECT, spike.SUSPECT)
+    assert (series.kind, stressed.kind) == (spike_classifier.SUSPECT, spike_classifier.SUSPECT)
     assert series.advice.startswith("3 excursions within 900 steps; ")
     assert stressed.advice.startswith("the norms stayed up; ")
 
@@ -222,8 +232,8 @@ def test_trouble_elsewhere_is_no_excursion_of_the_loss():
     """A hang, a slow step: the questions are answered, the class says what it is not about."""
     quiet = replace(SPIKE, after=after((100, 0.0)), peak=2.0, about_loss=False)
 
-    assert spike.judge(quiet).kind == spike.NO_EXCURSION
-    assert spike.judge(replace(quiet, peak=5.0)).kind == spike.RECOVERABLE
+    assert spike_classifier.judge(quiet).kind == spike_classifier.NO_EXCURSION
+    assert spike_classifier.judge(replace(quiet, peak=5.0)).kind == spike_classifier.RECOVERABLE
 
 
 @pytest.mark.parametrize(
@@ -233,7 +243,7 @@ def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, 
     """In percent, as the metric is."""
     case = Evidence(BAND, norms={"grad_clip_rate": (before, [now] * 50)})
 
-    assert spike.norms_stayed(case)["answer"] == answer
+    assert spike_classifier.norms_stayed(case)["answer"] == answer
 
 
 @pytest.mark.parametrize(
@@ -250,4 +260,4 @@ def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, 
 )
 def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
     """At the edges of both."""
-    assert bool(questions.recurring(onsets)) is series
+    assert bool(diagnosis.recurring(onsets)) is series

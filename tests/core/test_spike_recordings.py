@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core import engine, spike
-from supervise.core.band import band_of, median
-from supervise.core.rule import Rule
-from supervise.core.spike import Evidence
-from supervise.core.values import Announced, Exited, Frame
+from supervise.core import engine
+from supervise.core.analysis import spike_classifier
+from supervise.core.analysis.loss_band import band_of, median
+from supervise.core.analysis.spike_classifier import Evidence
+from supervise.core.model.events import Announced, Exited, Frame
+from supervise.core.model.policy import Rule
 from supervise.detectors.robust_z import RobustZ
 
 from .conftest import policy
@@ -76,7 +77,7 @@ def classify(run, onset=FAULT_AT, until=400):
         norms[metric] = (before, [v for step, v in points if step >= onset])
     losses = series(rows, "train_loss_raw")
     after = [point for point in losses if point[0] >= onset]
-    return spike.judge(
+    return spike_classifier.judge(
         Evidence(
             band_of(losses, onset), after, norms, {"val_loss": series(rows, "val_loss")},
             peak=max(loss for _, loss in after),
@@ -89,7 +90,7 @@ def test_bad_data_for_thirty_steps_is_recoverable(run):
     """The README has them back 100 to 345 steps later."""
     verdict = classify(run)
 
-    assert verdict.kind == spike.RECOVERABLE, verdict.text
+    assert verdict.kind == spike_classifier.RECOVERABLE, verdict.text
 
 
 @pytest.mark.parametrize("run", ["lr30_s0", "lr10_b3_s0"])
@@ -97,7 +98,7 @@ def test_a_learning_rate_that_stays_wrong_is_structural(run):
     """The loss stays up, the evaluation with it, the update norm is several times its past."""
     verdict = classify(run, 800 + ("b3" in run))
 
-    assert verdict.kind == spike.STRUCTURAL, verdict.text
+    assert verdict.kind == spike_classifier.STRUCTURAL, verdict.text
     assert verdict.questions["norms_stayed"]["high"] == ["update_norm"]
 
 
@@ -105,7 +106,7 @@ def test_a_wrong_rate_that_helped_is_not_called_recovered():
     """LR x10 from too low a rate: the loss comes back, the update norm stays 5 times its past."""
     verdict = classify("lr10_s0")
 
-    assert verdict.kind == spike.SUSPECT, verdict.text
+    assert verdict.kind == spike_classifier.SUSPECT, verdict.text
     assert verdict.advice.startswith("the norms stayed up")
 
 
@@ -114,7 +115,7 @@ def test_damage_for_good_with_calm_norms_is_a_plateau(run):
     """Not back in 400 steps, and the evaluation says so too."""
     verdict = classify(run)
 
-    assert verdict.kind == spike.PLATEAU, verdict.text
+    assert verdict.kind == spike_classifier.PLATEAU, verdict.text
 
 
 def test_every_labelled_spike_of_mixtral_is_recoverable():
@@ -124,9 +125,9 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
     for label in labels:
         after = [point for point in rows if point[0] >= label][:100]
         case = Evidence(band_of(rows, label), after, peak=max(loss for _, loss in after))
-        verdict = spike.judge(case)
+        verdict = spike_classifier.judge(case)
 
-        assert verdict.kind == spike.RECOVERABLE, f"{label}: {verdict.text}"
+        assert verdict.kind == spike_classifier.RECOVERABLE, f"{label}: {verdict.text}"
         assert verdict.questions["rejoined"]["rejoined_step"] <= label + 60
 
 
@@ -139,12 +140,13 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     for frames in (20, 60, 110, 350):
         after = losses[onset : onset + frames]
 
-        assert spike.rejoined(Evidence(band, after))["answer"] == "yes", frames
+        assert spike_classifier.rejoined(Evidence(band, after))["answer"] == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
 
 
 @pytest.mark.parametrize(
-    ("run", "kind"), [("bad_random_s0", spike.RECOVERABLE), ("lr30_s0", spike.STRUCTURAL)]
+    ("run", "kind"),
+    [("bad_random_s0", spike_classifier.RECOVERABLE), ("lr30_s0", spike_classifier.STRUCTURAL)],
 )
 def test_the_engine_says_the_same(run, kind):
     """One rule on the loss, over the whole recording."""

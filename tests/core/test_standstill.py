@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.core.model.events import Beat, Exited, Finished, Tick
+from supervise.core.model.policy import Approval, Budget
 from supervise.core.replay import decisions, record
-from supervise.core.rule import Approval, Budget
-from supervise.core.values import Beat, Exited, Finished, Tick
 from supervise.detectors.absence import Absence
 
 from .conftest import SECOND, Above, messages, rule_on

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.life import failed_start
-from supervise.core.rule import Ladder
-from supervise.core.values import (
-    Exited,
-    Finished,
-    Launched,
-    Noticed,
-)
+from supervise.core.handlers.job_lifecycle import failed_start
+from supervise.core.model.events import Exited, Finished, Launched, Noticed
+from supervise.core.model.policy import Ladder
 
 from .crashes import HIGH, crashing, relaunched
 

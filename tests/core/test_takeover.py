@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from supervise.core import machine
+from supervise.core.model import state_machine
+from supervise.core.model.events import Adopted, Finished
 from supervise.core.replay import decisions, record
-from supervise.core.values import Adopted, Finished
 
 HOUR_NS = 3600 * 10**9
 
@@ -69,11 +69,11 @@ def test_a_hold_stays_a_hold(tell):
     story = tell(answer=lambda action_id: Finished(story.at_ns, action_id, False, {}, "no"))
     story.frames(2.0, times=30)
     story.frames(8.0)
-    assert story.state.machine == machine.HOLDING
+    assert story.state.machine == state_machine.HOLDING
 
     adopt(story, alive=False)
 
-    assert story.state.machine == machine.HOLDING
+    assert story.state.machine == state_machine.HOLDING
     assert "ended meanwhile" in story.kinds("note", "adopted")[0].reason
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import withdrawal
+from supervise.core.incidents import withdrawal
+from supervise.core.model.events import Announced, Exited, Finished, Frame, Launched
+from supervise.core.model.policy import Ladder, Runbook
 from supervise.core.replay import decisions, record
-from supervise.core.rule import Ladder, Runbook
-from supervise.core.values import Announced, Exited, Finished, Frame, Launched
 
 from .conftest import NAN, SECOND, Story, Touch, Verify, messages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervise.core.values import Finished
+from supervise.core.model.events import Finished
 
 from .conftest import good, save
 

@@ -8,8 +8,8 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.undo import Undo
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Announced, Finished, Noticed
+from supervise.core.model.events import Announced, Finished, Noticed
+from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.threshold import Threshold
 
 from .conftest import Above, Touch, Verify, rule_on

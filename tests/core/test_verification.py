@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.rule import Budget, Ladder, Runbook
-from supervise.core.values import Announced, Finished, Frame
+from supervise.core.model.events import Announced, Finished, Frame
+from supervise.core.model.policy import Budget, Ladder, Runbook
 
 from .conftest import Above, AboveWatch, Touch, Verify, rule_on
 

@@ -9,9 +9,9 @@ import pytest
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.catalog import load_policy
-from supervise.core import withdrawal
-from supervise.core.rule import Approval, Budget, Runbook
-from supervise.core.values import Beat, Exited, Finished, Frame, Tick
+from supervise.core.incidents import withdrawal
+from supervise.core.model.events import Beat, Exited, Finished, Frame, Tick
+from supervise.core.model.policy import Approval, Budget, Runbook
 from supervise.detectors.absence import Absence
 
 from .conftest import SECOND, Story, Touch, Verify, messages, rule_on

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.rule import Budget, Ladder
-from supervise.core.values import Exited, Finished, Noticed
+from supervise.core.model.events import Exited, Finished, Noticed
+from supervise.core.model.policy import Budget, Ladder
 
 from .crashes import crashing, relaunched
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.shapes import NOTE
+from supervise.core.model.interfaces import NOTE
 
 LETTERS = "o?B"  # OK, UNKNOWN, BREACH
 

@@ -10,8 +10,8 @@ import math
 
 from hypothesis import strategies as st
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 
 usual = st.sampled_from([1.0, 2.0, 2.0, 3.0, 2.5, 1.5, 2.25, 8.0, 0.0, -1.0])
 smooth = st.floats(0.5, 4.0, allow_nan=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.detectors.absence import TIMES, Absence
 
 S = 1_000_000_000

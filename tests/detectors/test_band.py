@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from supervise.core.decisions import BREACH, UNKNOWN
+from supervise.core.model.decisions import BREACH, UNKNOWN
 from supervise.detectors.band import Band
 
 KNOTS = ((10.0, 4.0, 0.5), (20.0, 2.0, 0.1), (40.0, 2.0, 0.1))

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.cusum import Cusum
 
 QUIET = [9.0, 9.0, 10.0, 11.0, 11.0] * 20  # median 10, MAD 1, scale 1.4826; also with a few more

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervise import detectors
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE, Clockwork, Detector
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE, Clockwork, Detector
 from supervise.detectors.absence import Absence
 from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse

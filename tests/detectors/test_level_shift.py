@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.level_shift import LevelShift
 
 SPIKE = 500

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.feeder import STRETCH
+from supervise.core.detection.feeder import STRETCH
 from supervise.detectors._baseline import Baseline
 from supervise.detectors._outlook import medians, reach
 

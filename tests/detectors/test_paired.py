@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.detectors.paired import Paired
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.detectors.rate import Rate
 
 

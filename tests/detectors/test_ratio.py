@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from supervise.core.decisions import OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.ratio import Ratio
 
 

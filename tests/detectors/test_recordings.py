@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.ratio import Ratio

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from supervise.cli import _reference as reference
-from supervise.core.decisions import BREACH
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse
 from supervise.detectors.cusum import Cusum

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import BLOCKS, GUARD, LevelShift
 from supervise.detectors.sequence import Sequence

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse
 from supervise.detectors.cusum import Cusum

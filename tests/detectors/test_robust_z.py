@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.robust_z import RobustZ
 
 QUIET = [9.0, 9.0, 10.0, 11.0, 11.0] * 3  # median 10, MAD 1, scale 1.4826

@@ -2,8 +2,8 @@
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
-from supervise.core.shapes import NOTE
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.interfaces import NOTE
 from supervise.detectors.sequence import Sequence
 
 # One column per stage; "B" breach, "?" unknown, "." ok; time runs downwards in `_rows`.

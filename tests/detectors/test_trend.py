@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from supervise.core.decisions import BREACH, OK, UNKNOWN
+from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.detectors.trend import BLOCKS, Trend
 
 WINDOW = 10 * BLOCKS

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.core.values import Adopted, Exited, Frame, Launched
+from supervise.core.model.events import Adopted, Exited, Frame, Launched
 from supervise.store import journal
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.core.values import Frame, Noticed
+from supervise.core.model.events import Frame, Noticed
 from supervise.store import audit, journal
 
 from ..job.conftest import Shell

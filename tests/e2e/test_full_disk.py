@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.errors import SuperviseError
 from supervise.store import audit, journal
 

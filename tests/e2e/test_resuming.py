@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.store import journal
 
 pytestmark = pytest.mark.slow

@@ -13,13 +13,7 @@ from random import Random
 from typing import Any
 
 from supervise.core import engine
-from supervise.core.values import (
-    Event,
-    Launched,
-    Noticed,
-    Tick,
-    Told,
-)
+from supervise.core.model.events import Event, Launched, Noticed, Tick, Told
 from supervise.errors import SuperviseError
 from supervise.inputs.checkpoints.told import Moment, saved
 from supervise.inputs.company import Company

@@ -13,8 +13,7 @@ from typing import Any
 from supervise.catalog import load_policy
 from supervise.cli import invoke
 from supervise.core import engine
-from supervise.core.rule import Policy
-from supervise.core.values import (
+from supervise.core.model.events import (
     Adopted,
     Announced,
     Beat,
@@ -28,6 +27,7 @@ from supervise.core.values import (
     Tick,
     Told,
 )
+from supervise.core.model.policy import Policy
 from supervise.outputs import live
 from supervise.store import checkpoints, journal
 from supervise.store.audit import Audit

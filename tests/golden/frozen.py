@@ -28,7 +28,7 @@ from click.testing import CliRunner
 
 from supervise import cli, errors
 from supervise.core import engine
-from supervise.core.decisions import Decision
+from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.proof import hunt
 from supervise.proof.backtest import shadowed
@@ -127,7 +127,10 @@ def helps() -> str:
     """Return what `--help` of every command prints, 80 columns wide."""
     text = []
     for words in commands():
-        shown = CliRunner().invoke(cli.group, [*words, "--help"], prog_name="supervise")
+        argv = [*words, "--help"]
+        shown = CliRunner(env={"COLUMNS": "80"}).invoke(
+            cli.group, argv, prog_name="supervise", terminal_width=80
+        )
         text += [f"== {' '.join(words)}", shown.output]
     return "\n".join(text)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import supervise_offline
-from supervise.core.values import Noticed
+from supervise.core.model.events import Noticed
 from supervise.inputs.checkpoints import Guard, Moment
 from supervise.store import checkpoints as register
 

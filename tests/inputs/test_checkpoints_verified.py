@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.values import Noticed
+from supervise.core.model.events import Noticed
 from supervise.inputs.checkpoints import Moment
 from supervise.inputs.checkpoints.verifier import Verifier
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervise.core.values import Announced, Frame, Tick
+from supervise.core.model.events import Announced, Frame, Tick
 from supervise.inputs.company import Company
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segment
 from supervise_probe import wire

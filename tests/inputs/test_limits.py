@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervise.core.values import Frame, Noticed
+from supervise.core.model.events import Frame, Noticed
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segment, Segments
 from supervise.inputs.segment.limits import DATA, OWN

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.values import Announced, Beat, Event, Frame, Gap
+from supervise.core.model.events import Announced, Beat, Event, Frame, Gap
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segment
 from supervise_probe import wire

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from supervise.core.values import Announced, Frame, Noticed
+from supervise.core.model.events import Announced, Frame, Noticed
 from supervise.inputs import clock
 from supervise.inputs.segment import Segments
 from supervise_probe import wire

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from supervise.core.values import Announced, Frame, Gap, Noticed
+from supervise.core.model.events import Announced, Frame, Gap, Noticed
 from supervise.inputs.segment import Segments, Taken, recorded_end
 from supervise.job.adopted import start_ticks
 from supervise_probe import wire

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from supervise.core.values import Beat
+from supervise.core.model.events import Beat
 from supervise.job.process import Process
 
 PATIENCE_S = 20.0

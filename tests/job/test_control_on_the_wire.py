@@ -15,7 +15,7 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
-from supervise.core.action import Aim
+from supervise.core.model.action import Aim
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
 from supervise.job.control import Control

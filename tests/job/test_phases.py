@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from supervise.core.values import Beat
+from supervise.core.model.events import Beat
 from supervise.job import phases
 from supervise.job.phases import Phases
 

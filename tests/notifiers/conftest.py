@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from supervise.core.shapes import Message
+from supervise.core.model.interfaces import Message
 
 
 @dataclass

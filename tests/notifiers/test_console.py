@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from supervise.core.shapes import NotifyError
+from supervise.core.model.interfaces import NotifyError
 from supervise.notifiers.console import ConsoleSender
 
 
@@ -63,7 +63,7 @@ def test_a_job_cannot_write_escape_sequences(message):
 CODE = """
 import os, sys
 from supervise import notifiers
-from supervise.core.shapes import Message
+from supervise.core.model.interfaces import Message
 (console,), _ = notifiers.build({"console": {}}, os.environ)
 console.send(Message("r", None, "SEV0", "t", "", "", "", -1), key="k")
 """

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from supervise.core.shapes import NotifyError
+from supervise.core.model.interfaces import NotifyError
 from supervise.notifiers.slack import SlackSender
 
 SECRET = "SECRETSECRET"

@@ -3,7 +3,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervise.core.shapes import Message
+from supervise.core.model.interfaces import Message
 from supervise.notifiers.slack import MAX_BYTES, SlackSender, body
 
 WIDE = st.text(alphabet=st.sampled_from('a&<>"\\\n\u0000é漢🔥\ud800'), max_size=5000)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervise.core.shapes import Message, NotifyError
+from supervise.core.model.interfaces import Message, NotifyError
 from supervise.notifiers.webhook import MAX_BYTES, WebhookSender, body
 
 KEYS = [bytes(range(24)), bytes(range(32, 64))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from supervise.core.shapes import Message
+from supervise.core.model.interfaces import Message
 
 
 class FakeSender:

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.errors import ActionError
 from supervise.outputs.evidence import Evidence, metrics_csv
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.outputs import origins
 from supervise.outputs.evidence import Evidence
 from supervise.report import telling

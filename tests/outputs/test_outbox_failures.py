@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from supervise.core.shapes import NotifyError
+from supervise.core.model.interfaces import NotifyError
 from supervise.outputs.outbox import Outbox, Result
 
 from .senders import FakeSender, Gate, message, outcome

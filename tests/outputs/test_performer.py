@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from supervise.core.action import Action
+from supervise.core.model.action import Action
 from supervise.errors import ActionError
 from supervise.outputs import performer as module
 from supervise.outputs.performer import Performer
@@ -140,7 +140,7 @@ def test_an_abandoned_action_does_not_hold_up_our_exit():
     code = """
 import time
 from dataclasses import dataclass
-from supervise.core.action import Action
+from supervise.core.model.action import Action
 from supervise.outputs.performer import Performer
 @dataclass(frozen=True)
 class Hang(Action):

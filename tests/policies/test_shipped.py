@@ -11,7 +11,7 @@ import yaml
 
 from supervise.catalog import load_policy, shipped
 from supervise.catalog.problems import Problem
-from supervise.core.rule import HOLD, Policy
+from supervise.core.model.policy import HOLD, Policy
 
 POLICIES = shipped.names("policies")
 PACKS = shipped.names("policies/packs")

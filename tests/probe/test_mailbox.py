@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from supervise.core.values import Noticed
+from supervise.core.model.events import Noticed
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Ack, Segment
 from supervise_probe import wire

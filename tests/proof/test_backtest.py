@@ -8,7 +8,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.values import Announced, Exited, Frame, Launched, Tick
+from supervise.core.model.events import Announced, Exited, Frame, Launched, Tick
 from supervise.proof import backtest, compare, playback, pool
 from supervise.proof.score import Label
 from supervise.recordings.find import sources

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from supervise.catalog.subject import Subject
-from supervise.core import machine
+from supervise.core.model import state_machine
 from supervise.proof import hunt
 from supervise.proof.coverage import Coverage, pairs
 
@@ -58,7 +58,7 @@ def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
 
 def test_every_legal_pair_is_wanted_and_no_other() -> None:
     """`any` counts for every state but the last, from which nothing leads."""
-    found = pairs(machine.DEFAULT)
+    found = pairs(state_machine.DEFAULT)
 
     assert ("launching", "exited") in found
     assert ("holding", "released") in found

@@ -6,8 +6,8 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.catalog import discover
-from supervise.core.action import Aim
-from supervise.core.checkpoints import Checkpoint
+from supervise.core.model.action import Aim
+from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError
 from supervise.proof.job import FakeJob
 

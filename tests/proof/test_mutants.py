@@ -9,7 +9,7 @@ import pytest
 
 from supervise.catalog import freeze, shipped
 from supervise.catalog.subject import Subject
-from supervise.core.decisions import BREACH, OK
+from supervise.core.model.decisions import BREACH, OK
 from supervise.proof import hunt
 from supervise.proof.mutants import Mutant, mutants, others
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from supervise.catalog.subject import Subject
-from supervise.core.decisions import Decision
+from supervise.core.model.decisions import Decision
 from supervise.proof import scenario
 from supervise.proof.hunt import Outcome
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import wording
-from supervise.core.values import Exited, Told
+from supervise.core.model import format_readings
+from supervise.core.model.events import Exited, Told
 from supervise.report import receipt, story, telling
 from supervise.store import audit
 from supervise.store.chain import encode
@@ -254,14 +254,14 @@ def test_the_data_is_json(told):
 )  # fmt: skip
 def test_readings_in_words(numbers, text):
     """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
-    assert wording.reading(numbers) == text
+    assert format_readings.reading(numbers) == text
 
 
 def test_a_scale_in_logs_is_a_factor():
     """0.5 in natural logs is times or divided by 1.649."""
     found = {"median": 0.1, "scale": 0.5, "transform": "log"}
 
-    assert wording.baseline(found) == "baseline 0.1 */ 1.649"
+    assert format_readings.baseline(found) == "baseline 0.1 */ 1.649"
 
 
 def test_an_action_that_failed_is_not_counted_as_done(told, keep_run, make_frames):

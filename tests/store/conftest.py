@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.rule import Policy
+from supervise.core.model.policy import Policy
 from supervise.store.audit import Audit
 from supervise.store.rundir import RunDir
 

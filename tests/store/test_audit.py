@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.values import Tick
+from supervise.core.model.events import Tick
 from supervise.errors import StoreError, TamperError
 from supervise.store.audit import Audit, locked, read, verify
 from supervise.store.journal import Journal

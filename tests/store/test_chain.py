@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.decisions import Decision
+from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.errors import StoreError, TamperError
 from supervise.store.chain import Chain, decode, encode, genesis, read, verify

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from supervise.core.values import Announced, Frame, Tick
+from supervise.core.model.events import Announced, Frame, Tick
 from supervise.errors import UsageError
 from supervise.store import history
 from supervise.store.journal import Journal

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.values import (
+from supervise.core.model.events import (
     EVENT_TYPES,
     Announced,
     Beat,
@@ -194,7 +194,7 @@ def test_what_is_no_journal_is_said_to_be_none(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.store.journal import Journal
 journal = Journal.open(Path(sys.argv[1]), segment_bytes=20000)
 while True:

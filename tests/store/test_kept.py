@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervise.cli import invoke
-from supervise.core.values import Frame
+from supervise.core.model.events import Frame
 from supervise.store import journal
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal

@@ -9,8 +9,8 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.rule import Policy
-from supervise.core.values import Announced, Noticed, Reloaded, Told
+from supervise.core.model.events import Announced, Noticed, Reloaded, Told
+from supervise.core.model.policy import Policy
 from supervise.errors import StoreError
 from supervise.store import files, policies
 from supervise.store.rundir import RunDir

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.shapes import Message
+from supervise.core.model.interfaces import Message
 from supervise.errors import StoreError
 from supervise.store.spool import Page, Spool, place
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Aim, Job, refuse_several_ranks
 from ..errors import ActionError
 
 TOLERANCE = 0.01

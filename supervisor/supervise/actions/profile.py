@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.action import Action, Aim, Job
-from ..core.shapes import Steps
+from ..core.model.action import Action, Aim, Job
+from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
 LONGEST = 20

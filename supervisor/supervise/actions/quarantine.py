@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.action import Action, Aim, Job, Refused
+from ..core.model.action import Action, Aim, Job, Refused
 from ..errors import ActionError
 from .unquarantine import Unquarantine
 

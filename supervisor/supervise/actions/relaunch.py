@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, ClassVar, Literal
 
-from ..core.action import Action, Aim, Job, Refused
-from ..core.checkpoints import newest_before
-from ..core.shapes import Steps
+from ..core.model.action import Action, Aim, Job, Refused
+from ..core.model.checkpoint_registry import newest_before
+from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows
 

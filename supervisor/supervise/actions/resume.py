@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.action import Action, Job
+from ..core.model.action import Action, Job
 from ..errors import ActionError
 
 

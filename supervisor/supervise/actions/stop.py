@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.action import Action, Aim, Job, busy
-from ..core.shapes import Seconds
+from ..core.model.action import Action, Aim, Job, busy
+from ..core.model.interfaces import Seconds
 from ..errors import ActionError
 
 REQUEUE, HUMAN = 75, 78  # sysexits EX_TEMPFAIL and EX_CONFIG: what a scheduler can branch on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.action import Action
+from ..core.model.action import Action
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.action import Action, Aim, Job, refuse_several_ranks
-from ..core.shapes import Steps
+from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.action import Action
-from ..core.shapes import Steps
+from ..core.model.action import Action
+from ..core.model.interfaces import Steps
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..actions.stop import HUMAN
-from ..core import replay, withdrawal
-from ..core.decisions import Decision
-from ..core.incident import verb_of
-from ..core.steps import awaited
-from ..core.values import Adopted, Event, Finished
+from ..core import replay
+from ..core.incidents import withdrawal
+from ..core.model.decisions import Decision
+from ..core.model.events import Adopted, Event, Finished
+from ..core.runbooks.steps import awaited
+from ..core.state.incident import verb_of
 from ..errors import StoreError
 from ..inputs import clock
 from ..inputs.company import Company

@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..actions.relaunch import Relaunch
-from ..core import engine, steps
-from ..core.decisions import ACTING_MODES, Decision
-from ..core.incident import Run, verb_of
-from ..core.shapes import Message
-from ..core.values import Announced, Event, Finished, Frame, Noticed, Told
+from ..core import engine
+from ..core.model.decisions import ACTING_MODES, Decision
+from ..core.model.events import Announced, Event, Finished, Frame, Noticed, Told
+from ..core.model.interfaces import Message
+from ..core.runbooks import steps
+from ..core.state.incident import Run, verb_of
 from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.outbox import Outbox, Result, Trouble, message_of

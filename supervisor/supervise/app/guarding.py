@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core import choosing
-from ..core.decisions import ACTING_MODES
-from ..core.incident import HELD
-from ..core.life import ASKED, MEANT
-from ..core.rule import Policy
-from ..core.state import State
-from ..core.values import Event, Noticed
+from ..core.handlers.job_lifecycle import ASKED, MEANT
+from ..core.model.decisions import ACTING_MODES
+from ..core.model.events import Event, Noticed
+from ..core.model.policy import Policy
+from ..core.runbooks import checkpoint_choice
+from ..core.state.incident import HELD
+from ..core.state.run_state import State
 from ..inputs.checkpoints import Guard, Moment
 from ..store.rundir import RUNS
 from .desk import Desk
@@ -51,7 +51,7 @@ def hear(guard: Guard, event: Event, policy: Policy) -> None:
 
 def seek(guard: Guard, policy: Policy, state: State) -> None:
     """Let the guard verify at once what a refused relaunch waits for, if one does."""
-    before = choosing.sought(policy, state)
+    before = checkpoint_choice.sought(policy, state)
     if before is not None:
         guard.seek(before)
 

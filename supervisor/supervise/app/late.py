@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..core.shapes import Message, NotifyError
+from ..core.model.interfaces import Message, NotifyError
 from ..errors import InputError, StoreError
 from ..inputs import clock
 from ..notifiers import Sender, destination, reopen

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from ..core import redact
-from ..core.decisions import ACTING_MODES
-from ..core.redact import Redactor
-from ..core.rule import Policy
+from ..core.model import redaction
+from ..core.model.decisions import ACTING_MODES
+from ..core.model.policy import Policy
+from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
 from ..job import environment, shm
 from ..job.adopted import start_ticks
@@ -179,7 +179,7 @@ def redactor(
     Args:
         also: further environments, such as that of a supervisor that came later.
     """
-    names = redact.named(policy.notify)
+    names = redaction.named(policy.notify)
     found = Redactor(environ, argv, names)
     for each in also:
         found.environment(each)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import children
-from ..core import pausing, sampling, sparing, withdrawal
-from ..core.values import Event, Exited, Launched, Noticed, Tick
+from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdrawal
+from ..core.model.events import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
 from ..inputs.checkpoints import HURRY_S
@@ -263,7 +263,9 @@ class App:
         for told in self._words.poll():
             desk.told(told)
         desk.returns()
-        self._segments.spare(sparing.before_step(desk.policy, desk.state), clock.monotonic_ns())
+        self._segments.spare(
+            savepoint_retention.before_step(desk.policy, desk.state), clock.monotonic_ns()
+        )
         return found
 
     def _read(self) -> int:
@@ -315,7 +317,7 @@ class App:
                 desk.take(notice)
             desk.take(Tick(now_ns, judged))
         guarding.seek(self._guard, desk.policy, desk.state)
-        changed = self._segments.tighten(sampling.denser(desk.policy, desk.state), now_ns)
+        changed = self._segments.tighten(sampling_rate.denser(desk.policy, desk.state), now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})
         self._status.look_for_probe(now_ns)

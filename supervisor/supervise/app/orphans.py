@@ -20,8 +20,8 @@ from signal import Signals
 
 import psutil
 
-from ..core.rule import Policy
-from ..core.values import Noticed
+from ..core.model.events import Noticed
+from ..core.model.policy import Policy
 from ..inputs import clock
 from ..inputs.segment import Segments
 from ..job.asking import ending

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import engine, replay
-from ..core.decisions import Decision
-from ..core.pausing import ENDED
-from ..core.rule import Policy
-from ..core.state import State
-from ..core.values import (
+from ..core.incidents.pausing import ENDED
+from ..core.model.decisions import Decision
+from ..core.model.events import (
     Announced,
     Event,
     Exited,
@@ -26,6 +24,8 @@ from ..core.values import (
     Reloaded,
     Told,
 )
+from ..core.model.policy import Policy
+from ..core.state.run_state import State
 from ..errors import StoreError, understood
 from ..inputs.segment import Taken
 from ..store import audit, journal, policies

@@ -29,9 +29,9 @@ from typing import Any, Protocol, TypeVar
 
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
-from ..core.life import MEANT, crashed, failed_start
-from ..core.rule import Policy
-from ..core.state import State
+from ..core.handlers.job_lifecycle import MEANT, crashed, failed_start
+from ..core.model.policy import Policy
+from ..core.state.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
 from ..job.control import Control
 from ..job.halting import LOOP_S, halt
@@ -113,7 +113,7 @@ class Relauncher:
     def __call__(
         self, job: Control, args: Mapping[str, Any], key: str, deadline_s: float
     ) -> dict[str, Any]:
-        """Stop, put back, start; see `core.action.Job.relaunch` for what is returned.
+        """Stop, put back, start; see `core.model.action.Job.relaunch` for what is returned.
 
         Raises:
             ActionError: the checkpoint cannot be put back, or the training that it was for is over,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.redact import Redactor
-from ..core.rule import Policy
+from ..core.model.policy import Policy
+from ..core.model.redaction import Redactor
 from ..store.policies import Reloader
 from ..store.rundir import RunDir
 from .past import Past

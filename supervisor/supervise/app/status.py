@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from ..core.values import Noticed
+from ..core.model.events import Noticed
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..job.control import Control

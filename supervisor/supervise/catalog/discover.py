@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from .. import actions as actions_package
 from .. import detectors as detectors_package
-from ..core.action import Action
-from ..core.shapes import Detector
+from ..core.model.action import Action
+from ..core.model.interfaces import Detector
 from ..notifiers import Settings, kinds
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ..core.machine import STATES
-from ..core.shapes import Seconds, Steps
+from ..core.model.interfaces import Seconds, Steps
+from ..core.model.state_machine import STATES
 from .compound import ListOf, MapOf, OneOf
 from .job_form import Count, JobForm, SavepointsForm, SomeSteps
 from .kinds import About, Anything, AtLeast, Pattern

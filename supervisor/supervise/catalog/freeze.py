@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..core.decisions import ACTING_MODES
-from ..core.rule import Approval, Budget, Inhibit, Ladder, Planned, Policy, Rule
-from ..core.shapes import Detector
+from ..core.model.decisions import ACTING_MODES
+from ..core.model.interfaces import Detector
+from ..core.model.policy import Approval, Budget, Inhibit, Ladder, Planned, Policy, Rule
 from . import discover, resolved
 from .forms import VERSION, BudgetForm, InhibitForm, PolicyFile, RuleForm
 from .nodes import Node

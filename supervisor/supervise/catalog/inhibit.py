@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping as AbstractMapping
 from graphlib import CycleError, TopologicalSorter
 
-from ..core.rule import Inhibit
+from ..core.model.policy import Inhibit
 from .forms import InhibitForm
 from .kinds import BAD
 from .nodes import Mapping, Node, first_text

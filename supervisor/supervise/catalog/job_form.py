@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ..core.shapes import Seconds
+from ..core.model.interfaces import Seconds
 from .kinds import About, AtLeast
 from .runbook_form import RunbookName
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from collections.abc import Mapping as AbstractMapping
 
-from ..core.shapes import Detector
+from ..core.model.interfaces import Detector
 from . import discover, metrics
 from .expression import NAME
 from .forms import PolicyFile

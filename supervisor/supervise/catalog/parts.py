@@ -7,7 +7,7 @@ from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.action import Action
+from ..core.model.action import Action
 from . import discover
 from .kinds import BAD, Kind
 from .nodes import Mapping, Node, Scalar, first_text

@@ -1,4 +1,4 @@
-"""A policy file -> `core.rule.Policy`: packs merged, names bound, defaults filled in, linted.
+"""A policy file -> `core.model.policy.Policy`: packs merged, names bound, defaults filled, linted.
 
 Everything that is wrong is found in one go and raised together. The result does not refer to any
 file: `Policy.resolved` is the whole of it as YAML, and loads to the same digest.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.decisions import MODES
-from ..core.rule import HOLD, Policy
+from ..core.model.decisions import MODES
+from ..core.model.policy import HOLD, Policy
 from ..errors import InputError, UsageError
 from . import freeze, inhibit, lint, load, pack, references, rules, shipped
 from .forms import VERSION, PolicyFile

@@ -12,9 +12,9 @@ from collections.abc import Mapping as AbstractMapping
 
 from supervise_probe import wire
 
-from ..core import machine
-from ..core.rule import HOLD
-from ..core.shapes import Detector
+from ..core.model import state_machine
+from ..core.model.interfaces import Detector
+from ..core.model.policy import HOLD
 from . import metrics
 from .forms import PolicyFile
 from .job_form import PLACEHOLDERS
@@ -119,20 +119,20 @@ def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
     section = root.get("machine")
     if form.machine is None or not isinstance(section, Mapping):
         return
-    flaws = machine.flaws(form.machine)
+    flaws = state_machine.flaws(form.machine)
     for state, event, sentence in flaws:
         row = section.get(state)
         at: Node = section.pairs[state][0] if state in section.pairs else section
         hint = None
         if isinstance(row, Mapping) and event in row.pairs:
             key, value = row.pairs[event]
-            target = isinstance(value, Scalar) and event in machine.EVENTS
+            target = isinstance(value, Scalar) and event in state_machine.EVENTS
             at = value if target else key
             wrong = form.machine[state][event] if target else event
-            hint = did_you_mean(wrong, machine.STATES if target else machine.EVENTS)
+            hint = did_you_mean(wrong, state_machine.STATES if target else state_machine.EVENTS)
         problems.add(at, f"machine: {sentence}", hint)
-    living = [state for state in machine.STATES if state != machine.HALTED]
-    if not flaws and not any(machine.move(form.machine, state, "anew") for state in living):
+    living = [state for state in state_machine.STATES if state != state_machine.HALTED]
+    if not flaws and not any(state_machine.move(form.machine, state, "anew") for state in living):
         said = "another training in the same launch is judged in the state of the one before"
         hint = f"{said}; add any: {{anew: warming}}"
         problems.warn(root.pairs["machine"][0], "machine: no state has a move for 'anew'", hint)

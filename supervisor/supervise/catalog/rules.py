@@ -8,8 +8,8 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from ..core.rule import HOLD, Rule
-from ..core.shapes import Detector
+from ..core.model.interfaces import Detector
+from ..core.model.policy import HOLD, Rule
 from .expression import WORDS, Expression, ExpressionError, parse
 from .forms import BaselineForm, RuleForm
 from .freeze import Made

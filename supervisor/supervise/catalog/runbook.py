@@ -12,8 +12,8 @@ from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ..core.action import Action
-from ..core.rule import HOLD, Runbook
+from ..core.model.action import Action
+from ..core.model.policy import HOLD, Runbook
 from . import discover, load, shipped
 from .forms import RunbookFile, RunbookForm
 from .kinds import BAD

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ..core.decisions import SEVERITIES
-from ..core.machine import STATES
-from ..core.shapes import Seconds, Steps
+from ..core.model.decisions import SEVERITIES
+from ..core.model.interfaces import Seconds, Steps
+from ..core.model.state_machine import STATES
 from .compound import ListOf, MapOf, OneOf
 from .kinds import About, AtLeast, Pattern
 from .nodes import Mapping as MappingNode

@@ -11,8 +11,8 @@ from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.rule import Policy
-from ..core.shapes import Detector
+from ..core.model.interfaces import Detector
+from ..core.model.policy import Policy
 from ..errors import InputError
 from . import discover, freeze, load, pack, policy, scenario, shipped
 from .forms import PolicyFile, ScenarioFile

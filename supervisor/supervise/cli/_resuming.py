@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..app.launching import last_launch
+from ..core.model.policy import Policy
 from ..core.replay import plain
-from ..core.rule import Policy
 from ..errors import UsageError
 from ..store.lock import locked
 from ..store.policies import path_of

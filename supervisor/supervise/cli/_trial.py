@@ -20,7 +20,7 @@ from typing import Any
 from .. import children
 from ..app.launching import CAPACITY
 from ..catalog.forms import SamplingForm
-from ..core.values import Announced, Frame
+from ..core.model.events import Announced, Frame
 from ..inputs import clock
 from ..inputs.segment import Segments
 from ..job import environment, shm

@@ -16,8 +16,8 @@ from ..app import App, Settings
 from ..app.launching import Launcher, first_environment, last_launch, redactor
 from ..app.past import Past
 from ..catalog import load_policy
-from ..core.redact import Redactor
-from ..core.rule import Policy
+from ..core.model.policy import Policy
+from ..core.model.redaction import Redactor
 from ..errors import StoreError, UsageError
 from ..inputs.segment import recorded_end
 from ..job import shm

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..catalog.shipped import is_file
-from ..core.decisions import MODES
+from ..core.model.decisions import MODES
 from ..errors import InputError, StoreError
 from ..inputs import clock, words
 from ..store import audit

@@ -13,8 +13,8 @@ from ..app import App, Settings
 from ..app.launching import Launch, Launcher, redactor
 from ..catalog import drills, load_policy, locate
 from ..catalog.problems import Problem
-from ..core.decisions import MODES
-from ..core.rule import Policy
+from ..core.model.decisions import MODES
+from ..core.model.policy import Policy
 from ..errors import SuperviseError, UsageError
 from ..inputs import clock
 from ..job import environment, shm

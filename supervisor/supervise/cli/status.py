@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ..core.values import Exited, Launched
+from ..core.model.events import Exited, Launched
 from ..errors import StoreError, understood
 from ..inputs import clock
 from ..store import audit, journal

@@ -20,7 +20,7 @@ from ..store.rundir import RunDir
 from .audit import document, printable
 
 if TYPE_CHECKING:
-    from ..core.rule import Policy
+    from ..core.model.policy import Policy
 
 
 CUT = "the record is cut"

@@ -12,32 +12,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import (
-    choosing,
-    consent,
-    ending,
-    flapping,
-    joining,
-    ladder,
-    life,
-    machine,
-    questions,
-    reload,
-    response,
-    runner,
-    suspicion,
-    takeover,
-    trainings,
-    verification,
-    words,
+from .analysis.spike_classifier import SCHEDULE, STRUCTURAL, Verdict
+from .detection.rank_monitor import Bank
+from .handlers import (
+    adoption,
+    approval_answers,
+    job_lifecycle,
+    operator_commands,
+    policy_reload,
+    rule_fired,
+    session_change,
 )
-from .bank import Bank
-from .decisions import ACTING_MODES, BREACH, Decision
-from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
-from .rule import HOLD, Policy, Rule
-from .spike import SCHEDULE, STRUCTURAL, Verdict
-from .state import State, Turn
-from .values import (
+from .incidents import closing, data_suspicion, diagnosis, flapping, grouping
+from .model import escalation, state_machine
+from .model.decisions import ACTING_MODES, BREACH, Decision
+from .model.events import (
     LOADING,
     SUSPENDED,
     Adopted,
@@ -53,6 +42,10 @@ from .values import (
     Tick,
     Told,
 )
+from .model.policy import HOLD, Policy, Rule
+from .runbooks import checkpoint_choice, runner, verification
+from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
+from .state.run_state import State, Turn
 
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
@@ -87,19 +80,19 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         )
         _bank(turn, event.rank).lost += event.count
     elif isinstance(event, Noticed):
-        life.noticed(turn, event)
+        job_lifecycle.noticed(turn, event)
     elif isinstance(event, Told):
-        words.told(turn, event)
+        operator_commands.told(turn, event)
     elif isinstance(event, Launched):
-        life.launched(turn, event)
+        job_lifecycle.launched(turn, event)
     elif isinstance(event, Adopted):
-        takeover.take(turn, event)
+        adoption.take(turn, event)
     elif isinstance(event, Exited):
-        life.exited(turn, event)
+        job_lifecycle.exited(turn, event)
     elif isinstance(event, Reloaded):
-        reload.take(turn, event)
+        policy_reload.take(turn, event)
     if state.returncode is not None:
-        life.conclude(turn)
+        job_lifecycle.conclude(turn)
     return state, turn.close()
 
 
@@ -118,7 +111,7 @@ def _announced(turn: Turn, event: Announced) -> None:
     state, rank = turn.state, event.rank
     bank = _bank(turn, rank)
     if bank.replaced(event.program):
-        trainings.another(turn, bank, event)
+        session_change.another(turn, bank, event)
     bank.announce(event.names, event.program)
     state.blame.announced(rank, event.names, event.program)
     state.world_size = event.world_size
@@ -133,30 +126,30 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if leads:  # rank 0 does whenever it speaks
         state.pace += 1
         state.step, state.attempt = step, frame.attempt
-    if state.machine == machine.LAUNCHING:
+    if state.machine == state_machine.LAUNCHING:
         turn.move("first_frame", f"first frame, step {step} of rank {rank}")
     if rank in state.blame.columns:
-        state.blame.feed(frame, calm=suspicion.calm(state))
+        state.blame.feed(frame, calm=data_suspicion.calm(state))
     if step > bank.step + 1 and frame.attempt == bank.attempt and bank.step >= 0:
         _jump(turn, bank, frame)
     bank.lost = 0
     moved = bank.feed(frame, state.pace)
     seen = state.pace - state.began
-    if state.machine == machine.WARMING and seen >= turn.policy.warmup_steps:
+    if state.machine == state_machine.WARMING and seen >= turn.policy.warmup_steps:
         turn.move("ready", f"{seen} frames seen")
     if bank.notes:
         _notes(turn, bank)
     if state.incident is not None:
-        suspicion.watch(turn, bank, state.incident)
+        data_suspicion.watch(turn, bank, state.incident)
     if moved:
-        response.moved(turn, bank, rank, moved)
+        rule_fired.moved(turn, bank, rank, moved)
     if state.muted:
-        response.unmuted(turn, bank)
+        rule_fired.unmuted(turn, bank)
     if state.flapping and leads:
         flapping.settled(turn)
     incident = state.incident
     if incident is not None and incident.waiting:
-        response.waited(turn)
+        rule_fired.waited(turn)
     if incident is not None and leads and not incident.over:
         verification.watch(turn, incident, frame)
         _settle(turn, incident)
@@ -181,7 +174,7 @@ def _tick(turn: Turn, tick: Tick) -> None:
     for rank, bank in state.banks.items():
         moved = bank.tick(tick.at_ns, beats.get(rank), state.pace)
         if moved:
-            response.moved(turn, bank, rank, moved)
+            rule_fired.moved(turn, bank, rank, moved)
         for r in bank.blind(state.pace, tick.at_ns):
             _blind(turn, turn.policy.rules[r], rank)
     incident = state.incident
@@ -196,7 +189,7 @@ def _tick(turn: Turn, tick: Tick) -> None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
         verification.overdue(turn, incident, waits=waits)
         _settle(turn, incident)
-    consent.unanswered(turn)
+    approval_answers.unanswered(turn)
     if incident is not None and incident.acked:
         return
     if state.held_ns is not None and tick.at_ns - state.held_ns > turn.policy.hold_max_s * 1e9:
@@ -208,9 +201,9 @@ def _tick(turn: Turn, tick: Tick) -> None:
 
 def _waited(turn: Turn) -> None:
     """An action is over: first the words that waited for it, then what was worse than it."""
-    trainings.settle(turn)
-    words.waited(turn)
-    response.waited(turn)
+    session_change.settle(turn)
+    operator_commands.waited(turn)
+    rule_fired.waited(turn)
 
 
 def _notes(turn: Turn, bank: Bank) -> None:
@@ -234,7 +227,7 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
     turn.say("blind", why, rule=rule.id, severity=severity, rank=rank)
-    joining.enlist(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
+    grouping.enlist(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
     turn.move("notice", why)
 
 
@@ -244,30 +237,30 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
 def _settle(turn: Turn, incident: Incident) -> None:
     """Classify an incident when it is time to, and close it when it is over."""
     state = turn.state
-    found = questions.follow(turn, incident)
+    found = diagnosis.follow(turn, incident)
     if found is not None:
         _classified(turn, incident, found)
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed(turn, incident)
         if relapsed is not None:
-            suspicion.relapsed(turn, incident)
+            data_suspicion.relapsed(turn, incident)
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
         elif state.pace >= incident.probation_until and state.step >= incident.settled:
             steps = turn.policy.probation_steps
-            ending.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
+            closing.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             turn.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if state.firing(turn.policy) or choosing.waits(state, incident):
+        if state.firing(turn.policy) or checkpoint_choice.waits(state, incident):
             incident.quiet_since = None
         elif incident.quiet_since is None:
             incident.quiet_since = state.pace
-        elif state.pace - incident.quiet_since >= QUIET_STEPS and not questions.waits(
+        elif state.pace - incident.quiet_since >= QUIET_STEPS and not diagnosis.waits(
             turn, incident
         ):
             over = "its rules cleared by themselves"
             if incident.rebaselined:
                 over = "not recovered, but the new level is the baseline now"
-            ending.close(turn, incident, f"over: {over}")
+            closing.close(turn, incident, f"over: {over}")
             turn.move("clear", f"{incident.id} is over")
 
 
@@ -275,13 +268,13 @@ def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no rung left means hold."""
     turn.say("incident", f"classified: {found.text}", severity=incident.severity,
              what="classified", spike=found.data())  # fmt: skip
-    turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=questions.told(found),
+    turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=diagnosis.told(found),
               then=found.advice)  # fmt: skip
-    name, _ = ladder.climb(turn.policy.ladder, incident.rung)
+    name, _ = escalation.climb(turn.policy.ladder, incident.rung)
     idle = incident.run is None and incident.phase != HELD
     lasting = found.kind in (STRUCTURAL, SCHEDULE)
     if lasting and idle and incident.rung >= 0 and name == HOLD:
-        ending.hold(turn, incident, f"{found.kind}, and the ladder is at its end",
+        closing.hold(turn, incident, f"{found.kind}, and the ladder is at its end",
                     exhausted=True)  # fmt: skip
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import MISSHAPEN, StoreError
 from . import engine
-from .decisions import Decision
-from .rule import Policy
-from .state import State
-from .values import Event, Reloaded
+from .model.decisions import Decision
+from .model.events import Event, Reloaded
+from .model.policy import Policy
+from .state.run_state import State
 
 Loader = Callable[[str], Policy]  # from a digest; raises when the policy is not there
 

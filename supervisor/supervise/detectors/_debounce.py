@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.decisions import BREACH, OK
+from ..core.model.decisions import BREACH, OK
 from ._memory import Memory
 
 LONGEST = 1024  # samples in `for` or `m_of_n`; the counter is one integer of that many bits

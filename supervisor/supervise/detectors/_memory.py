@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from ..core.decisions import UNKNOWN
-from ..core.shapes import Watch
+from ..core.model.decisions import UNKNOWN
+from ..core.model.interfaces import Watch
 from ._baseline import Baseline, Freeze
 
 MUTABLE = (list, Baseline, Freeze)

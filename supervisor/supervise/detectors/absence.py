@@ -11,9 +11,9 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from ..core.decisions import BREACH, OK
-from ..core.shapes import Clockwork, Detector, Seconds
-from ..core.values import LOADING, SUSPENDED
+from ..core.model.decisions import BREACH, OK
+from ..core.model.events import LOADING, SUSPENDED
+from ..core.model.interfaces import Clockwork, Detector, Seconds
 from ._memory import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._curve import Curve, check_knots, cut, trim
 from ._debounce import LONGEST, Debounced, check_quota, quota
 from ._theil_sen import HUGE

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._baseline import median
 from ._curve import Curve, check_knots, cut, trim
 from ._debounce import LONGEST

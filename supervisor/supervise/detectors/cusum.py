@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import NOTE, Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, median
 from ._debounce import Debounced, check_quota, quota
 from ._memory import NEVER

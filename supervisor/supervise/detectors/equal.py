@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._curve import cut
 from ._debounce import Debounced, check_quota, quota
 

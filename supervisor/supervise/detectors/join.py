@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.feeder import Idle
-from ..core.shapes import Detector
+from ..core.detection.feeder import Idle
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._memory import NEVER, Memory
 
 

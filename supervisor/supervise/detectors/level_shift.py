@@ -14,8 +14,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import NOTE, Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import NOTE, Detector
 from ._memory import NEVER, Memory
 from ._theil_sen import HUGE, line, mean, student_quantile
 

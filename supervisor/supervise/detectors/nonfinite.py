@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.feeder import Idle
-from ..core.shapes import Detector
+from ..core.detection.feeder import Idle
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._memory import Memory
 
 

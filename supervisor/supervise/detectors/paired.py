@@ -11,8 +11,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._curve import cut
 from ._debounce import Debounced, check_quota, quota
 from ._memory import NEVER

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.shapes import Detector
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._memory import Memory
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.feeder import Calm
-from ..core.shapes import NOTE, Detector
+from ..core.detection.feeder import Calm
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, Freeze, median
 from ._debounce import check_bounds
 from ._memory import Memory

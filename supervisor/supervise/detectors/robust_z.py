@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.feeder import Calm
-from ..core.shapes import NOTE, Detector
+from ..core.detection.feeder import Calm
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, median
 from ._debounce import Debounced, check_quota, quota
 from ._outlook import medians, reach

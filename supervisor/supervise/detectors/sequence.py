@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.feeder import Idle
-from ..core.shapes import NOTE, Detector
+from ..core.detection.feeder import Idle
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import NOTE, Detector
 from ._memory import NEVER, Memory
 
 ATTEMPT_CHANGE = "attempt_change"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.decisions import BREACH, OK, UNKNOWN
-from ..core.feeder import Calm
-from ..core.shapes import Detector
+from ..core.detection.feeder import Calm
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector
 from ._debounce import Debounced, check_bounds, check_quota, quota
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from ..core.values import Announced, Event, Frame
+from ..core.model.events import Announced, Event, Frame
 from .ranks import Ranks
 
 Machine = Callable[[int, bool], Mapping[str, float]]

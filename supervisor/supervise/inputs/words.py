@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.values import Told
+from ..core.model.events import Told
 from ..store import files
 
 DIRECTORY = "control"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..core.values import Beat
+from ..core.model.events import Beat
 from ..errors import ActionError
 
 

@@ -41,7 +41,7 @@ Relaunch = Callable[["Control", Mapping[str, Any], str, float], dict[str, Any]]
 
 
 class Control:
-    """Implements `core.action.Job` over a process and its segments.
+    """Implements `core.model.action.Job` over a process and its segments.
 
     Args:
         process: the running job.

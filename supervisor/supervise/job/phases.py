@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import psutil
 
-from ..core.action import busy
-from ..core.values import LOADING, SUSPENDED, Beat, Noticed
+from ..core.model.action import busy
+from ..core.model.events import LOADING, SUSPENDED, Beat, Noticed
 from .working import counters, difference, suspended
 
 STARTUP = "startup"

@@ -30,7 +30,7 @@ def quarantine(
     key: str,
     deadline_s: float,
 ) -> dict[str, Any]:
-    """Carry out `core.action.Job.quarantine`.
+    """Carry out `core.model.action.Job.quarantine`.
 
     With one rank it takes effect at the next step boundary. With several it waits for the next
     launch: ranks that pass over different numbers of batches would wait for each other for ever.

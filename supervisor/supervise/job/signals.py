@@ -19,7 +19,7 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
-from ..core.values import Noticed
+from ..core.model.events import Noticed
 from .process import Process
 from .terminal import Terminal
 

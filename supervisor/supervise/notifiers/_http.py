@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from ..core.shapes import NotifyError
+from ..core.model.interfaces import NotifyError
 
 if TYPE_CHECKING:
     import httpx

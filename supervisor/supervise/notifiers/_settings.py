@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from ..core.shapes import Message
+from ..core.model.interfaces import Message
 
 Severity = Literal["SEV0", "SEV1", "SEV2", "INFO"]
 
@@ -20,7 +20,7 @@ class UnsetError(Exception):
 
 
 class Sender(Protocol):
-    """A `core.shapes.Notifier`, and how fast people and services want to hear from it.
+    """A `core.model.interfaces.Notifier`, and how fast people and services want to hear from it.
 
     Attributes:
         min_sev: the least severe message it gets.
@@ -36,7 +36,7 @@ class Sender(Protocol):
     per_hour: int | None
 
     def send(self, message: Message, *, key: str) -> str:
-        """As `core.shapes.Notifier.send`."""
+        """As `core.model.interfaces.Notifier.send`."""
         ...
 
 

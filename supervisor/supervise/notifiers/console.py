@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from ..core.shapes import Message, NotifyError
+from ..core.model.interfaces import Message, NotifyError
 from ._settings import Sender, Settings, Severity
 from ._text import clean, clip
 

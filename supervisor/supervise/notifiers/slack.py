@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.shapes import Message
+from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
 from ._settings import Sender, Settings, Severity, address
 from ._text import clip, utf8

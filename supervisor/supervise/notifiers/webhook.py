@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.shapes import Message
+from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
 from ._settings import Sender, Settings, Severity, UnsetError, address, variable
 from ._text import clip, utf8

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.redact import Redactor
+from ..core.model.redaction import Redactor
 from ..store import files
 
 T = TypeVar("T")

@@ -32,8 +32,8 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from ..core.redact import Redactor
-from ..core.values import Frame
+from ..core.model.events import Frame
+from ..core.model.redaction import Redactor
 from ..errors import ActionError
 from ..store import files
 from . import facts, origins, stacks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..core.shapes import Message
+from ..core.model.interfaces import Message
 
 BROKEN_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
 

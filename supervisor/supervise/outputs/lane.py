@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..core.shapes import Message, NotifyError
+from ..core.model.interfaces import Message, NotifyError
 from .health import Health, Trouble
 from .queued import PAGES, RANKS, Item, Result, Sender, Undelivered
 

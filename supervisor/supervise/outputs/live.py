@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..core import choosing
-from ..core.decisions import CODE_NAMES, Decision
-from ..core.incident import Incident
-from ..core.pending import Pending
-from ..core.rule import Policy
-from ..core.state import State
+from ..core.model.approval_request import Pending
+from ..core.model.decisions import CODE_NAMES, Decision
+from ..core.model.policy import Policy
+from ..core.runbooks import checkpoint_choice
+from ..core.state.incident import Incident
+from ..core.state.run_state import State
 
 
 def snapshot(
@@ -80,7 +80,7 @@ def _open(incident: Incident | None) -> dict[str, Any] | None:
 
 
 def _awaited(policy: Policy, state: State) -> str:
-    before = choosing.sought(policy, state)
+    before = checkpoint_choice.sought(policy, state)
     return "" if before is None else f"a verified checkpoint from before step {before}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..core.values import Frame
+from ..core.model.events import Frame
 
 BEFORE = 5  # steps before the first breach: its cause may have been fed a little earlier
 NAMED = 12  # shards in the short account

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from ..core.decisions import Decision
-from ..core.shapes import Message
+from ..core.model.decisions import Decision
+from ..core.model.interfaces import Message
 from . import health
 from .health import Trouble
 from .lane import Lane

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..core.action import Action, Job
-from ..core.values import Finished
+from ..core.model.action import Action, Job
+from ..core.model.events import Finished
 from ..errors import ActionError
 
 SLACK_S = 2.0  # an action gets a moment beyond its deadline to report its own failure

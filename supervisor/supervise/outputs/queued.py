@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..core.shapes import Message
+from ..core.model.interfaces import Message
 
 RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
 PAGES = ("SEV0", "SEV1")  # kept beyond the end of a run when nobody got them
 
 
 class Sender(Protocol):
-    """A `core.shapes.Notifier` with its pace; see `notifiers.Sender`, which is the same."""
+    """A `core.model.interfaces.Notifier` with its pace; the same as `notifiers.Sender`."""
 
     name: str
     group_s: float

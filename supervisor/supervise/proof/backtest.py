@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..catalog import load_policy
-from ..core import engine, needs
-from ..core.decisions import Decision
-from ..core.limits import Ledger
-from ..core.rule import HOLD, Policy
-from ..core.shapes import Clockwork
-from ..core.state import State
-from ..core.values import Announced, Event, Frame
+from ..core import engine
+from ..core.detection import rule_inputs
+from ..core.model.budgets import Ledger
+from ..core.model.decisions import Decision
+from ..core.model.events import Announced, Event, Frame
+from ..core.model.interfaces import Clockwork
+from ..core.model.policy import HOLD, Policy
+from ..core.state.run_state import State
 from ..recordings.find import Source, readers
 from ..recordings.sheet import Recording, recordings
 from . import runs
@@ -106,7 +107,7 @@ def _finished(outcome: Outcome, policy: Policy, names: set[str]) -> Outcome:
         outcome.spacing = max(1.0, sorted(spans)[len(spans) // 2][0])
     outcome.probation = policy.probation_steps
     for rule in policy.rules:
-        if not needs.can_fire(policy, rule, names.__contains__):
+        if not rule_inputs.can_fire(policy, rule, names.__contains__):
             outcome.inactive.append(rule.id)
     return outcome
 

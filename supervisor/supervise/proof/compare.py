@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..core.decisions import SEVERITIES
+from ..core.model.decisions import SEVERITIES
 from .outcome import Alarm, Outcome
 from .score import CAVEAT, SLACK, Label, Score, quantile, score
 

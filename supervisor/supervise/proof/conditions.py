@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..catalog.expression import Tree, parse
-from ..core import wording
-from ..core.bank import Bank
-from ..core.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
-from ..core.rule import Policy, Rule
-from ..core.shapes import Detector
+from ..core.detection.rank_monitor import Bank
+from ..core.model import format_readings
+from ..core.model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
+from ..core.model.interfaces import Detector
+from ..core.model.policy import Policy, Rule
 
 
 class Leaf(NamedTuple):
@@ -91,8 +91,8 @@ def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
 
 def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was measured, the comparison it needed, and how far off it was."""
-    key, value = wording.measured(numbers)
-    limit = wording.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
+    key, value = format_readings.measured(numbers)
+    limit = format_readings.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
     found: dict[str, Any] = {"measure": key, "measured": value, "limit": limit, "short_by": None}
     if "last_breach" in numbers or "nonfinite" in numbers or limit is None:
         return found
@@ -103,10 +103,10 @@ def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
         lower, limit = True, -limit
     # A rate breaches when as many have come as it needs; most others when they are beyond.
     equal = "=" if any(_given(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
-    found["needs"] = f"{'<' if lower else '>'}{equal} {wording.number(limit)}"
+    found["needs"] = f"{'<' if lower else '>'}{equal} {format_readings.number(limit)}"
     if both:
         found["needs"] = f"{found['needs']} either way"
-    known = wording.finite(value)
+    known = format_readings.finite(value)
     if known is not None:
         short = known - limit if lower else limit - (abs(known) if both else known)
         found["short_by"] = short if short > 0.0 or math.isclose(short, 0.0) else None
@@ -126,27 +126,28 @@ def _sentence(spec: Detector, bank: Bank, found: Mapping[str, Any], code: int, w
         return f"UNKNOWN: {_unknown(spec, bank, found)}"
     if wanted == OK or code == BREACH:
         against = ", and the rule wants it not to be" if wanted == OK and code == BREACH else ""
-        return f"{'in breach' if code == BREACH else 'OK'}{against}: {wording.reading(numbers)}"
+        state = "in breach" if code == BREACH else "OK"
+        return f"{state}{against}: {format_readings.reading(numbers)}"
     if found["inputs"]:
-        return f"no match; {wording.reading(numbers)}"
+        return f"no match; {format_readings.reading(numbers)}"
     if "needs" not in found:
-        return wording.reading(numbers)
-    form = wording.MEASURES.get(found["measure"], "{}")
-    named = f"{numbers.get('metric', 'value')} {wording.number(numbers.get('value'))}"
-    text = f"{named}: " + form.format(wording.number(found["measured"]))
+        return format_readings.reading(numbers)
+    form = format_readings.MEASURES.get(found["measure"], "{}")
+    named = f"{numbers.get('metric', 'value')} {format_readings.number(numbers.get('value'))}"
+    text = f"{named}: " + form.format(format_readings.number(found["measured"]))
     if found["measure"] == "value":
         text = named
     if "signal" in numbers:
-        text = f"no {numbers['signal']} for {wording.number(numbers['value'])} s,"
+        text = f"no {numbers['signal']} for {format_readings.number(numbers['value'])} s,"
     text += f" {'is' if found['raw'] == 'BREACH' else 'needs'} {found['needs']}"
     if found["short_by"] is not None:
-        text += f", short by {wording.number(found['short_by'])}"
+        text += f", short by {format_readings.number(found['short_by'])}"
     if numbers.get("needed", 1) > 1:
         text += (
             f"; {numbers['breaching']} of the {numbers['needed']} breaches it needs in the newest "
             f"{numbers['of']} samples"
         )
-    return "; ".join(filter(None, [text, wording.baseline(numbers)]))
+    return "; ".join(filter(None, [text, format_readings.baseline(numbers)]))
 
 
 def _unknown(spec: Detector, bank: Bank, found: Mapping[str, Any]) -> str:
@@ -163,10 +164,10 @@ def _unknown(spec: Detector, bank: Bank, found: Mapping[str, Any]) -> str:
     samples, least = numbers.get("samples"), getattr(spec, "min_", None)
     if isinstance(samples, int) and isinstance(least, int) and samples <= least:
         return f"warming up, {samples} of {least} samples"
-    value = wording.finite(numbers.get("value"))
+    value = format_readings.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
-        return f"{wording.number(value)} has no logarithm"
-    return f"it cannot tell yet; {wording.reading(numbers)}"
+        return f"{format_readings.number(value)} has no logarithm"
+    return f"it cannot tell yet; {format_readings.reading(numbers)}"
 
 
 def _lack(metric: str, bank: Bank) -> str | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..catalog.subject import Subject
-from ..core import machine
-from ..core.rule import Policy
+from ..core.model import state_machine
+from ..core.model.policy import Policy
 from .played import Played
 
 # Moves that wait for a person, come of an order, or need a training behind the scenario's own.
@@ -41,7 +41,7 @@ class Coverage:
             self.where[rule.id] = rule.where
         if whole:
             moves = self.moves.setdefault(policy.name, {})
-            for pair in pairs(policy.machine or machine.DEFAULT):
+            for pair in pairs(policy.machine or state_machine.DEFAULT):
                 moves.setdefault(pair, 0)
             budgets = self.budgets.setdefault(policy.name, {})
             for name in policy.budgets:
@@ -106,16 +106,16 @@ def _shown(held: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
     return sum(map(bool, counts)), len(counts)
 
 
-def pairs(table: machine.Table) -> list[tuple[str, str]]:
+def pairs(table: state_machine.Table) -> list[tuple[str, str]]:
     """Return every pair of state and event that has a move, and that a scenario can make.
 
     A run that has ended makes none.
     """
     return [
         (state, event)
-        for state in machine.STATES
-        for event in machine.EVENTS
+        for state in state_machine.STATES
+        for event in state_machine.EVENTS
         if event not in APART
-        and state != machine.HALTED
-        and machine.move(table, state, event) is not None
+        and state != state_machine.HALTED
+        and state_machine.move(table, state, event) is not None
     ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.decisions import ACTING_MODES, MODES, SEVERITIES
+from ..core.model.decisions import ACTING_MODES, MODES, SEVERITIES
 
 Document = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..catalog.scenario import InjectForm
-from ..core.values import Exited, Noticed, Told
+from ..core.model.events import Exited, Noticed, Told
 
 if TYPE_CHECKING:
     from .scenario import Player

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..catalog.nodes import Mapping, Node
 from ..catalog.nodes import Sequence as Listed
 from ..catalog.scenario import ExpectForm, Names, ScenarioForm
-from ..core.decisions import SEVERITIES
-from ..core.machine import STATES
+from ..core.model.decisions import SEVERITIES
+from ..core.model.state_machine import STATES
 from .played import Played
 
 SHOWN = 8  # frames that a sentence lists

@@ -62,7 +62,7 @@ class FakeJob:
             return self._scale
         return self._scale + (1.0 - self._scale) * min(1.0, self._since / self._ramp)
 
-    # ── as actions see it (core.action.Job) ───────────────────────────────────────────────────────
+    # ── as actions see it (core.model.action.Job) ────────────────────────────────────────────────
 
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float

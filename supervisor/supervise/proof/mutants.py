@@ -18,8 +18,8 @@ from ..catalog.nodes import Mapping, Node, Scalar, Sequence
 from ..catalog.problems import Problems, Source
 from ..catalog.record import keys_of
 from ..catalog.subject import Subject
-from ..core.rule import Policy, Rule
-from ..core.shapes import Detector
+from ..core.model.interfaces import Detector
+from ..core.model.policy import Policy, Rule
 
 TURNED = {"gt": "lt", "lt": "gt", "gte": "lte", "lte": "gte"}
 SIDES = {"high": "low", "low": "high"}

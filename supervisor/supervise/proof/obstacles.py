@@ -1,19 +1,19 @@
 """What kept, or would have kept, a rule that fires from acting at some moment of a run.
 
-The same questions in the same order as `core.response` asks them when a rule fires; there the first
-one that says no ends the matter, here all are told.
+The same questions in the same order as `core.handlers.rule_fired` asks them when a rule fires;
+there the first one that says no ends the matter, here all are told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..core import ladder
-from ..core.action import Aim, Refused
-from ..core.decisions import ACTING_MODES
-from ..core.incident import HELD, PROBATION
-from ..core.rule import HOLD, Policy, Rule
-from ..core.state import State
+from ..core.model import escalation
+from ..core.model.action import Aim, Refused
+from ..core.model.decisions import ACTING_MODES
+from ..core.model.policy import HOLD, Policy, Rule
+from ..core.state.incident import HELD, PROBATION
+from ..core.state.run_state import State
 
 
 def of(
@@ -90,7 +90,7 @@ def _runbook(rule: Rule, policy: Policy, state: State) -> Iterator[tuple[str, st
     floor = -1
     if state.floor is not None and state.pace - state.floor[1] < policy.ladder.reset_after_steps:
         floor = state.floor[0]
-    name, _ = ladder.entry(policy.ladder, rule.runbook, floor)
+    name, _ = escalation.entry(policy.ladder, rule.runbook, floor)
     if name != rule.runbook:
         yield "ladder", f"after the last incident the ladder begins with {name}"
     if name == HOLD:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..core.values import Announced, Event, Exited, Frame, Launched, Tick
+from ..core.model.events import Announced, Event, Exited, Frame, Launched, Tick
 from ..recordings.sheet import Recording
 
 TICK_ROWS = 64  # rows between two ticks; live they come once a second

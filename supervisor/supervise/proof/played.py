@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core import machine
-from ..core.decisions import Decision
+from ..core.model import state_machine
+from ..core.model.decisions import Decision
 
 
 class Visits(dict[str, Any]):
@@ -23,9 +23,9 @@ class Visits(dict[str, Any]):
             self._seen.add((self._state, event))
             return super().get(event, default)
 
-    def __init__(self, table: machine.Table) -> None:
+    def __init__(self, table: state_machine.Table) -> None:
         self.seen: set[tuple[str, str]] = set()
-        rows = {state: dict(table.get(state, {})) for state in machine.STATES}
+        rows = {state: dict(table.get(state, {})) for state in state_machine.STATES}
         super().__init__({state: self.Row(state, row, self.seen) for state, row in rows.items()})
         self["any"] = dict(table.get("any", {}))
 

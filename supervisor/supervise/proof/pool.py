@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..core.rule import Policy
+from ..core.model.policy import Policy
 from ..errors import InputError
 from ..recordings.find import Source, sources
 from ..recordings.sheet import NoStepsError

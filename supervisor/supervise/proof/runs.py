@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.values import Event, Finished, Told
+from ..core.model.events import Event, Finished, Told
 from ..errors import InputError, StoreError
 from ..recordings.sheet import Sheet
 from ..store import journal

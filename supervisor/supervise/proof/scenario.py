@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..catalog.scenario import InjectForm, ScenarioForm
-from ..core import engine, machine, pausing, steps
-from ..core.action import Action
-from ..core.decisions import Decision
-from ..core.rule import Policy
-from ..core.state import State
-from ..core.values import (
+from ..core import engine
+from ..core.incidents import pausing
+from ..core.model import state_machine
+from ..core.model.action import Action
+from ..core.model.decisions import Decision
+from ..core.model.events import (
     Announced,
     Beat,
     Event,
@@ -30,6 +30,9 @@ from ..core.values import (
     Noticed,
     Tick,
 )
+from ..core.model.policy import Policy
+from ..core.runbooks import steps
+from ..core.state.run_state import State
 from ..errors import ActionError
 from .evils import FOREVER, SECOND, inflict
 from .job import FakeJob
@@ -51,7 +54,7 @@ class Player:
 
     def __init__(self, policy: Policy, form: ScenarioForm) -> None:
         self.form = form
-        self.table = Visits(policy.machine or machine.DEFAULT)
+        self.table = Visits(policy.machine or state_machine.DEFAULT)
         self.policy = replace(policy, machine=self.table)
         self.track = Track(form.series, form.sequels)
         self.job = FakeJob(policy.savepoints, form.ranks)

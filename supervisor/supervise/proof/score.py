@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.decisions import SEVERITIES
+from ..core.model.decisions import SEVERITIES
 from ..errors import InputError
 from .outcome import Act, Alarm, Outcome
 

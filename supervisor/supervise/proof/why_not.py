@@ -13,11 +13,11 @@ from typing import Any
 
 from ..catalog.problems import did_you_mean
 from ..core import replay
-from ..core.bank import Bank
-from ..core.decisions import BREACH, CODE_NAMES, UNKNOWN, Decision
-from ..core.rule import Policy, Rule
-from ..core.state import State
-from ..core.values import Event, Frame, Gap
+from ..core.detection.rank_monitor import Bank
+from ..core.model.decisions import BREACH, CODE_NAMES, UNKNOWN, Decision
+from ..core.model.events import Event, Frame, Gap
+from ..core.model.policy import Policy, Rule
+from ..core.state.run_state import State
 from ..errors import UsageError
 from . import obstacles
 from .conditions import missing

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..core.rule import Policy
+from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.rundir import RunDir

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..core import wording
-from ..core.rule import Policy
+from ..core.model import format_readings
+from ..core.model.policy import Policy
 from ..store.chain import decode
 from . import tally
 
@@ -121,7 +121,7 @@ def _headline(r: Record) -> str:
 def _fired(r: Record, policy: Policy | None) -> dict[str, Any]:
     rule = next((one for one in policy.rules if one.id == r["rule"]), None) if policy else None
     readings = {
-        name: {**numbers, "text": wording.reading(decode(numbers))}
+        name: {**numbers, "text": format_readings.reading(decode(numbers))}
         for name, numbers in (r["data"].get("numbers") or {}).items()
     }
     return _short(r) | {
@@ -143,7 +143,7 @@ def _seen(opened: Record, fired: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, reading in numbers.items():
         if reading.get("code") != "BREACH" or ("metric" not in reading and "values" not in reading):
             continue
-        key, value = wording.measured(reading)
+        key, value = format_readings.measured(reading)
         found["readings"].append({
             "detector": name, "metric": reading.get("metric"), "value": reading.get("value"),
             key: value, "baseline": reading.get("median", reading.get("reference")),

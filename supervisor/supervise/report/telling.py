@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..core.wording import number
+from ..core.model.format_readings import number
 from . import tally
 from .story import COUNTS, clock
 

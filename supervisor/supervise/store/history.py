@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from ..core.values import Announced, Frame
+from ..core.model.events import Announced, Frame
 from ..errors import UsageError
 from . import journal
 from .rundir import RunDir

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..core.values import Event
+from ..core.model.events import Event
 from ..errors import StoreError
 from . import files
 from .pack import KINDS, TYPES, pack, unpack

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.values import (
+from ..core.model.events import (
     Adopted,
     Announced,
     Beat,

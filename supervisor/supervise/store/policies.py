@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import engine
-from ..core.decisions import ACTING_MODES, MODES
-from ..core.reload import differences
-from ..core.rule import Policy
-from ..core.state import State
-from ..core.values import Noticed, Reloaded, Told
+from ..core.handlers.policy_reload import differences
+from ..core.model.decisions import ACTING_MODES, MODES
+from ..core.model.events import Noticed, Reloaded, Told
+from ..core.model.policy import Policy
+from ..core.state.run_state import State
 from ..errors import StoreError, SuperviseError, UsageError
 from . import files
 from .rundir import RunDir

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..core.decisions import Decision
-from ..core.redact import Redactor
+from ..core.model.decisions import Decision
+from ..core.model.events import Event, Frame
+from ..core.model.redaction import Redactor
 from ..core.replay import record
-from ..core.values import Event, Frame
 from ..errors import StoreError
 from .audit import Audit
 from .journal import Journal

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..core.redact import Redactor
+from ..core.model.policy import Policy
+from ..core.model.redaction import Redactor
 from ..core.replay import plain
-from ..core.rule import Policy
 from ..errors import StoreError
 from . import files
 

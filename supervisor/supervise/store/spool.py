@@ -31,7 +31,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.shapes import Message
+from ..core.model.interfaces import Message
 from ..errors import StoreError
 
 VERSION = 1

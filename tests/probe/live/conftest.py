@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.values import Frame, Noticed
+from supervise.core.model.events import Frame, Noticed
 from supervise.inputs.segment import Segment
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...core.values import Event, Noticed
+from ...core.model.events import Event, Noticed
 from ...store.checkpoints import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
 from .. import clock
 from .keeper import Keeper

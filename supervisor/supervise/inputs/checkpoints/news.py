@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ...core.values import Event, Noticed
+from ...core.model.events import Event, Noticed
 from ...store.checkpoints import Entry
 from .. import clock
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from ...core.values import Noticed
+from ...core.model.events import Noticed
 from .. import clock
 from .finding import Mark
 

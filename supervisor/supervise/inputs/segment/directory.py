@@ -18,7 +18,7 @@ from pathlib import Path
 
 from supervise_probe import wire
 
-from ...core.values import Event, Noticed
+from ...core.model.events import Event, Noticed
 from ...errors import SegmentError
 from ...store import files
 from .reader import Segment

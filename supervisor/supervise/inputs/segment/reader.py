@@ -17,7 +17,7 @@ from typing import Any
 
 from supervise_probe import wire
 
-from ...core.values import Announced, Beat, Event, Frame, Gap, Noticed
+from ...core.model.events import Announced, Beat, Event, Frame, Gap, Noticed
 from ...errors import SegmentError
 from . import limits
 from .file import FAULTY_HINT, SegmentFile, parse, word
@@ -42,7 +42,7 @@ class Segment:
 
     Attributes:
         rank, world_size, pid, start_ticks, created_ns: as the probe wrote them at its start.
-        again: see `core.values.Announced`; to be set before the first poll.
+        again: see `core.model.events.Announced`; to be set before the first poll.
     """
 
     def __init__(self, file: SegmentFile, clock: Callable[[], int]) -> None:

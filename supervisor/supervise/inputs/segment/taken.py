@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...core.values import Announced, Event, Frame, Gap, Noticed
+from ...core.model.events import Announced, Event, Frame, Gap, Noticed
 
 
 @dataclass

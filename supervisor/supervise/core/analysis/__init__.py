@@ -1,0 +1,1 @@
+"""What is computed from numbers alone: bands, spikes, significance, attribution to shards."""

@@ -1,0 +1,295 @@
+"""What kind of trouble was that? The loss against its own trend, and four questions with numbers.
+
+1 Did the loss come back into the band that it had? 2 Did the evaluation move? 3 Did the norms stay
+where they were? 4 What else happened just then? The answers name a class; what could not be asked
+is said and never guessed.
+
+All lengths are frames of one rank. Pure arithmetic on short lists: it runs when an incident opens,
+is classified and closes, never on a quiet step. Sources: metrics.md section 4; the questions are
+those of the Marin 32B retrospective. Where the frames come from is `diagnosis.py`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .context_event import SCHEDULE as OWN_RATE
+from .context_event import Happened, answered
+from .loss_band import Band, median, spread
+from .loss_band import slope as _slope
+
+POST = 50  # frames in a row whose median must lie in the band
+RECOVERY = 300  # frames in which a spike may come back: "a few hundred steps"
+DEADLINE = RECOVERY + POST
+WAIT = 20  # frames that will do for a verdict when an incident is over sooner
+SMOOTH = 0.9  # of the smoothed loss, which must agree with the raw one; project default
+PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
+NORM_RATIO = 1.5  # median after / median before; project default
+CLIP_FACTOR, CLIP_POINTS = 2.0, 2.0  # the share of clipped steps may double, and 2 % more
+
+RECOVERABLE = "recoverable spike"
+PLATEAU = "new worse plateau"
+DATA = "data event"
+STRUCTURAL = "structural instability"
+SUSPECT = "structural instability suspected"
+ARTEFACT = "logging artefact or data order"
+EXPECTED = "expected transition"
+NUMERIC = "numeric fault"
+CONTAINED = "contained numeric fault"
+SCHEDULE = "learning rate jump"
+UNDECIDED = "undecided"
+NO_EXCURSION = "no loss excursion"
+
+NO_KNOB = "no optimizer-level knob will fix it"
+ADVICE: Mapping[str, str] = {
+    RECOVERABLE: "nothing to do; keep the batch ids of the onset in case it comes again",
+    PLATEAU: "go back to a checkpoint at least 100 steps before the onset; skip 200 to 500 batches",
+    DATA: "replay the batches of the onset on a copy; remove what reproduces it, and go back",
+    STRUCTURAL: f"{NO_KNOB}: clipping, a lower rate and skipped steps soften it and cure nothing; "
+    "look at attention (QK-norm, logits), precision, kernels and the batch size, and go back to a "
+    "checkpoint from before the first precursor",
+    SUSPECT: "the loss came back, the cause did not leave; watch attention logits and update norm, "
+    "and prove a change of architecture or rate on a short run",
+    ARTEFACT: "the model is as good as before; look at what is logged (denominator, smoothing, "
+    "accumulation) and at the order of the data",
+    EXPECTED: "nothing to do; it was announced",
+    NUMERIC: "weights may be damaged: go back to a state from before it, and find the first value "
+    "that was not finite",
+    CONTAINED: "the weights are as before, there is nothing to go back from; find the first value "
+    "that was not finite",
+    SCHEDULE: "the job itself raised its learning rate just before, and will there again: compare "
+    "its schedule with the one that was meant, mend that, and go back to before the jump",
+    UNDECIDED: "run a fixed probe through the weights of before and after; do not guess",
+    NO_EXCURSION: "the loss is no part of this; see the rules that fired",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that the questions are asked of.
+
+    Attributes:
+        after: `(step, loss)` from the onset on, finite; after a rollback those of the new attempt.
+        norms: metric -> `(median before, values after)`; shares (`grad_clip_rate`) likewise.
+        probes: metric -> `(step, value)` of evaluations, before and after.
+        artefact: of the evaluation: `same`, `changed`, or `unknown` when nothing identifies it.
+        happened: in [onset - 50, onset + 5].
+        peak: largest loss seen, also in an attempt that was left.
+        nonfinite: first step at which the loss, the gradient or the update was not finite.
+        kept: first and last one of those that were skipped instead; they are none of the former.
+        planned: an announced event covers the onset, and the loss went the way that was expected.
+        exhausted: it came back after the last rung of the ladder.
+        recurring: why it counts as recurring, "" when it does not.
+        about_loss: a rule of the incident judges how large the loss is.
+        rolled_back: `after` is a new attempt.
+    """
+
+    band: Band | None
+    after: Sequence[tuple[int, float]] = ()
+    norms: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
+    probes: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    artefact: str = "unknown"
+    happened: Sequence[Happened] = ()
+    peak: float | None = None
+    nonfinite: int | None = None
+    kept: Sequence[int] = ()
+    planned: bool = False
+    exhausted: bool = False
+    recurring: str = ""
+    about_loss: bool = True
+    rolled_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A class, its advice, and the questions: each `{"answer": yes|no|unknown, "text", ...}`."""
+
+    kind: str
+    advice: str
+    questions: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """Return the class and the four answers in one sentence."""
+        return f"{self.kind}: " + "; ".join(str(q["text"]) for q in self.questions.values())
+
+    def data(self) -> dict[str, Any]:
+        """Return it as an audit record holds it."""
+        questions = {name: dict(answer) for name, answer in self.questions.items()}
+        return {"class": self.kind, "advice": self.advice, "questions": questions}
+
+
+Answer = dict[str, Any]
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+
+
+def judge(case: Evidence) -> Verdict:
+    """Answer the questions and name the class. Question 4 comes first where it explains all."""
+    questions = {
+        "rejoined": rejoined(case),
+        "eval_shifted": eval_shifted(case),
+        "norms_stayed": norms_stayed(case),
+        "else_happened": answered(case.happened),
+    }
+    answers = [str(question["answer"]) for question in questions.values()]
+    kind = _class(case, questions["rejoined"], answers)
+    advice = ADVICE[kind]
+    if kind == SUSPECT:
+        advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
+    elif kind == CONTAINED:
+        advice = f"{_kept(case.kept)} kept from the weights; {advice}"
+    elif kind == NUMERIC and _own_rate(case):
+        advice = f"the job's own learning rate jumped just before, mend that first; {advice}"
+    return Verdict(kind, advice, questions)
+
+
+def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
+    back, shifted, normal, _ = answers
+    if case.nonfinite is not None:
+        return NUMERIC
+    own_rate = _own_rate(case)
+    if case.exhausted:
+        return SCHEDULE if own_rate else STRUCTURAL
+    if not first["excursion"] and back != NO:
+        return CONTAINED if case.kept else NO_EXCURSION
+    if case.planned:
+        return EXPECTED
+    if back == YES:
+        left = SCHEDULE if own_rate else SUSPECT
+        return left if case.recurring or normal == NO else RECOVERABLE
+    if back == UNKNOWN or first["in_time"]:
+        return UNDECIDED
+    if shifted == NO:
+        return ARTEFACT
+    if own_rate:
+        return SCHEDULE
+    if shifted == UNKNOWN:
+        return UNDECIDED
+    if normal == NO:
+        return STRUCTURAL
+    blamed = any(happened.kind == "data" for happened in case.happened)
+    return DATA if normal == YES and blamed else PLATEAU
+
+
+def _own_rate(case: Evidence) -> bool:
+    """Return whether the job itself raised its learning rate just before: that explains it."""
+    return any(happened.kind == OWN_RATE for happened in case.happened)
+
+
+def _kept(steps: Sequence[int]) -> str:
+    first, last = steps[0], steps[-1]
+    which = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
+    return f"{which} was"
+
+
+def rejoined(case: Evidence) -> Answer:
+    """Question 1: did the raw and the smoothed loss come back into the band, and stay?
+
+    `rejoined_step` begins the first `window` frames whose two medians were within `band`; the
+    answer is about the newest `window` frames. "no" is final only with `in_time` false.
+    """
+    band, count = case.band, len(case.after)
+    if band is None:
+        text = "too few losses before it to have a band"
+        return {"answer": UNKNOWN, "text": text, "excursion": case.about_loss}
+    numbers: Answer = {
+        "onset": band.onset, "level": band.level, "slope": band.slope, "spread": band.spread,
+        "samples": band.samples, "frames": count, "peak": case.peak,
+        "excursion": case.about_loss or (case.peak is not None and case.peak > band.limit),
+    }  # fmt: skip
+    window = POST if count >= POST + WAIT else WAIT
+    if count < window:
+        text = f"only {count} losses since step {band.onset}, too few to tell"
+        return {"answer": UNKNOWN, "text": text, **numbers}
+    left = [loss - band.forecast(step) for step, loss in case.after]
+    width, first = band.width(window), None
+    for end in range(window, count + 1):
+        if max(_medians(left[end - window : end])) <= width:
+            first = case.after[end - window][0]
+            break
+    newest, smoothed = _medians(left[-window:])
+    inside = first is not None and max(newest, smoothed) <= width
+    numbers |= {
+        "window": window, "band": width, "residual": newest, "smoothed_residual": smoothed,
+        "rejoined_step": first, "in_time": count < DEADLINE,
+    }  # fmt: skip
+    where = f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
+    text = f"{'back in' if inside else 'not back in'} its band ({where}, band {width:.3g})"
+    if inside and case.rolled_back:
+        text += ", after a rollback"
+    elif inside and first is not None:
+        text += f" from step {first}"
+    return {"answer": YES if inside else NO, "text": text, **numbers}
+
+
+def _medians(left: Sequence[float]) -> tuple[float, float]:
+    """Return the medians of the residuals and of their smoothed course.
+
+    The smoothing begins with the window: its memory of the spike itself is no plateau.
+    """
+    smooth, held = [], left[0]
+    for value in left:
+        held = SMOOTH * held + (1.0 - SMOOTH) * value
+        smooth.append(held)
+    return median(left), median(smooth)
+
+
+def eval_shifted(case: Evidence) -> Answer:
+    """Question 2: did an evaluation of the same artefact move off its own trend, upwards?
+
+    At least 4 evaluations before the onset and one 50 frames after it are needed; the newest 10
+    before and the newest 4 after count. The first metric that has them answers.
+    """
+    band, late = case.band, case.after[POST - 1][0] if len(case.after) >= POST else None
+    if band is None or not case.probes:
+        return {"answer": UNKNOWN, "text": "no probe available"}
+    if case.artefact == "changed":
+        text = "the evaluation itself changed, so its values cannot be compared"
+        return {"answer": UNKNOWN, "text": text, "artefact": case.artefact}
+    for metric, points in case.probes.items():
+        before = [point for point in points if point[0] < band.onset][-10:]
+        after = [point for point in points if late is not None and point[0] >= late][-4:]
+        if len(before) < 4 or not after:
+            continue
+        slope = _slope(before, 1)
+        at = math.log(before[-1][0] + 1.0)
+        level = median([value - slope * (math.log(step + 1.0) - at) for step, value in before])
+        left = [value - level - slope * (math.log(step + 1.0) - at) for step, value in before]
+        limit = max(PROBE_MADS * spread(left, 0.0), PROBE_SHARE * abs(level))
+        shift = median([v - level - slope * (math.log(step + 1.0) - at) for step, v in after])
+        text = (
+            f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"
+        )
+        return {
+            "answer": YES if shift > limit else NO, "text": text, "metric": metric, "shift": shift,
+            "limit": limit, "before": level, "evaluations": [len(before), len(after)],
+            "artefact": case.artefact,
+        }  # fmt: skip
+    return {"answer": UNKNOWN, "text": "no probe available (too few evaluations around it)"}
+
+
+def norms_stayed(case: Evidence) -> Answer:
+    """Question 3: are the medians of the newest 50 norms within 1.5 times those of before?
+
+    The share of clipped steps may double and grow by 2 points more.
+    """
+    numbers: dict[str, dict[str, float]] = {}
+    high, parts = [], []
+    for metric, (before, values) in case.norms.items():
+        if len(values) < WAIT:
+            continue
+        after = median(values[-POST:])
+        share = metric == "grad_clip_rate"
+        limit = CLIP_FACTOR * before + CLIP_POINTS if share else NORM_RATIO * before
+        numbers[metric] = {"before": before, "after": after, "limit": limit}
+        change = f"x{after / before:.3g}" if before > 0.0 else f"{before:.3g} to {after:.3g}"
+        parts.append(f"{metric} {change}")
+        if after > limit:
+            high.append(metric)
+    if not numbers:
+        return {"answer": UNKNOWN, "text": "norms not measured long enough"}
+    text = f"norms {'are up' if high else 'as before'} ({', '.join(parts)})"
+    return {"answer": NO if high else YES, "text": text, "high": high, "metrics": numbers}

@@ -1,0 +1,1 @@
+"""A rank's detectors, how they are fed, and what each rule reads."""

@@ -1,0 +1,304 @@
+"""The detectors and rules of one rank: frames in, rules that fired or cleared out.
+
+Inside, watches keep mutable private state (a frozen object per sample costs four times too much);
+outside, the same frames give the same answers. Numbers are collected only when a rule changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..analysis.frame_history import LOSS as LOSS
+from ..analysis.frame_history import History
+from ..model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
+from ..model.events import Beat, Frame
+from ..model.interfaces import NOTE, Watch
+from ..model.policy import Policy, Rule
+from . import rule_inputs
+from .feeder import Feeder
+
+FEW = 32  # frames, when time has passed and few frames came: twice the rarest regular sample
+
+
+class RuleWatch:
+    """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook."""
+
+    __slots__ = ("answered", "blind", "code", "firing", "held", "keep_until", "unknown_since")
+
+    def __init__(self) -> None:
+        self.code = UNKNOWN
+        self.held = self.keep_until = 0
+        self.firing = self.answered = False
+        self.unknown_since: tuple[int, int] | None = None  # (pace, at_ns)
+        self.blind = False
+
+    def copy(self) -> RuleWatch:
+        twin = RuleWatch()
+        for name in RuleWatch.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
+
+class Bank:
+    """All watches of one rank.
+
+    Some watches may not have seen the newest frames yet (see `Feeder`); whoever looks at
+    `watches` finds them up to date.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.detectors = tuple(policy.detectors.items())
+        self.index = {name: i for i, (name, _) in enumerate(self.detectors)}
+        self._watches: list[Watch] = [detector.start() for _, detector in self.detectors]
+        self.codes = [UNKNOWN] * len(self._watches)
+        self.rules = [RuleWatch() for _ in policy.rules]
+        self.names: tuple[str, ...] = ()
+        self.program: tuple[int, int] | None = None  # see Announced
+        self.attempt = 0
+        self.step = -1
+        self.frames = 0
+        self.lost = 0  # frames that were overwritten since the newest one
+        self.deaf = False  # the probe of this rank is off or cannot be read
+        self.gone = False  # the process of this rank has ended, and another one has not spoken
+        self.latest: tuple[float | None, ...] = ()
+        self.dense: set[str] = set()  # metrics known to come with every frame
+        self.history = History()
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self._plan()
+
+    def copy(self) -> Bank:
+        twin = Bank.__new__(Bank)
+        twin.__dict__.update(self.__dict__)
+        twin._watches = [watch.copy() for watch in self.watches]
+        twin.codes = list(self.codes)
+        twin.rules = [rule.copy() for rule in self.rules]
+        twin.history = self.history.copy()
+        twin.dense = set(self.dense)
+        twin.notes = list(self.notes)
+        twin._plan()
+        return twin
+
+    # ── which column feeds which watch ────────────────────────────────────────────────────────────
+
+    @property
+    def watches(self) -> list[Watch]:
+        """The watches, in the order of `detectors`, each up to date."""
+        self._feeder.settle()
+        return self._watches
+
+    def replaced(self, program: tuple[int, int] | None) -> bool:
+        """Return whether that program takes the place of one that nobody knew to have ended."""
+        return self.program not in (None, program) and not self.gone
+
+    def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> None:
+        """Bind metric names to columns; another program of the same rank starts from nothing."""
+        watches, fresh, self.gone = self.watches, self.program not in (None, program), False
+        if fresh:
+            for watch in watches:
+                watch.reset()
+            self.codes = [UNKNOWN] * len(watches)
+            self.deaf, self.step, self.latest, self.dense = False, -1, (), set()
+        self.history.announce(names, fresh=fresh)
+        self.program, self.names = program, names
+        self._plan()
+
+    def _plan(self) -> None:
+        self._feeder = Feeder(self.detectors, self._watches, self.names)
+        names = set(self.names)
+        self._able = [
+            rule_inputs.can_fire(self.policy, r, names.__contains__) for r in self.policy.rules
+        ]
+        # Rules that must be judged even when no code changed.
+        self._hot = list(range(len(self.policy.rules)))
+
+    def active(self, rule: int) -> bool:
+        """Return whether the job has the metrics without which the rule can never fire."""
+        return not self.deaf and not self.gone and self._able[rule]
+
+    def missing(self, rule: int) -> Sequence[str]:
+        """Return the metrics behind a rule that were never announced."""
+        return rule_inputs.missing(
+            self.policy, self.policy.rules[rule], set(self.names).__contains__
+        )
+
+    # ── feeding ───────────────────────────────────────────────────────────────────────────────────
+
+    def feed(self, frame: Frame, pace: int) -> list[tuple[int, bool]]:
+        """Take a frame; return `(rule index, fired)` for every rule that fired or cleared."""
+        if frame.attempt != self.attempt:
+            self._rewind(frame)
+        step, values = frame.step, frame.values
+        missing = len(self.names) - len(values)
+        if missing > 0:
+            values += (None,) * missing
+        changed = self._feeder.feed(values, step, self.codes)
+        for i, code in changed:
+            self.codes[i] = self._settle(i, code)
+        for _, clock in self._feeder.clocks:
+            clock.beat(frame.at_ns, step)
+        self.step, self.latest, self.frames = step, values, self.frames + 1
+        history = self.history
+        history.frames.append(frame)
+        if history.probed:
+            history.probe(frame)
+        if changed or self._hot:
+            return self._judge(bool(changed), pace, frame.at_ns)
+        return []
+
+    def tick(self, at_ns: int, beat: Beat | None, pace: int) -> list[tuple[int, bool]]:
+        """Let the clockworks see the time; return rules that fired or cleared.
+
+        Silence means something only while the probe is known to be there: without a `beat`, or once
+        it was switched off (`deaf`), nothing is known.
+        """
+        changed = False
+        if self.gone:  # its silence is known, and means nothing
+            return []
+        for i, clock in self._feeder.clocks:
+            code = UNKNOWN
+            if beat is not None and not self.deaf:
+                code = clock.tick(at_ns, beat.seen_ns, beat.phase)
+                if beat.phase == "exiting":  # a job that ends makes no step, and that is all right
+                    code = OK
+            if code != self.codes[i]:
+                self.codes[i] = self._settle(i, code)
+                changed = True
+        return self._judge(True, pace, at_ns, new_step=False) if changed else []
+
+    def leave(self) -> None:
+        """The process ended to be started again: what it said last is not so any more."""
+        self.gone = True
+        for watch in self.rules:
+            watch.code, watch.unknown_since = UNKNOWN, None
+
+    def awake(self, at_ns: int) -> None:
+        """The run was stopped from outside and goes on: deadlines begin anew."""
+        for _, clock in self._feeder.clocks:
+            clock.beat(at_ns, self.step)
+
+    def _settle(self, i: int, code: int) -> int:
+        if code & NOTE:
+            self.notes.append((self.detectors[i][0], self._watches[i].note()))
+        return code & 3
+
+    def _rewind(self, frame: Frame) -> None:
+        """A rollback went back to before `frame.step`: what was seen before it stays valid."""
+        self.attempt = frame.attempt
+        for watch in self.watches:
+            watch.rewind(frame.step - 1)
+        self.history.rewind(frame.step)
+
+    # ── rules ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(
+        self, changed: bool, pace: int, at_ns: int, *, new_step: bool = True
+    ) -> list[tuple[int, bool]]:
+        moved: list[tuple[int, bool]] = []
+        rules = self.policy.rules
+        hot: list[int] = []
+        for r in range(len(rules)) if changed else self._hot:
+            rule, watch = rules[r], self.rules[r]
+            watch.code = rule.when(self.codes)
+            if watch.code == OK and not watch.firing:
+                watch.held, watch.unknown_since, watch.blind = 0, None, False
+                continue
+            hot.append(r)
+            fired = self._weigh(rule, watch, pace, at_ns, new_step)
+            if fired is not None:
+                moved.append((r, fired))
+        self._hot = hot
+        return moved
+
+    @staticmethod
+    def _weigh(rule: Rule, watch: RuleWatch, pace: int, at_ns: int, new_step: bool) -> bool | None:
+        code = watch.code
+        if code == UNKNOWN:
+            if watch.unknown_since is None:
+                watch.unknown_since = (pace, at_ns)
+            if rule.unknown == "hold":
+                return None
+            code = BREACH if rule.unknown == "breach" else OK
+        else:
+            watch.unknown_since, watch.blind = None, False
+        if code == BREACH:
+            watch.held += 1 if new_step or watch.held == 0 else 0
+            if not watch.firing and watch.held >= rule.for_steps:
+                watch.firing, watch.answered = True, False
+                watch.keep_until = pace + rule.keep_steps
+                return True
+            return None
+        watch.held = 0
+        if watch.firing and pace >= watch.keep_until:
+            watch.firing = False
+            return False
+        return None
+
+    def blind(self, pace: int, at_ns: int) -> list[int]:
+        """Return rules that lack a metric which was there before, for too long, once each.
+
+        A detector that is still warming up, or undecided on good values, is not blind.
+        """
+        found: list[int] = []
+        for r, (rule, watch) in enumerate(zip(self.policy.rules, self.rules, strict=True)):
+            if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
+                continue
+            since_pace, since_ns = watch.unknown_since
+            many = self.policy.blind_after_steps
+            if pace - since_pace <= many:
+                many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0
+            if many and pace > since_pace and self.active(r) and self._lacking(r, many):
+                watch.blind = True
+                found.append(r)
+        return found
+
+    def unheard(self, rule: int) -> bool:
+        """Return whether a rule cannot be judged because the newest frame lacks what it reads.
+
+        One that still collects samples, as after a new start, or that is sampled, is not that.
+        """
+        return self.active(rule) and self._lacking(rule, 1)
+
+    def _lacking(self, rule: int, frames: int) -> bool:
+        """Return whether the rule cannot fire by what is in the newest `frames`.
+
+        Only what once came with every frame can go missing: the rest is sampled, or comes rarely.
+        """
+        return not rule_inputs.can_fire(
+            self.policy,
+            self.policy.rules[rule],
+            lambda m: not self._is_dense(m) or self.history.has(m, frames),
+        )
+
+    def _is_dense(self, metric: str) -> bool:
+        """Return whether a metric ever was finite in two frames running: then it comes in all."""
+        if metric not in self.dense and self.history.runs(metric):
+            self.dense.add(metric)
+        return metric in self.dense
+
+    def release(self) -> None:
+        """Forget which rules fire, so that one that is still in breach fires, and acts, again."""
+        for watch in self.rules:
+            watch.firing, watch.held = False, 0
+        self._hot = list(range(len(self.rules)))
+
+    # ── what people and runbooks ask ──────────────────────────────────────────────────────────────
+
+    def numbers(self, rule: Rule) -> dict[str, Any]:
+        """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
+        found: dict[str, Any] = {}
+        watches = self.watches
+        for name in self.policy.behind(rule):
+            i, detector = self.index[name], self.policy.detectors[name]
+            found[name] = {"code": CODE_NAMES[self.codes[i]], **watches[i].numbers()}
+            if len(detector.metrics) == 1:
+                found[name]["metric"] = detector.metrics[0]
+        return found
+
+    def value(self, metric: str) -> float | None:
+        """Return the newest value of a metric, None when absent."""
+        if metric not in self.names:
+            return None
+        column = self.names.index(metric)
+        return self.latest[column] if column < len(self.latest) else None

@@ -1,0 +1,32 @@
+"""Another supervisor took the run over: what went on unwatched, and what waits for it.
+
+Budgets, holds, requests for approval and the open incident are in the state, and stay as they were.
+"""
+
+from __future__ import annotations
+
+from ..model.events import Adopted
+from ..runbooks import steps
+from ..state.run_state import Turn
+
+
+def take(turn: Turn, event: Adopted) -> None:
+    """Say so, and let every deadline begin anew: nobody listened meanwhile."""
+    job = "the job runs" if event.alive else "the job ended meanwhile"
+    text = (
+        f"process {event.pid} took over from a supervisor that died, "
+        f"after {event.unwatched_ns / 1e9:.0f} s unwatched; {job}"
+    )
+    turn.say("note", text, what="adopted", alive=event.alive)
+    turn.tell("INFO", "the run is watched again", verdict=text)
+    state = turn.state
+    for bank in state.banks.values():
+        bank.awake(event.at_ns)
+    if state.pending is not None:
+        state.pending.deadline_ns += event.unwatched_ns
+    run = state.incident.run if state.incident is not None else None
+    if run is not None:
+        run.verify_ns = event.at_ns
+        if run.waiting_for is not None:
+            within_s = steps.awaited(state).limit_s(run.args) + steps.OVERDUE_S
+            run.overdue_ns = event.at_ns + int(within_s * 1e9)

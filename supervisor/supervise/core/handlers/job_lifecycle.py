@@ -1,0 +1,290 @@
+"""The life of the job's processes: started, noticed, ended, started again, over.
+
+A job that ends by itself may be started again by the runbook that `job.on_crash` names. The run is
+over when the job has ended and nothing is under way that would start another one.
+"""
+
+from __future__ import annotations
+
+from ..incidents import approvals, closing, opening, pausing, withdrawal
+from ..model import escalation
+from ..model.decisions import ACTING_MODES
+from ..model.events import Exited, Launched, Noticed
+from ..model.policy import HOLD, Runbook
+from ..model.redaction import Redactor
+from ..runbooks import checkpoint_choice, runner, verification
+from ..state import rule_scope
+from ..state.incident import ACTING, HELD, Incident, Run
+from ..state.run_state import CALLED_OFF, State, Turn
+
+# Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
+ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
+INTERRUPTED = (-2, 130)
+# 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
+# scheduler for another turn: a job that says one of these knows better than we do.
+MEANT = frozenset((125, *range(64, 79)))
+HANGS = 2  # starts because it stood still, without going beyond the farthest; project default
+IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a person
+CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
+
+
+def launched(turn: Turn, event: Launched) -> None:
+    """Others run in the place of processes that ended: what is known of those counts no more."""
+    state = turn.state
+    state.returncode, state.ended, state.stays = None, False, ""
+    state.launched = event.attempt
+    if state.incident is not None:
+        state.incident.over = ""  # it was taken back from a training that had just begun
+    state.checkpoints.launched(event.attempt)
+    for bank in state.banks.values():
+        bank.leave()
+    for verb in ("rollback", "portable"):  # of the process that is gone
+        state.unable.pop(verb, None)
+    if event.attempt:
+        turn.say("note", f"the job was started again as attempt {event.attempt}", what="launched",
+                 pid=event.pid)  # fmt: skip
+
+
+def noticed(turn: Turn, event: Noticed) -> None:
+    """Take what was noticed about the watching, or about the job's checkpoints."""
+    state = turn.state
+    turn.say(
+        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step,
+        about=dict(event.data),
+    )  # fmt: skip
+    if event.kind == "suspended":  # silence meanwhile means nothing
+        for bank in state.banks.values():
+            bank.awake(event.at_ns)
+    if event.kind == "shard":
+        state.blame.named(event.rank, event.data.get("shards"))
+    if event.kind == "signal" and event.data.get("final"):
+        state.called_off = True
+        state.interrupted |= bool(event.data.get("typed"))
+        state.unable["relaunch"] = CALLED_OFF
+        if state.returncode is not None and _relaunching(state) is not None:
+            _ended(turn)
+    if event.kind == "checkpoint":
+        opening.checkpoint(turn, event.data)
+        runner.start_waiting(turn)  # perhaps what lacked one
+    if event.kind in ("continuity", "resume-refused"):
+        verification.heard(turn, event)
+    if event.kind == pausing.ENDED:
+        pausing.ended(turn, event)
+    if event.kind == "choice":
+        checkpoint_choice.again(turn)
+    verb, _, how = event.kind.rpartition("-")
+    if how == "unavailable":  # rollback, relaunch; portable: savepoints for another process
+        state.unable[verb] = event.message
+        resume = (turn.policy.job.get("relaunch") or {}).get("resume")
+        if verb == "rollback" and resume == "savepoint":
+            state.unable["portable"] = event.message
+    if event.kind in ("probe-off", "segment-fault"):
+        for rank, bank in state.banks.items():
+            bank.deaf |= event.rank is None or event.rank == rank
+    if event.kind == "stopped":
+        turn.tell("SEV2", event.message, verdict="nothing is done about it")
+    if event.kind == "slow-start":
+        turn.tell("SEV2", event.message, verdict="it is not stopped while it does",
+                  then="`supervise stop RUN` if it should have begun by now")  # fmt: skip
+    if event.kind in ("orphans", "orphans-left"):
+        gone = event.kind == "orphans-left"
+        if gone:  # a start would end them first
+            state.unable["relaunch"] = event.message
+        turn.tell(
+            "SEV1" if gone else "SEV2",
+            event.message,
+            verdict=str(event.data.get("verdict", "")),
+            then=f"to end them: {event.data.get('end', '')}",
+        )
+    if event.kind in ("no-probe", "probe-off", "segment-fault"):
+        turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
+    # Each rank reports the same, so people are told by one.
+    if event.kind == "report" and event.rank == min(state.banks, default=event.rank):
+        turn.tell("SEV2", event.message, verdict="rules that read these are not judged")
+
+
+def exited(turn: Turn, event: Exited) -> None:
+    """The job's processes are gone; what is under way comes to its end before that is answered."""
+    state, incident = turn.state, turn.state.incident
+    state.returncode = event.returncode
+    if incident is not None:
+        incident.standing.clear()  # it ended with the process
+    if _relaunching(state) is not None and not (state.called_off or _started(state)):
+        turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
+    else:
+        _ended(turn)
+
+
+def _relaunching(state: State) -> str | None:
+    """Return the id of the relaunch that is under way."""
+    run = state.incident.run if state.incident is not None else None
+    return run.waiting_for if run is not None and run.verb == "relaunch" else None
+
+
+def _started(state: State) -> bool:
+    """Return whether what the relaunch under way starts runs already, or did."""
+    run = state.incident.run if state.incident is not None else None
+    return run is not None and run.args.get("attempt") == state.launched
+
+
+def failed_start(state: State) -> bool:
+    """Return whether the newest start came to nothing: no step of it was seen, and it failed.
+
+    An end that was asked for, by a signal too, is no failure.
+    """
+    seen = any(bank.attempt >= state.launched for bank in state.banks.values())
+    asked = state.stopping or state.called_off or state.returncode in ASKED
+    return bool(state.launched and state.returncode) and not (seen or asked)
+
+
+def _ended(turn: Turn) -> None:
+    """The job has ended, and what is under way does not start it again."""
+    state, relaunch = turn.state, _relaunching(turn.state)
+    if relaunch is not None and state.called_off:
+        turn.say("abort", f"{relaunch} failed: the end of the job was asked for meanwhile",
+                 action={"id": relaunch})  # fmt: skip
+    approvals.settle(turn, "withdrawn", f"the job {_how(state)}")
+    state.ended = True
+
+
+def _how(state: State) -> str:
+    code = state.returncode or 0
+    return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _given(turn: Turn) -> str:
+    """Return what the policy gives a job that is started again: an error in it ends the job."""
+    told = turn.policy.job.get("relaunch") or {}
+    words = [str(word) for word in told.get("args") or ()]
+    parts = [f"job.relaunch.args {' '.join(Redactor().command(words))}"] if words else []
+    parts += [f"job.relaunch.env {', '.join(told['env'])}"] if told.get("env") else []
+    resume = told.get("resume", "args")
+    parts += [f"job.relaunch.resume {resume}"] if resume != "args" or not parts else []
+    return ", ".join(parts)
+
+
+def crashed(state: State) -> bool:
+    """Return whether the job ended by itself and not as it, or anybody, meant to."""
+    code = state.returncode
+    meant = state.stopping or state.called_off or code in ASKED or code in MEANT
+    return bool(code) and not meant
+
+
+def _awaited(state: State, run: Run, name: str) -> bool:
+    """Return whether the outcome of an action comes first: only one is performed at a time.
+
+    Args:
+        name: the runbook that is to follow, "" for none.
+    """
+    if run.waiting_for is None or state.stopping or state.called_off:
+        return False
+    return bool(name) or not state.ended or "relaunch" in run.runbook.verbs[run.index :]
+
+
+def _answer(turn: Turn, name: str, text: str) -> None:
+    """Start the runbook for a crash, unless a person is needed or it would only crash again."""
+    state, incident, policy = turn.state, turn.state.incident, turn.policy
+    farthest = max(state.crashes, default=-1)
+    if state.step > farthest:
+        state.crashes.clear()
+    if policy.mode not in ACTING_MODES:
+        turn.say("suppressed", f"{policy.mode}: would have run {name}", runbook=name,
+                 suppressed_by=f"mode:{policy.mode}")  # fmt: skip
+    elif incident is not None and incident.phase == HELD:
+        state.stays = f"{incident.id} was held"
+    elif state.step in state.crashes:
+        state.stays = f"it ended at step {state.step} before, and made no progress"
+    elif len(state.crashes) >= CRASHES:
+        state.stays = f"it ended {CRASHES} times, and never went beyond step {farthest}"
+    else:
+        state.crashes.append(state.step)
+        if incident is None:
+            bank = next(iter(state.banks.values()), None)
+            incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
+            incident.crashed = incident.breach_step
+        elif incident.severity == "SEV2" and not rule_scope.against_weights(policy, incident):
+            opening.crash(turn, incident, text)
+        _, rung = escalation.entry(policy.ladder, name, -1)
+        runner.start(turn, incident, name, rung, text)
+
+
+def given_up(turn: Turn, incident: Incident, name: str) -> bool:
+    """Give up a job that stands still, where runbook `name` would only start it once more in vain.
+
+    Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
+    that, it is held. Hangs may pass by themselves, so one more start is tried than for a crash.
+    """
+    state, policy = turn.state, turn.policy
+    if name == HOLD or "relaunch" not in policy.runbooks[name].verbs:
+        return False
+    farthest = max(state.hangs, default=-1)
+    if state.step > farthest:
+        state.hangs.clear()
+    if len(state.hangs) < HANGS:
+        state.hangs.append(state.step)
+        return False
+    why = f"it was started again {HANGS} times, and stands still without going beyond step "
+    why += f"{farthest}"
+    verbs = ("snapshot", "stop")
+    if not set(verbs) <= set(policy.verbs):
+        closing.hold(turn, incident, why)
+        return True
+    steps = policy.verbs["snapshot"](), policy.verbs["stop"](if_idle=IDLE_S)
+    book = Runbook("give-up", steps, verbs)
+    if approvals.gate(policy, incident, book) is not None:
+        closing.hold(turn, incident, why)
+        return True
+    incident.runs += 1
+    incident.run, incident.phase = Run(incident.runs, book, incident.severity), ACTING
+    incident.run.reason = withdrawal.reason(turn, incident)
+    incident.headline += f"; {why}"
+    turn.move("run", f"given up: {why}")
+    turn.tell(incident.severity, f"{incident.id}: given up", verdict=why, news=True,
+              then="evidence is taken, and the job is ended if it does nothing")  # fmt: skip
+    runner.proceed(turn, incident)
+    return True
+
+
+def conclude(turn: Turn) -> None:
+    """The run is over when the job has ended and nobody is about to start another one."""
+    state, incident = turn.state, turn.state.incident
+    name = str(turn.policy.job.get("on_crash") or "") if state.ended and crashed(state) else ""
+    run = incident.run if incident is not None else None
+    if state.over or (run is not None and _awaited(state, run, name)):
+        return
+    failed = failed_start(state)
+    how, where = f"the job {_how(state)}", f" at step {state.step}"
+    if failed:
+        how, where = f"started again with {_given(turn)}, {how} before its first step", ""
+    if state.ended:
+        state.ended, state.stays = False, ""
+        if failed:
+            turn.say("verify", how, what="failed")
+        if incident is not None:
+            incident.run = None  # nothing can be verified any more
+        if name:
+            _answer(turn, name, how + where)
+    incident = state.incident
+    if incident is not None and (incident.run is not None or state.pending):
+        return
+    state.over = True
+    why = f"not started again: {state.stays}" if state.stays else ""
+    if incident is not None:
+        then = closing.NOTHING if state.returncode == 0 else "look at what it left"
+        closing.close(turn, incident, f"{how}; {why}" if why else how, then)
+    turn.move("exited", f"{how}; {why}" if why else how)
+    if state.stopping:
+        by = state.stopped_by
+        about = incident.headline if incident is not None and by == "policy" else ""
+        turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about,
+                  news=True)  # fmt: skip
+    elif state.returncode == 0:
+        turn.tell("INFO", f"finished at step {state.step}", news=True)
+    elif state.interrupted and state.returncode in INTERRUPTED:
+        turn.tell("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
+    elif failed:
+        title = f"the job was started again, and {_how(state)} before its first step"
+        turn.tell("SEV1", title, verdict=why, why=f"it was started with {_given(turn)}",
+                  then="look at its last output, and at job.relaunch", news=True)  # fmt: skip
+    else:
+        turn.tell("SEV1", how + where, verdict=why, then="look at its last output", news=True)

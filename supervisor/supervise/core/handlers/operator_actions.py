@@ -1,0 +1,207 @@
+"""Words that act: which action each one means, and what must hold before it is carried out.
+
+An order runs as a runbook of one verb through the same intents as any other. It asks nobody for
+approval, may exceed a budget (it counts, and the override is on record), and works in every mode: a
+mode limits what the policy does by itself. While an action is under way orders are refused, but for
+`stop` and `resume`, which wait for its end; a runbook that is only being verified gives way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..incidents import action_planning, opening
+from ..model.action import Action, Refused
+from ..model.events import Told
+from ..model.policy import Runbook
+from ..runbooks import runner
+from ..state.incident import Incident
+from ..state.run_state import Turn
+
+PATIENT = frozenset({"stop", "resume"})  # neither may be lost
+KEY_TEXT = 200  # characters of a name that a person gives
+LARGEST = 2**53  # up to here whole numbers are floats, too
+TOLD_WHOLE = 90  # characters of a shard's name; the job tells a longer one cut short
+LONGEST_S = 86400.0  # a person's pause; as long as `pause` allows
+NAMED = 3  # shards that nobody has seen, in an answer
+TYPO = 2  # characters that a near miss may differ in
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is said to a word, and what happens then.
+
+    Attributes:
+        action: id of the action that follows; its outcome is on record under it.
+    """
+
+    text: str
+    ok: bool = True
+    action: str | None = None
+    then: Callable[[], None] = _nothing
+
+
+def busy(incident: Incident) -> str:
+    """Return what is being performed, or taken back, right now; "" when nothing is."""
+    run = incident.run
+    if run is None or (run.waiting_for is None and run.failed is None):
+        return ""
+    return run.waiting_for or run.runbook.name
+
+
+def order(turn: Turn, event: Told) -> Answer:
+    """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
+    state, incident = turn.state, turn.state.incident
+    verb, keys = VERBS[event.word](event)
+    action = _made(turn, verb, keys)
+    under_way = busy(incident) if incident is not None else ""
+    if under_way and incident is not None:
+        if verb not in PATIENT:
+            raise Refused(f"{under_way} is under way; say it again when that is over")
+        wanted = incident.wanted
+        return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
+    if state.returncode is not None:
+        raise Refused("the job has ended")
+    if verb == "resume" and not state.paused:
+        raise Refused("the job is not paused")
+    remark = _unseen(turn, event) if verb == "quarantine" else ""
+    first = [_made(turn, "snapshot", {})] if verb == "rollback" else []
+    book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
+    before = count(event, "before", state.step + 1) if verb == "rollback" else None
+    about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
+    why = action_planning.refusal(turn, about, book, before, event.operator)
+    if why:
+        raise Refused(why)
+    name = incident.id if incident is not None else f"inc-{state.incidents + 1}"
+    number = incident.runs + 1 if incident is not None else 1
+    return Answer(
+        f"{name}: {verb} is asked of the job{remark}",
+        action=f"{name}/{number}/{len(first)}-{verb}", then=lambda: _run(turn, event, book, before),
+    )  # fmt: skip
+
+
+def _run(turn: Turn, event: Told, book: Runbook, before: int | None) -> None:
+    state, incident = turn.state, turn.state.incident
+    if incident is None:
+        bank = next(iter(state.banks.values()), None)
+        text = f"{book.name} asked by {event.operator}"
+        incident = opening.open_incident(turn, bank, "SEV2", text, breach=state.step + 1)
+    elif incident.run is not None:
+        turn.say("verify", f"{incident.run.runbook.name} gives way to {event.operator}",
+                 what="preempted")  # fmt: skip
+    runner.start_asked(turn, incident, book, event.operator, before)
+
+
+def _made(turn: Turn, verb: str, keys: Mapping[str, Any]) -> Action:
+    form = turn.policy.verbs.get(verb)
+    if form is None:
+        raise Refused(f"there is no action {verb!r} here")
+    try:
+        action = form(**keys)
+    except TypeError as error:
+        raise Refused(f"{verb}: {error}") from error
+    for key, sentence in action.check():
+        raise Refused(f"{verb}: {key} {sentence}")
+    return action
+
+
+# ── shards ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unseen(turn: Turn, event: Told) -> str:
+    """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
+
+    Raises:
+        Refused: the job knows no shards, so that none could be left out.
+    """
+    blame = turn.state.blame
+    known = blame.names
+    if not known and not blame.shards:
+        raise Refused(
+            "quarantine: the job does not tell which shards its data is from, nor did it ask "
+            "is_quarantined in its own process so far; where the workers of a loader ask, they "
+            "obey a quarantine.json that is written by hand into the run directory"
+        )
+    names = [name for name in _names(event, "shards") if len(name) <= TOLD_WHOLE]
+    strange = [name for name in names if name not in known] if known else []
+    if not strange:
+        return ""
+    told = ", ".join(name + _meant(name, known) for name in strange[:NAMED])
+    more = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
+    return f"; of the {len(known)} shards that the run has named so far none is {told}{more}"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = next((each for each in sorted(known) if _near(name, each)), None)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _near(name: str, other: str) -> bool:
+    """Whether only the directory is missing, or a few letters differ; numbers are no typos."""
+    short, long = sorted((name, other), key=len)
+    if long.endswith(f"/{short}"):
+        return True
+    head = next((at for at, letter in enumerate(short) if letter != long[at]), len(short))
+    left, right = short[head:], long[head:]
+    same = next((n for n in range(len(left)) if left[-1 - n] != right[-1 - n]), len(left))
+    left, right = left[: len(left) - same], right[: len(right) - same]
+    return len(right) <= TYPO and not (left + right).isdecimal()
+
+
+# ── the arguments of words, which anybody may have written ────────────────────────────────────────
+
+
+def count(event: Told, key: str, default: int | None = None) -> int:
+    """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
+    value = event.args.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+        raise Refused(f"{event.word} needs `{key}`, a whole number, not {value!r:.60}")
+    return value
+
+
+def _number(event: Told, key: str) -> float:
+    value = event.args.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise Refused(f"{event.word} needs `{key}`, a number, not {value!r:.60}")
+    return float(value)
+
+
+def _names(event: Told, key: str) -> tuple[str, ...]:
+    value = event.args.get(key)
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise Refused(f"{event.word} needs `{key}`, at least one name")
+    if not all(isinstance(name, str) and 0 < len(name) <= KEY_TEXT for name in names):
+        raise Refused(f"{event.word}: a name in `{key}` is empty, too long, or no text")
+    return tuple(names)
+
+
+def _lr(event: Told) -> tuple[str, dict[str, Any]]:
+    return "lr_scale", {"set": _number(event, "value"), "rewarm": count(event, "rewarm", 0)}
+
+
+def _rollback(event: Told) -> tuple[str, dict[str, Any]]:
+    keys: dict[str, Any] = {"at_least": 0}
+    return "rollback", keys | ({"rewarm": count(event, "rewarm")} if "rewarm" in event.args else {})
+
+
+VERBS: Mapping[str, Callable[[Told], tuple[str, dict[str, Any]]]] = {
+    "pause": lambda event: ("pause", {"lease": LONGEST_S}),
+    "resume": lambda event: ("resume", {}),
+    "savepoint": lambda event: ("savepoint", {}),
+    "skip": lambda event: ("skip_step", {"count": count(event, "steps", 1)}),
+    "stop": lambda event: ("stop", {"requeue": event.args.get("requeue") is True}),
+    "lr": _lr,
+    "rollback": _rollback,
+    "quarantine": lambda event: (
+        "quarantine",
+        {"shards": _names(event, "shards"), "max_fraction": 0.5},
+    ),
+    "release": lambda event: ("unquarantine", {"shards": _names(event, "shard")}),
+}

@@ -1,0 +1,122 @@
+"""Words of operators: every one is answered in a sentence, on record with who said it.
+
+Here are the ones that change what is known, and the table of all. Those that act on the job are in
+operator_actions.py, the answers to requests in approval_answers.py.
+"""
+
+from __future__ import annotations
+
+from ..incidents import closing
+from ..model import state_machine
+from ..model.action import Refused
+from ..model.events import Told
+from ..state.incident import brief
+from ..state.run_state import Turn
+from . import approval_answers, operator_actions
+from .operator_actions import Answer
+
+SILENT_STEPS = 1000  # of `silence` without a number; project default
+
+
+def told(turn: Turn, event: Told) -> None:
+    """Answer a word, then do what it says."""
+    if event.word == "reload":  # its answer is the policy that follows
+        turn.say("note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args))
+        return
+    try:
+        answer = _answer(turn, event)
+    except Refused as no:
+        answer = Answer(str(no), ok=False)
+    said = brief({key: value for key, value in event.args.items() if key != "key"})
+    turn.say(
+        "note", f"{event.operator}: {event.word} {said}".rstrip() + f": {answer.text}",
+        what="operator", args=dict(event.args), word=event.word, word_id=event.args.get("key"),
+        answer=answer.text, ok=answer.ok, action=answer.action,
+    )  # fmt: skip
+    answer.then()
+
+
+def waited(turn: Turn) -> None:
+    """Do what operators said while an action was under way, when it is over."""
+    incident = turn.state.incident
+    if incident is None or not incident.wanted or operator_actions.busy(incident):
+        return
+    wanted, incident.wanted = incident.wanted, []
+    for event in wanted:
+        told(turn, event)
+
+
+def _answer(turn: Turn, event: Told) -> Answer:
+    if event.word == "release" and "shard" not in event.args:
+        return _release(turn, event)
+    if event.word in operator_actions.VERBS:
+        return operator_actions.order(turn, event)
+    if event.word in PLAIN:
+        return PLAIN[event.word](turn, event)
+    raise Refused(f"there is no word {event.word!r}")
+
+
+def _release(turn: Turn, event: Told) -> Answer:
+    """End a hold, or take a launch as it is that did not go on from its checkpoint."""
+    state, by = turn.state, f"released by {event.operator}"
+    held = state.machine == state_machine.HOLDING
+    if not held and not state.checkpoints.astray:
+        raise Refused(f"nothing is held; the run is {state.machine}")
+
+    def take_as_it_is() -> None:
+        state.checkpoints.accept(state.attempt, state.step)
+        turn.say("note", f"{by}: what is saved from here on is good again", what="accepted")
+
+    if not held:
+        return Answer("what this launch saves from here on is good again", then=take_as_it_is)
+
+    def then() -> None:
+        if state.incident is not None:
+            closing.close(turn, state.incident, by)
+        state.checkpoints.accept(state.attempt, state.step)
+        for bank in state.banks.values():
+            bank.release()
+        turn.move("released", by)
+
+    return Answer("released; rules that are still in breach fire again", then=then)
+
+
+def _ack(turn: Turn, event: Told) -> Answer:
+    incident = turn.state.incident
+    if incident is None:
+        raise Refused("no incident is open")
+    name = event.args.get("incident") or incident.id
+    if name != incident.id:
+        raise Refused(f"{name} is not open; {incident.id} is")
+
+    def then() -> None:
+        incident.acked = event.operator
+
+    return Answer(f"{incident.id} is yours; nobody is reminded of it any more", then=then)
+
+
+def _silence(turn: Turn, event: Told) -> Answer:
+    state, name = turn.state, str(event.args.get("rule"))
+    rule = next((rule for rule in turn.policy.rules if rule.id == name), None)
+    if rule is None:
+        raise Refused(f"there is no rule {name!r}")
+    if rule.severity == "SEV0":
+        raise Refused(f"{name} is SEV0: training is dead or garbage, and that is never silenced")
+    steps = operator_actions.count(event, "for", SILENT_STEPS)
+
+    def then() -> None:
+        state.silenced.pop(name, None)
+        if steps:
+            state.silenced[name] = (state.pace + steps, event.operator)
+
+    if not steps:
+        return Answer(f"{name} speaks again", then=then)
+    return Answer(f"{name} neither acts nor tells for {steps} steps; it is recorded", then=then)
+
+
+PLAIN = {
+    "ack": _ack,
+    "silence": _silence,
+    "approve": approval_answers.approve,
+    "deny": approval_answers.deny,
+}

@@ -1,0 +1,224 @@
+"""Another policy takes over in the middle of a run: what keeps its memory, and what starts anew.
+
+A detector whose definition is the same, its inputs included, keeps its watch; a rule whose
+definition is the same and whose detectors all kept theirs goes on as if nothing had happened.
+Everything else starts as at the beginning of a run. Budgets, cooldowns, the open incident, the
+state of the machine and the pace are the run's and not the policy's: they survive.
+
+So a reload of the same policy changes no decision, and no reload refunds a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from ..detection.rank_monitor import Bank
+from ..model.events import Reloaded
+from ..model.policy import HOLD, Ladder, Policy, Rule
+from ..state.incident import Incident
+from ..state.run_state import CALLED_OFF, Turn
+from . import approval_answers
+
+# Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
+DERIVED = frozenset({"policy", "detectors", "index", "codes", "rules"})
+# Of a rule: what says nothing about when it fires and what then happens.
+WORDS = frozenset({"when", "where", "see"})
+# Of a policy: what is compared part by part, or only names it.
+PARTS = ("detectors", "rules", "runbooks", "budgets")
+NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved"})
+# What the probe and the channels were told when the job was started.
+AT_START = ("savepoints", "standing_orders", "notify")
+
+
+def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:
+    """Return what is different between two policies, JSON-ready; empty when nothing is.
+
+    Returns:
+        `{"rules": {"added": [...], "removed": [...], "changed": [...]}, ...}` for detectors, rules,
+        runbooks and budgets, `mode` as `[old, new]`, `settings` with the names of other keys, and
+        `restart`: keys in which `new` differs from what the job was `started` with.
+    """
+    found: dict[str, Any] = {}
+    for part in PARTS:
+        before, after = _named(getattr(old, part)), _named(getattr(new, part))
+        moves = {
+            "added": [name for name in after if name not in before],
+            "removed": [name for name in before if name not in after],
+            "changed": [n for n in after if n in before and not _same(before[n], after[n])],
+        }
+        if any(moves.values()):
+            found[part] = {how: names for how, names in moves.items() if names}
+    if old.mode != new.mode:
+        found["mode"] = [old.mode, new.mode]
+    others = [f.name for f in fields(Policy) if f.name not in NAMES]
+    settings = [n for n in others if getattr(old, n) != getattr(new, n)]
+    if settings:
+        found["settings"] = settings
+    restart = [name for name in AT_START if getattr(started, name) != getattr(new, name)]
+    if restart:
+        found["restart"] = restart
+    return found
+
+
+def take(turn: Turn, event: Reloaded) -> None:
+    """Let `turn.policy` take over; a refused one is only told."""
+    if event.refused is not None:
+        turn.say(
+            "policy_load", f"the policy was not reloaded: {event.refused}", what="refused",
+            operator=event.operator, before=event.before,
+        )  # fmt: skip
+        turn.tell(
+            "SEV2", "the policy was not reloaded", verdict=event.refused,
+            then="the policy of before stays in force",
+        )  # fmt: skip
+        return
+    state = turn.state
+    ladder = next((bank.policy.ladder for bank in state.banks.values()), turn.policy.ladder)
+    firing = _firing(state.banks)
+    rebound = {rank: rebind(bank, turn.policy) for rank, bank in state.banks.items()}
+    state.banks = {rank: bank for rank, (bank, _) in rebound.items()}
+    anew = {
+        part: sorted({name for _, names in rebound.values() for name in names[part]})
+        for part in ("detectors", "rules")
+    }
+    text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
+    if restart := event.changes.get("restart"):
+        text += f"; {', '.join(restart)}: as at the start until the job is started again"
+    turn.say(
+        "policy_load", text, what="reloaded", operator=event.operator, policy=event.name,
+        mode=event.mode, before=event.before, after=event.digest, changes=dict(event.changes),
+        anew=anew, budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
+    )  # fmt: skip
+    state.unable.pop("relaunch", None)
+    state.unable |= turn.policy.unable
+    if state.called_off:
+        state.unable["relaunch"] = CALLED_OFF
+    _forget_rules(turn, firing)
+    _translate_rungs(turn, ladder)
+    approval_answers.again(turn, "the policy was reloaded")
+    if state.incident is not None:
+        _keep_runnable(turn, state.incident)
+    turn.tell("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
+
+
+def rebind(bank: Bank, policy: Policy) -> tuple[Bank, dict[str, list[str]]]:
+    """Return a bank that judges by `policy` what `bank` has seen, and what starts anew in it.
+
+    The latter by name, under `detectors` and `rules`.
+
+    `bank` itself must not be used any more: the two share watches.
+    """
+    old, made = bank.policy, Bank(policy)
+    for name, value in vars(bank).items():
+        if name not in DERIVED and not name.startswith("_"):
+            setattr(made, name, value)
+    kept: set[str] = set()
+    anew: dict[str, list[str]] = {"detectors": [], "rules": []}
+    for i, (name, detector) in enumerate(policy.detectors.items()):
+        same = old.detectors.get(name) == detector
+        if same and all(inner in kept for inner in detector.detectors):  # inputs come first
+            kept.add(name)
+            j = bank.index[name]
+            made.watches[i], made.codes[i] = bank.watches[j], bank.codes[j]
+        else:
+            anew["detectors"].append(name)
+    places = {rule.id: place for place, rule in enumerate(old.rules)}
+    for r, rule in enumerate(policy.rules):
+        at = places.get(rule.id)
+        if at is None or not _goes_on(old, old.rules[at], policy, rule, kept):
+            anew["rules"].append(rule.id)
+        else:
+            made.rules[r] = bank.rules[at]
+    made.announce(bank.names, bank.program)
+    return made, anew
+
+
+def _forget_rules(turn: Turn, before: Mapping[tuple[str, int], str]) -> None:
+    """Say which rules do not fire any more, and drop what was remembered about them."""
+    state = turn.state
+    firing = _firing(state.banks)
+    for (rule_id, rank), severity in before.items():
+        if (rule_id, rank) not in firing:
+            turn.say("rule", f"{rule_id} cleared: the policy was reloaded", rule=rule_id,
+                     severity=severity, what="cleared", rank=rank)  # fmt: skip
+    now = {rule_id for rule_id, _ in firing}
+    state.muted = {rule_id: by for rule_id, by in state.muted.items() if rule_id in now}
+    known = {rule.id for rule in turn.policy.rules}
+    state.flips = {key: paces for key, paces in state.flips.items() if key[0] in known}
+    state.flapping &= known
+
+
+def _translate_rungs(turn: Turn, old: Ladder) -> None:
+    """Rungs are remembered by number: find the same runbook on the new ladder."""
+    state, new = turn.state, turn.policy.ladder
+    if old.rungs == new.rungs:
+        return
+
+    def rung(number: int) -> int:
+        if 0 <= number < len(old.rungs) and old.rungs[number] in new.rungs:
+            return new.rungs.index(old.rungs[number])
+        return min(number, len(new.rungs))  # as many were tried: never less force than before
+
+    state.cooldown = {name: (pace, rung(tried)) for name, (pace, tried) in state.cooldown.items()}
+    if state.floor is not None:
+        state.floor = (rung(state.floor[0]), state.floor[1])
+    if state.incident is not None:
+        state.incident.rung = rung(state.incident.rung)
+
+
+def _keep_runnable(turn: Turn, incident: Incident) -> None:
+    """A runbook in progress goes on as it began; what follows its failure must still exist."""
+    run = incident.run
+    if run is None or run.runbook.if_it_fails in (HOLD, *turn.policy.runbooks):
+        return
+    gone = run.runbook.if_it_fails
+    run.runbook = replace(run.runbook, if_it_fails=HOLD)
+    turn.say("note", f"{run.runbook.name} holds if it fails: {gone} is no runbook any more",
+             what="if-it-fails", runbook=run.runbook.name)  # fmt: skip
+
+
+def _firing(banks: Mapping[int, Bank]) -> dict[tuple[str, int], str]:
+    """Return `(rule id, rank) -> severity` of all rules that fire or are blind."""
+    return {
+        (rule.id, rank): rule.severity
+        for rank, bank in banks.items()
+        for rule, watch in zip(bank.policy.rules, bank.rules, strict=True)
+        if watch.firing or watch.blind
+    }
+
+
+def _named(part: Mapping[str, Any] | Sequence[Rule]) -> dict[str, Any]:
+    return dict(part) if isinstance(part, Mapping) else {rule.id: rule for rule in part}
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Compare two parts of policies; of rules, what decides (a function equals only itself)."""
+    if not isinstance(old, Rule):
+        return bool(old == new)
+    names = [f.name for f in fields(Rule) if f.name not in WORDS]
+    return all(getattr(old, name) == getattr(new, name) for name in names)
+
+
+def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept: set[str]) -> bool:
+    """Return whether a rule keeps its memory; one that may act from now on has to fire again."""
+    same = _same(was, rule) and old.mode_of(was) == new.mode_of(rule)
+    return same and all(name in kept for name in new.behind(rule))
+
+
+def _brief(changes: Mapping[str, Any]) -> str:
+    """Return the changes in one line: "rules +new -old ~other; mode shadow -> enforce"."""
+    parts = []
+    for part in PARTS:
+        moves: Mapping[str, Sequence[str]] = changes.get(part) or {}
+        signs = (("+", "added"), ("-", "removed"), ("~", "changed"))
+        words = [sign + name for sign, how in signs for name in moves.get(how, ())]
+        if words:
+            more = f" and {len(words) - 6} more" if len(words) > 6 else ""
+            parts.append(f"{part} {' '.join(words[:6])}{more}")
+    if mode := changes.get("mode"):
+        parts.append(f"mode {mode[0]} -> {mode[1]}")
+    if settings := changes.get("settings"):
+        parts.append(f"other keys: {', '.join(settings)}")
+    return "; ".join(parts) or "nothing is different"

@@ -1,0 +1,278 @@
+"""What a rule that fired leads to: an incident, and a runbook when the policy wants one.
+
+All rules of an event are enlisted before anything is answered; the most severe one speaks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..detection.rank_monitor import Bank
+from ..incidents import (
+    action_planning,
+    approvals,
+    data_suspicion,
+    diagnosis,
+    flapping,
+    grouping,
+    opening,
+    precedence,
+    stall,
+    withdrawal,
+)
+from ..model import escalation, state_machine
+from ..model.action import Refused
+from ..model.decisions import ACTING_MODES, SEVERITIES
+from ..model.policy import HOLD, Rule
+from ..runbooks import runner
+from ..state.incident import HELD, PROBATION, Run, first_breach, headline
+from ..state.run_state import Turn
+from . import job_lifecycle
+
+
+def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) -> None:
+    """Take `(rule index, fired)` of one rank and one event."""
+    policy, state = turn.policy, turn.state
+    was_in, fired = state.machine, []
+    for r, began in changes:
+        rule = policy.rules[r]
+        if began:
+            numbers = bank.numbers(rule)
+            fired.append((rule, numbers))
+            turn.say(
+                "rule", f"{rule.id} fired: {headline(numbers, rule.text)}", rule=rule.id,
+                severity=rule.severity, what="fired", when=rule.text, rank=rank, numbers=numbers,
+            )  # fmt: skip
+        else:
+            turn.say(
+                "rule", f"{rule.id} cleared", rule=rule.id, severity=rule.severity,
+                what="cleared", rank=rank,
+            )  # fmt: skip
+        flapping.changed(turn, rule, rank)
+        if began:
+            flapping.hold_on(turn, rule, bank.rules[r])
+    firing = set(state.firing(policy))
+    state.muted = {rule_id: by for rule_id, by in state.muted.items() if rule_id in firing}
+    if fired:
+        _answer(turn, bank, fired, firing, was_in)
+
+
+def unmuted(turn: Turn, bank: Bank) -> None:
+    """Offer rules again that still fire when what muted them is gone."""
+    state = turn.state
+    firing = set(state.firing(turn.policy))
+    free = [
+        (rule, bank.numbers(rule))
+        for rule in turn.policy.rules
+        if rule.id in state.muted and _muted(turn, bank, rule, firing, state.machine) is None
+    ]
+    for rule, _ in free:
+        del state.muted[rule.id]
+    if free:
+        _answer(turn, bank, free, firing, state.machine)
+
+
+def _answer(
+    turn: Turn,
+    bank: Bank,
+    fired: list[tuple[Rule, dict[str, Any]]],
+    firing: set[str],
+    was_in: str,
+) -> None:
+    """Enlist what fired, most severe first, then let the first rule that acts speak."""
+    state = turn.state
+    fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
+    acting: list[Rule] = []
+    told = False
+    for rule, numbers in fired:
+        muted = _muted(turn, bank, rule, firing, was_in)
+        if muted is not None:
+            turn.say(
+                "suppressed", f"{rule.id} is muted by {muted.partition(':')[2]}", rule=rule.id,
+                severity=rule.severity, suppressed_by=muted,
+            )  # fmt: skip
+            state.muted[rule.id] = muted
+            continue
+        text = headline(numbers, rule.text)
+        told |= grouping.enlist(turn, bank, rule, numbers, text, told=told)
+        if rule.runbook is None:
+            continue
+        mode = turn.policy.mode_of(rule)
+        if mode in ACTING_MODES:
+            acting.append(rule)
+        else:
+            _shadow(turn, rule, mode)
+    if acting:
+        _respond(turn, bank, acting[0])
+    elif state.incident is not None and state.machine == state_machine.NOMINAL:
+        turn.move("notice", f"{state.incident.id}: {state.incident.headline}")
+
+
+def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) -> str | None:
+    """Return what mutes a rule, None: it may speak.
+
+    `silence:<who>`, `over:<incident>`, `inhibit:<rule, state>` or `planned:<what>`.
+    """
+    incident = turn.state.incident
+    if (silent := turn.state.silence(rule.id)) is not None:
+        return f"silence:{silent}"
+    if incident is not None and incident.over:
+        return f"over:{incident.id}"
+    for inhibit in turn.policy.inhibit:
+        if rule.id not in inhibit.mute:
+            continue
+        if inhibit.by_rule is not None and inhibit.by_rule in firing:
+            return f"inhibit:{inhibit.by_rule}"
+        if was_in in inhibit.by_state:
+            return f"inhibit:{was_in}"
+    planned = diagnosis.announced(turn, bank, rule)
+    return None if planned is None else f"planned:{planned}"
+
+
+def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
+    """A rule with a runbook fired, may act, and nothing mutes it."""
+    policy, state, incident = turn.policy, turn.state, turn.state.incident
+    assert incident is not None
+    assert rule.runbook is not None
+    incident.asks |= policy.mode_of(rule) == "approve"
+    floor = escalation.floor(policy.ladder, state.floor, state.pace)
+    name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
+    aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
+    if incident.phase == HELD and not aside:
+        turn.say("suppressed", f"{rule.id}: held, a person is needed", rule=rule.id,
+                 severity=rule.severity, suppressed_by="holding")  # fmt: skip
+        return
+    watch, same = bank.rules[policy.rules.index(rule)], _answered(turn, bank, rule)
+    if same is not None:  # the same trouble, seen from another rank
+        watch.answered = True
+        turn.say("suppressed", f"{rule.id} still fires on rank {same}, where it was answered",
+                 rule=rule.id, severity=rule.severity, suppressed_by="answered")  # fmt: skip
+        return
+    if precedence.over(incident, bank, rule):
+        turn.say("suppressed", f"{rule.id}: from before attempt {incident.back}", rule=rule.id,
+                 severity=rule.severity, suppressed_by="acting")  # fmt: skip
+        incident.waiting.append(rule.id)
+        return
+    if incident.run is not None:
+        _meanwhile(turn, bank, rule, incident.run, (name, rung))
+        return
+    if not aside and approvals.suspended(state, incident, rule.severity):
+        turn.say("suppressed", f"{rule.id}: {incident.id} waits for approval", rule=rule.id,
+                 severity=rule.severity, suppressed_by="approval")  # fmt: skip
+        return
+    last = state.cooldown.get(rule.id)
+    cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
+    why = f"{rule.id}: {incident.headline}"
+    tried = max(incident.rung, last[1] if cooling and last is not None else -1)
+    again = not aside and (cooling or incident.phase == PROBATION) and rung <= tried
+    if again:
+        why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
+        why += f", and {name} was tried"
+        turn.say("suppressed", why, rule=rule.id, severity=rule.severity,
+                 suppressed_by="cooldown" if cooling else "probation", runbook=name)  # fmt: skip
+        incident.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
+    if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
+        incident.breach_step = first_breach(bank.numbers(rule), bank.step)
+        opening.taint(turn, incident)
+        data_suspicion.began(turn, bank, incident, rule, incident.breach_step)
+    watch.answered = True
+    still = stall.told_by(bank, rule)
+    withdrawal.asked(turn, incident, rule, still=still)
+    if still and job_lifecycle.given_up(turn, incident, name):
+        return
+    if again:
+        runner.climb(turn, incident, why)
+    else:
+        runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
+    if state.pending is None:  # else nothing was tried yet
+        state.cooldown[rule.id] = (state.pace, rung)
+
+
+def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, int]) -> None:
+    """A rule asks for a runbook, and a rung, while another one runs."""
+    policy, incident, (name, rung) = turn.policy, turn.state.incident, wanted
+    assert incident is not None
+    if precedence.outranks(policy, bank, rule, run):
+        if 0 <= rung <= incident.rung:
+            name, rung = escalation.climb(policy.ladder, incident.rung)
+        bank.rules[policy.rules.index(rule)].answered = True
+        _preempt(turn, bank, rule, name, rung)
+        return
+    turn.say("suppressed", f"{rule.id}: {run.runbook.name} is running", rule=rule.id,
+             severity=rule.severity, suppressed_by="acting")  # fmt: skip
+    if rung < 0 and rule.runbook != run.runbook.name:  # else it is judged by whether that one helps
+        incident.waiting.append(rule.id)
+
+
+def _answered(turn: Turn, bank: Bank, rule: Rule) -> int | None:
+    """Return another rank on which the rule fires and was answered."""
+    index = turn.policy.rules.index(rule)
+    for rank, other in turn.state.banks.items():
+        if other is not bank and other.rules[index].firing and other.rules[index].answered:
+            return rank
+    return None
+
+
+def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
+    """Something worse came up: leave a runbook that is only being verified; never cut an action."""
+    incident = turn.state.incident
+    assert incident is not None
+    run = incident.run
+    assert run is not None
+    if run.waiting_for is not None or run.failed is not None:
+        turn.say("suppressed", f"{rule.id}: {run.runbook.name} is in the middle of an action",
+                 rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
+        incident.waiting.append(rule.id)
+        return
+    turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
+    incident.run = None
+    if rung >= 0:
+        opening.distrust(turn, incident)
+    turn.state.cooldown[rule.id] = (turn.state.pace, rung)
+    still = stall.told_by(bank, rule)
+    withdrawal.asked(turn, incident, rule, still=still)
+    if still and job_lifecycle.given_up(turn, incident, name):
+        return
+    climbed = rung >= 0 and name != rule.runbook
+    runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)
+
+
+def waited(turn: Turn) -> None:
+    """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
+    state, incident = turn.state, turn.state.incident
+    if incident is None or not incident.waiting:
+        return
+    if incident.run is not None and (incident.run.waiting_for or incident.run.failed is not None):
+        return
+    firing = set(state.firing(turn.policy))
+    found = list(precedence.due(turn, incident))
+    incident.waiting = [] if found else [name for name in incident.waiting if name in firing]
+    if found:
+        rule, bank = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
+        _respond(turn, bank, rule)
+
+
+def _shadow(turn: Turn, rule: Rule, mode: str) -> None:
+    """Write down what enforce would have done; touch nothing."""
+    incident = turn.state.incident
+    assert incident is not None
+    assert rule.runbook is not None
+    if turn.state.machine == state_machine.NOMINAL:
+        turn.move("notice", f"{incident.id}: {incident.headline}")
+    if mode == "observe" or rule.runbook in incident.shadowed:
+        return
+    incident.shadowed.append(rule.runbook)
+    where = action_planning.aim(turn, incident)
+    steps: list[object] = []
+    if rule.runbook != HOLD:
+        book = turn.policy.runbooks[rule.runbook]
+        for verb, action in zip(book.verbs, book.steps, strict=True):
+            try:
+                steps.append({"verb": verb, "args": action.aim(where)})
+            except Refused as refusal:
+                steps.append({"verb": verb, "refused": str(refusal)})
+    turn.say("suppressed", f"{mode}: would have run {rule.runbook}", rule=rule.id,
+             severity=rule.severity, suppressed_by=f"mode:{mode}", runbook=rule.runbook,
+             would=steps)  # fmt: skip
+    turn.tell(incident.severity, f"{incident.id}: {rule.id}",
+              then=f"{mode} mode: would have run {rule.runbook}")  # fmt: skip

@@ -1,0 +1,114 @@
+"""One training after the other in one launch: in a sweep, behind an `exec`, or from a script.
+
+To the supervisor the next one is another program of its ranks. Behind a process that crashed it is
+the same training, which a launcher started again, and its incident goes on. Else what is open is of
+the one before: its band, its verification, and what was tried about it. So an incident ends with
+its training, as it does with the job, a hold too. An action under way comes to its end first, as
+only one is performed at a time; it is withdrawn from a job that has not met it yet, and no other
+one follows. What stands is kept by the probe and would act on the next training: it is taken back.
+A rule that fires meanwhile speaks when it is over.
+
+Budgets, and what operators silenced, are of the run and stay.
+"""
+
+from __future__ import annotations
+
+from ..detection.rank_monitor import Bank, RuleWatch
+from ..incidents import approvals, closing, diagnosis
+from ..model.action import Action
+from ..model.events import Announced
+from ..model.policy import Runbook
+from ..runbooks import steps
+from ..state import compensation
+from ..state.incident import Incident, Run
+from ..state.run_state import Turn
+from . import operator_commands
+
+NEXT = "the next one is watched from nothing"
+
+
+def another(turn: Turn, bank: Bank, event: Announced) -> None:
+    """Another program takes the place of a rank's, all of whose frames were judged."""
+    state, rank, last = turn.state, event.rank, bank.step
+    turn.say(
+        "note",
+        f"another program of rank {rank} began after step {last}, in the same launch: its "
+        "steps may have numbers that were there before",
+        what="program", rank=rank, pid=event.pid, last_step=last,
+    )  # fmt: skip
+    if event.again:
+        return
+    _clear(turn, bank, rank)
+    incident = state.incident
+    # Ranks follow one another: the one that leads, and an incident's own, end it.
+    if state.leader() not in (None, rank) and (incident is None or incident.rank != rank):
+        return
+    why = f"its training ended after step {last}, and another one begins"
+    if incident is None:
+        _begin(turn, why)
+        return
+    approvals.settle(turn, "withdrawn", why)
+    incident.verdict = diagnosis.conclude(turn, incident)  # its frames are forgotten next
+    incident.over = f"over: {why}"
+    settle(turn)
+
+
+def settle(turn: Turn) -> None:
+    """Close an incident whose training is over once nothing of it is under way."""
+    incident = turn.state.incident
+    if incident is None or not incident.over:
+        return
+    run = incident.run
+    if run is not None and run.waiting_for is not None:
+        return
+    if run is not None and run.failed is not None:
+        _not_done(turn, incident, run, run.failed)
+    standing = compensation.of_training(incident)
+    if standing and turn.state.returncode is None:
+        _take_back(turn, incident, standing[0])
+        return
+    closing.close(turn, incident, incident.over, NEXT)
+    _begin(turn, f"{incident.id} is {incident.over}")
+    for event in incident.wanted:
+        operator_commands.told(turn, event)
+
+
+def _take_back(turn: Turn, incident: Incident, action: Action) -> None:
+    """Ask for it once."""
+    compensation.tried(incident, action)
+    run = incident.run = Run(incident.runs, Runbook("undo", (), ()), incident.severity,
+                             failed=incident.over, undoing=[action])  # fmt: skip
+    steps.take_back(turn, incident, run, action, "undo")
+
+
+def _not_done(turn: Turn, incident: Incident, run: Run, why: str) -> None:
+    """People must know what an operator did not get, and what goes on in the next training."""
+    if run.operator:
+        turn.tell("SEV2", f"{incident.id}: not done for {run.operator}", verdict=why)
+    if run.undoing and not any(run.undoing[0] is undo for _, undo in incident.standing):
+        turn.tell("SEV1", f"{incident.id}: taking an action back failed", verdict=why,
+                  then="it may act on the next training")  # fmt: skip
+
+
+def _clear(turn: Turn, bank: Bank, rank: int) -> None:
+    """What fired on the rank fires no more, so that it can fire again."""
+    policy, state = turn.policy, turn.state
+    for rule, watch in zip(policy.rules, bank.rules, strict=True):
+        if watch.firing or watch.blind:
+            turn.say("rule", f"{rule.id} cleared: its training ended", rule=rule.id,
+                     severity=rule.severity, what="cleared", rank=rank)  # fmt: skip
+    bank.rules = [RuleWatch() for _ in bank.rules]
+    firing = set(state.firing(policy))
+    state.muted = {name: by for name, by in state.muted.items() if name in firing}
+
+
+def _begin(turn: Turn, why: str) -> None:
+    """What was tried, and how often the loss went astray, was so in the training before."""
+    state = turn.state
+    if state.returncode is not None:
+        return
+    state.began, state.floor = state.pace, None
+    state.cooldown.clear()
+    state.tried.clear()
+    state.onsets.clear()
+    turn.move("anew", why)

@@ -1,0 +1,78 @@
+"""What actions may know before they are begun, and whether a whole runbook can work here.
+
+Pure questions about the state: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..model.action import Aim, Refused
+from ..model.checkpoint_registry import Checkpoint
+from ..model.policy import Runbook
+from ..state.incident import Incident
+from ..state.run_state import State, Turn
+
+
+def aim(turn: Turn, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
+    """Return what an action may know when its arguments are worked out; see `known`."""
+    blame = turn.state.blame
+    where = known(turn.state, incident, before, operator)
+    return replace(where, suspects=blame.suspects(), shards=blame.shards)
+
+
+def known(state: State, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
+    """Return what an action may know but for shards, which take long to weigh.
+
+    Args:
+        before: the step that counts as the first breach; None: that of the incident.
+        operator: who asked for the action; "": the policy did.
+    """
+    return Aim(
+        incident=incident.id,
+        step=state.step,
+        breach_step=incident.breach_step if before is None else before,
+        attempt=max(state.attempt, state.launched),  # also of a launch without a frame
+        world_size=state.world_size,
+        severity=incident.severity,
+        unable=state.unable,
+        good=state.checkpoints.good(),
+        batches=incident.batches,
+        operator=operator,
+    )
+
+
+def refusal(
+    turn: Turn, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
+) -> str:
+    """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
+    return _refusal(aim(turn, incident, before, operator), book)
+
+
+def lacks_checkpoint(turn: Turn, incident: Incident, book: Runbook) -> bool:
+    """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
+    where = aim(turn, incident)
+    if "portable" in where.unable:  # and none will ever come
+        return False
+    oldest = Checkpoint("", 0, 0, "", ok=True)
+    return not _refusal(replace(where, good=(oldest, *where.good)), book)
+
+
+def _refusal(where: Aim, book: Runbook) -> str:
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        try:
+            step.aim(where)
+        except Refused as refused:
+            return f"{verb}: {refused}"
+    return ""
+
+
+def plan(turn: Turn, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
+    """Return `{"verb", "args"}` of every step that touches the job; all of them can be aimed."""
+    where = aim(turn, incident)
+    return [
+        {"verb": verb, "args": step.aim(where)}
+        for verb, step in zip(book.verbs, book.steps, strict=True)
+        if step.touches_job
+    ]

@@ -1,0 +1,140 @@
+"""Asking a person before the job is touched, and what becomes of the question.
+
+One request covers a whole runbook and is made before its first step, so that nothing is paused by
+waiting: evidence is taken, the job goes on, and what ends by itself meanwhile is withdrawn. It is
+bound to the verbs and arguments, to their sha256, and to the policy; when any of them is another
+one by the time of the answer, the request is void and a new one is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..model import state_machine
+from ..model.approval_request import Pending
+from ..model.budgets import ALL
+from ..model.decisions import SEVERITIES
+from ..model.policy import Approval, Policy, Runbook
+from ..state.incident import HELD, OPEN, Incident, brief
+from ..state.run_state import State, Turn
+from . import action_planning, stall
+
+KEPT = 64  # settled requests that a late word is told about
+DENY, ALLOW = "deny", "allow"
+
+
+def gate(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
+    """Return the terms on which a person must be asked about the runbook, None when nobody is.
+
+    Terms of a verb come before those of the runbook, and these before those of `all`. Of several
+    steps, silence means no if it does for any of them, and after the shortest time of those.
+    """
+    always = policy.mode == "approve" or incident.asks
+    asked = []
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        names = (name for name in (verb, book.name, ALL) if name in policy.approvals)
+        terms = next((policy.approvals[name] for name in names), Approval() if always else None)
+        if step.touches_job and terms is not None and (always or not _excused(terms, incident)):
+            asked.append(terms)
+    denying = [terms for terms in asked if terms.on_timeout == DENY]
+    if denying:
+        return min(denying, key=lambda terms: terms.timeout_s)
+    return max(asked, key=lambda terms: terms.timeout_s, default=None)
+
+
+def _excused(terms: Approval, incident: Incident) -> bool:
+    rank = SEVERITIES.index
+    return bool(terms.unless) and rank(incident.severity) <= rank(terms.unless)
+
+
+def ask(
+    turn: Turn, incident: Incident, book: Runbook, terms: Approval, rung: int, why: str,
+    *, climbed: bool,
+) -> None:  # fmt: skip
+    """Ask people about a runbook; an older request of the incident is void."""
+    state = turn.state
+    settle(turn, "void", f"{book.name} is asked for instead")
+    plan = action_planning.plan(turn, incident, book)
+    state.asked += 1
+    pending = state.pending = Pending(
+        f"ask-{state.asked}", incident.id, book.name, rung, why, climbed, incident.severity, plan,
+        sha256(plan), turn.policy.digest, state.at_ns + int(terms.timeout_s * 1e9),
+        terms.on_timeout,
+    )  # fmt: skip
+    steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
+    turn.say(
+        "approval_requested", f"{pending.id}: may {book.name} run? {steps}",
+        severity=incident.severity, id=pending.id, verb=" ".join(one["verb"] for one in plan),
+        args=plan, args_sha256=pending.sha, policy=pending.policy, runbook=book.name,
+        deadline_ns=pending.deadline_ns, timeout_s=terms.timeout_s, on_timeout=terms.on_timeout,
+    )  # fmt: skip
+    if incident.phase != HELD:
+        incident.phase, incident.quiet_since = OPEN, None
+    turn.move("ask", f"{pending.id}: {book.name} waits for approval")
+    after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
+    after += f"; {stall.word(turn)} meanwhile"
+    turn.tell(
+        incident.severity, f"{incident.id}: {book.name} waits for your approval", verdict=why,
+        why=steps, news=True,
+        then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
+        f"without an answer within {terms.timeout_s:.0f} s {after}",
+    )  # fmt: skip
+
+
+def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
+    """Return the digest that an approval is bound to."""
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def settle(turn: Turn, what: str, why: str, operator: str = "") -> Pending | None:
+    """End the request that waits, if any: `approved`, `denied`, `void`, or `withdrawn`."""
+    state, pending = turn.state, turn.state.pending
+    if pending is None:
+        return None
+    state.pending = None
+    state.settled[pending.id] = f"{what} at step {state.step}: {why}"
+    while len(state.settled) > KEPT:
+        del state.settled[next(iter(state.settled))]
+    turn.say(
+        "approval", f"{pending.id} {what}: {why}", what=what, id=pending.id, operator=operator,
+        args_sha256=pending.sha, policy=pending.policy, runbook=pending.runbook,
+    )  # fmt: skip
+    return pending
+
+
+def stale(turn: Turn, incident: Incident, pending: Pending) -> str:
+    """Say why a request is not what people were asked any more, "" when it still is."""
+    book = turn.policy.runbooks.get(pending.runbook)
+    if book is None:
+        return f"there is no runbook {pending.runbook} any more"
+    refused = action_planning.refusal(turn, incident, book)
+    if refused:
+        return f"it cannot work any more: {refused}"
+    if sha256(action_planning.plan(turn, incident, book)) != pending.sha:
+        return "its arguments are others by now"
+    return "" if turn.policy.digest == pending.policy else "the policy was reloaded"
+
+
+def late(state: State, name: str, what: str) -> tuple[str, bool]:
+    """Return the answer to a word about a request that does not wait, and whether all is well.
+
+    `what`: what the word asks for, `approved` or `denied`; said again it is harmless.
+    """
+    known = state.settled.get(name)
+    if known is None:
+        waits = f"; {state.pending.id} is" if state.pending is not None else ""
+        return f"no request {name!r} is waiting{waits}", False
+    again = known.startswith(what)
+    return f"{'so already' if again else 'too late'}: {name} was {known}", again
+
+
+def suspended(state: State, incident: Incident, severity: str) -> bool:
+    """Return whether a request of the incident waits that is no less urgent than `severity`."""
+    pending = state.pending
+    if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:
+        return False
+    return SEVERITIES.index(severity) >= SEVERITIES.index(pending.severity)

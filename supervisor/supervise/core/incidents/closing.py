@@ -1,0 +1,86 @@
+"""Where an incident comes to: closed, held until a person comes, or past all help here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..state.incident import CLOSED, HELD, Incident, Run
+from ..state.run_state import Turn
+from . import approvals, diagnosis, opening, stall
+
+NOTHING = "nothing to do"
+
+
+def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
+    """Stop acting and wait for a person. The job itself is left as it is; an ended one is over.
+
+    Args:
+        exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
+    """
+    approvals.settle(turn, "withdrawn", f"{incident.id} is held")
+    incident.phase, incident.run, incident.anew = HELD, None, None
+    opening.distrust(turn, incident)
+    if turn.state.returncode is not None:
+        turn.state.stays = why
+        return
+    incident.exhausted |= exhausted
+    incident.verdict = diagnosis.conclude(turn, incident) if exhausted else incident.verdict
+    found, then = incident.verdict, "no further action until `supervise release RUN`"
+    turn.move("hold", why)
+    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
+    turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
+    turn.tell(
+        incident.severity if incident.severity != "SEV2" else "SEV1",
+        f"{incident.id}: held, a person is needed",
+        verdict=why if found is None else f"{why}; {found.text}",
+        then=f"{then}; {stall.word(turn)}" + ("" if found is None else f"; {found.advice}"),
+        news=True,
+    )
+
+
+def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
+    """Hold as the last step of a runbook says, whatever became of the evidence before it."""
+    if incident.phase == HELD and run.failed is None:
+        run.index += 1  # it ran in a hold: people know
+        return
+    why = f"{run.runbook.name}: {incident.headline}"
+    why += f"; {run.failed}" if run.failed else ""
+    hold(turn, incident, why, exhausted=run.climbed)
+
+
+def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
+    """Say that the runbook that is wanted cannot work here, and why."""
+    turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
+    turn.state.stays = f"{name}: {refusal}"
+    turn.tell(
+        incident.severity if incident.severity != "SEV2" else "SEV1",
+        f"{incident.id}: nothing can be done about it here",
+        verdict=incident.headline,
+        why=f"{name}: {refusal}",
+        then=f"evidence is taken; {stall.word(turn)}; a person should look",
+        news=True,
+    )
+
+
+def close(
+    turn: Turn, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
+) -> None:
+    """Close an incident; a request that waits for it is withdrawn."""
+    approvals.settle(turn, "withdrawn", f"{incident.id} is over")
+    turn.state.checkpoints.judge(incident.id, turn.state.attempt if recovered else None)
+    acted = incident.runs > 0
+    found = incident.verdict if incident.over else diagnosis.conclude(turn, incident)
+    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
+    incident.phase = CLOSED
+    turn.say(
+        "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
+        opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
+        **data,
+    )  # fmt: skip
+    if found is not None:
+        diagnosis.remember_onset(turn.state, incident)
+        why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then
+    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
+    if acted:
+        turn.state.floor = (incident.rung, turn.state.pace)
+    turn.state.incident = None

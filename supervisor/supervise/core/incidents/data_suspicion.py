@@ -1,0 +1,123 @@
+"""When a trouble begins: which data came with it, and whether a shard is suspect by now.
+
+An incident may stay open, or held, while the same data makes trouble in one epoch after the other.
+Each onset is evidence of its own, as that of another incident would be: one that comes behind as
+many quiet frames as end an incident that nobody acts on, with a window that holds none of the steps
+in breach before them; or the first one of a new attempt. What flaps around an onset, or lasts, is
+the same trouble and counts once: its steps say how the run is, not what it was fed.
+"""
+
+from __future__ import annotations
+
+from ..analysis.shard_attribution import BEFORE
+from ..detection.rank_monitor import Bank
+from ..model.decisions import BREACH
+from ..model.policy import Rule
+from ..state.incident import QUIET_STEPS, Incident, Onset
+from ..state.run_state import State, Turn
+from .approvals import ALLOW
+
+FINGERPRINT = "batch_fingerprint"
+BATCHES = 64  # of one trouble; what lasts longer is no matter of its data. Project default
+
+
+def began(
+    turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, *, another: bool = False
+) -> None:
+    """The trouble of an incident began at step `breach`, for the first time or again.
+
+    Args:
+        bank: of the rank that it was seen on.
+        rule: that tells of it.
+        another: it is an onset of its own; else it takes the place of the last one.
+    """
+    state, old, advisory = turn.state, incident.onset, rule.severity == "SEV2"
+    if (old.attempt, old.breach) == (bank.attempt, breach):  # another rule tells of the same
+        old.advisory &= advisory
+        return
+    incident.onset = Onset(
+        bank.attempt, breach, advisory, breach - BEFORE - 1, state.pace, bank.step
+    )
+    incident.batches = ()
+    _reach(bank, incident, breach)
+    _reach(bank, incident, bank.step)
+    blame = state.blame
+    blame.incident(incident.id, breach, bank.attempt, another=another)
+    suspects = blame.suspects()
+    if suspects:
+        told = {name: blame.account(name) for name in suspects}
+        texts = [f"{name} ({it['blamed']} of {it['troubles']}, p {it['p']:.2g})"
+                 for name, it in told.items()]  # fmt: skip
+        turn.say("note", f"troubles keep beginning in {', '.join(texts)}"[:400],
+                 what="blame", suspects=told)  # fmt: skip
+
+
+def joined(
+    turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, *, moved: bool = False
+) -> None:
+    """A rule fires that is, by now, of the open incident. `moved`: the incident begins there."""
+    watch(turn, bank, incident)
+    onset = incident.onset
+    clear = onset.lull is not None and breach - BEFORE > onset.lull
+    another = clear or bank.attempt > onset.attempt
+    if another or moved or (onset.advisory and rule.severity != "SEV2"):
+        began(turn, bank, incident, rule, breach, another=another)
+
+
+def relapsed(turn: Turn, incident: Incident) -> None:
+    """A rule of the incident is in breach on probation: evidence if it was taken back meanwhile."""
+    state, onset = turn.state, incident.onset
+    if state.attempt > onset.attempt:
+        onset.attempt, onset.lull = state.attempt, None
+        state.blame.incident(incident.id, state.step, state.attempt)
+
+
+def calm(state: State) -> bool:
+    """Return whether the next loss tells of its shard: no trouble is open, or it has been quiet."""
+    incident = state.incident
+    return incident is None or state.pace - incident.onset.pace > QUIET_STEPS
+
+
+def watch(turn: Turn, bank: Bank, incident: Incident) -> None:
+    """Look whether the newest frame of a rank is in breach, and its batch part of the trouble."""
+    rules = [
+        rule
+        for rule, seen in zip(turn.policy.rules, bank.rules, strict=True)
+        if seen.code == BREACH and rule.id in incident.rules
+    ]
+    if not rules:
+        return
+    onset, pace = incident.onset, turn.state.pace
+    if pace - onset.pace > QUIET_STEPS:
+        onset.lull = onset.step
+    onset.pace, onset.step = pace, bank.step
+    asked = _asked(turn, incident)
+    if bank.attempt == onset.attempt and not asked and any(_raw(bank, rule) for rule in rules):
+        _reach(bank, incident, bank.step)
+
+
+def _reach(bank: Bank, incident: Incident, step: int) -> None:
+    """Take the batch of `step` for one of the trouble, and those just before it.
+
+    A step in breach further away stands alone: what lies between was healthy.
+    """
+    onset = incident.onset
+    first = onset.last + 1 if step - onset.last <= BEFORE + 1 else step
+    found = [int(v) for at, v in bank.history.series(FINGERPRINT) if first <= at <= step]
+    incident.batches = (*incident.batches, *found)[:BATCHES]
+    onset.last = max(onset.last, step)
+
+
+def _raw(bank: Bank, rule: Rule) -> bool:
+    """Return whether a metric is in breach in this very frame; a reading may last longer."""
+    policy, watches = bank.policy, bank.watches
+    leaves = [bank.index[name] for name in policy.behind(rule) if policy.detectors[name].metrics]
+    return any(watches[i].raw == BREACH for i in leaves)
+
+
+def _asked(turn: Turn, incident: Incident) -> bool:
+    """Return whether people said yes to the batches as they are, or their silence will."""
+    run, pending = incident.run, turn.state.pending
+    if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
+        return True
+    return run is not None and run.approved is not None

@@ -1,0 +1,336 @@
+"""Collects what the spike classifier asks for, while an incident is open.
+
+What was before the onset is taken down when the incident opens: the frames of then may be gone when
+it closes, and a rollback takes back those of the trouble itself. The rest is read from the frames
+kept by the incident's rank. Nothing here runs without an open incident.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from ..analysis import spike_classifier
+from ..analysis.context_event import SCHEDULE, Happened
+from ..analysis.frame_history import LOSS
+from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
+from ..analysis.spike_classifier import DEADLINE, Evidence, Verdict
+from ..detection.rank_monitor import Bank
+from ..model.policy import Planned, Policy, Rule
+from ..state import rule_scope
+from ..state.incident import Incident
+from ..state.run_state import State, Turn
+
+RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
+BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
+COUNTS = ("tokens_per_update",)  # the denominator of a loss
+BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
+OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
+RATE_SHARE, RATE_FACTOR = 0.1, 3.0  # a learning rate jumped: by a tenth, and 3 times its last step
+OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
+GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
+ARTEFACT = "eval_artifact_hash"
+LOSSES = (LOSS, "train_loss_ema")
+JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
+# What a planned event may move. A rule that reads anything else speaks during one, too.
+MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, RATE, "update_to_weight",
+                           "loss_scale"))  # fmt: skip
+RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
+# Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
+SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
+
+
+def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
+    """Take down what was before the first breach, and what is known of the frames since."""
+    state = turn.state
+    if LOSS not in bank.history.names:
+        rank = state.leader() or rank
+        bank = state.banks.get(rank, bank)
+    onset, history = incident.breach_step, bank.history
+    incident.rank, incident.attempt, incident.begin = rank, bank.attempt, onset
+    incident.since, incident.looked, incident.far = state.pace, bank.step, 0
+    incident.peak, incident.verdict = None, None  # of an onset that it had before
+    incident.opened_pace = incident.opened_pace or state.pace  # it may be opened anew, when raised
+    incident.band = band_of(history.series(LOSS), onset)
+    incident.norms = {
+        metric: median(values)
+        for metric in (GRAD, UPDATE, CLIPPED)
+        if len(values := before(bank, metric, onset)) >= LEAST
+    }
+    for frame in history.frames:
+        if frame.step >= onset:
+            _look(incident, bank, frame.values, frame.step)
+    incident.context = around(turn, bank, incident)
+
+
+def follow(turn: Turn, incident: Incident) -> Verdict | None:
+    """Look at the newest frame; return a verdict once, when it is time for one."""
+    state = turn.state
+    bank = state.banks.get(incident.rank)
+    if bank is None or LOSS not in bank.history.names:
+        return None
+    if bank.attempt != incident.attempt:  # it went back: the question is asked anew
+        incident.attempt, incident.begin = bank.attempt, bank.step
+        incident.since, incident.rolled_back, incident.verdict = state.pace, True, None
+    if bank.step != incident.looked:
+        incident.looked = bank.step
+        _look(incident, bank, bank.latest, bank.step)
+    if incident.verdict is not None or state.pace - incident.since < DEADLINE:
+        return None
+    incident.verdict = conclude(turn, incident)
+    return incident.verdict
+
+
+def waits(turn: Turn, incident: Incident) -> bool:
+    """Return whether an incident that is quiet is not over: its loss is not back, and still may be.
+
+    Asked every tenth frame only; one that waits is not urgent.
+    """
+    state = turn.state
+    if not about_loss(turn.policy, incident) or state.pace - incident.since >= DEADLINE:
+        return False
+    if incident.quiet_since is not None and (state.pace - incident.quiet_since) % 10:
+        return True
+    case = _evidence(turn, incident)
+    return case is not None and spike_classifier.rejoined(case)["answer"] == spike_classifier.NO
+
+
+def conclude(turn: Turn, incident: Incident) -> Verdict | None:
+    """Answer the four questions; None where the job publishes no loss."""
+    case = _evidence(turn, incident)
+    return None if case is None else spike_classifier.judge(case)
+
+
+def told(found: Verdict) -> str:
+    """Return a verdict for a message: what was answered, if the loss has a part in it.
+
+    The audit record has all.
+    """
+    known = [
+        str(q["text"]) for q in found.questions.values() if q["answer"] != spike_classifier.UNKNOWN
+    ]
+    if found.kind == spike_classifier.UNDECIDED:  # because of what could not be answered
+        return found.text
+    return (
+        found.kind
+        if found.kind == spike_classifier.NO_EXCURSION
+        else f"{found.kind}: {'; '.join(known)}"
+    )
+
+
+def remember_onset(state: State, incident: Incident) -> None:
+    """Count an excursion of the loss, so that a series of them is seen."""
+    if _counts(incident):
+        state.onsets.append(incident.opened_pace)
+
+
+def _counts(incident: Incident) -> bool:
+    """Return whether the loss went so far, for so long, that more of the same are a series."""
+    return incident.far >= SERIES_FRAMES
+
+
+def about_loss(policy: Policy, incident: Incident) -> bool:
+    """Return whether a rule of the incident judges how large the loss is.
+
+    A detector of one metric does; one of several (`nonfinite`) asks whether they are numbers.
+    """
+    rules = (rule for rule in policy.rules if rule.id in incident.rules)
+    behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
+    return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
+
+
+def announced(turn: Turn, bank: Bank, rule: Rule) -> str | None:
+    """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
+    policy, step = turn.policy, turn.state.step
+    if rule.severity == "SEV0" or not policy.planned:
+        return None
+    if not rule_scope.metrics(policy, rule) <= MOVED_BY_PLAN:
+        return None
+    for event in policy.planned:
+        if event.from_step <= step <= event.to_step and _as_expected(bank, event):
+            return event.what
+    return None
+
+
+def _as_expected(bank: Bank, event: Planned) -> bool:
+    """Return whether the newest loss is on the side where the event was said to take it."""
+    if event.expect == "either":
+        return True
+    losses = bank.history.series(LOSS)
+    before = [loss for step, loss in losses if step < event.from_step][-PRE:]
+    if not before:
+        return False
+    newest = bank.value(LOSS)
+    middle = median(before)
+    return newest is not None and (newest > middle if event.expect == "up" else newest < middle)
+
+
+def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
+    state, bank = turn.state, turn.state.banks.get(incident.rank)
+    if bank is None or LOSS not in bank.history.names:
+        return None
+    history, begin = bank.history, incident.begin
+    if not incident.rolled_back and _reaches(bank, incident.breach_step):
+        incident.context = around(turn, bank, incident)  # by now with what came after it
+    probes: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in history.evaluations:
+        probes.setdefault(name, []).append((step, value))
+    series = {m: history.series(m) for m in incident.norms}
+    return Evidence(
+        band=incident.band,
+        after=[point for point in history.series(LOSS) if point[0] >= begin],
+        norms={
+            m: (incident.norms[m], [value for step, value in points if step >= begin])
+            for m, points in series.items()
+        },
+        probes=probes,
+        artefact=_artefact(bank, incident.breach_step),
+        happened=incident.context,
+        peak=incident.peak,
+        nonfinite=incident.nonfinite,
+        kept=incident.kept,
+        planned=_planned(turn.policy, incident),
+        exhausted=incident.exhausted,
+        recurring=recurring([*state.onsets, incident.opened_pace]) if _counts(incident) else "",
+        about_loss=about_loss(turn.policy, incident),
+        rolled_back=incident.rolled_back,
+    )
+
+
+def _look(incident: Incident, bank: Bank, values: tuple[float | None, ...], step: int) -> None:
+    """Keep the largest loss, and the steps whose loss, gradient or update is not finite.
+
+    What was skipped was kept from the weights, unless the update itself tells otherwise.
+    """
+    names = bank.history.names
+    found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
+    loss = found.get(LOSS)
+    wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
+    kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
+    if wrong and kept:
+        incident.kept = (*incident.kept[:1], step)
+    elif wrong and incident.nonfinite is None:
+        incident.nonfinite = step
+    if loss is not None and loss - loss == 0.0:
+        incident.peak = loss if incident.peak is None else max(incident.peak, loss)
+        band = incident.band
+        if band is not None:
+            far = max(SERIES_MADS * band.spread, SERIES_NATS)
+            incident.far += loss - band.forecast(step) > far
+
+
+def _reaches(bank: Bank, onset: int) -> bool:
+    """Return whether the frames that are kept go back to what question 4 looks at."""
+    frames = bank.history.frames
+    whole = len(frames) < (frames.maxlen or 0)  # none was forgotten
+    return whole or frames[0].step < onset - BEFORE - 1
+
+
+def _artefact(bank: Bank, onset: int) -> str:
+    """Say whether the evaluation before and after the onset was the same one."""
+    points = bank.history.series(ARTEFACT)
+    before = {value for step, value in points if step < onset}
+    after = {value for step, value in points if step >= onset}
+    if not before or not after:
+        return "unknown"
+    return "same" if before | after == before and len(before) == 1 else "changed"
+
+
+def _planned(policy: Policy, incident: Incident) -> bool:
+    """Return whether an announced event covers the onset and the loss went as expected."""
+    band, peak = incident.band, incident.peak
+    up = band is not None and peak is not None and peak > band.limit
+    return any(
+        event.expect == "either" or (event.expect == "up") == up
+        for event in plans(policy, incident.breach_step)
+    )
+
+
+def recurring(onsets: Sequence[int]) -> str:
+    """Say why excursions at these paces (ascending) are a series, "" when they are none."""
+    recent = [at for at in onsets if onsets[-1] - at < RECUR_FRAMES] if onsets else []
+    if len(recent) >= RECUR_COUNT:
+        return f"{len(recent)} excursions within {recent[-1] - recent[0]} steps"
+    newest = onsets[-RECUR_GAPS:]
+    gaps = [b - a for a, b in pairwise(newest)]
+    if len(newest) == RECUR_GAPS and all(b < a for a, b in pairwise(gaps)):
+        return f"they come ever faster: {', '.join(str(gap) for gap in gaps)} steps apart"
+    return ""
+
+
+# ── what happened around the onset ───────────────────────────────────────────────────────────────
+
+
+def before(bank: Bank, metric: str, onset: int) -> list[float]:
+    """Return the values from before an onset that its trend is taken from."""
+    return [v for step, v in bank.history.series(metric) if step < onset - EXCLUDED][-PRE:]
+
+
+def plans(policy: Policy, onset: int) -> list[Planned]:
+    """Return the announced events that an onset may belong to."""
+    return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
+
+
+def around(turn: Turn, bank: Bank, incident: Incident) -> list[Happened]:
+    """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
+    onset = incident.breach_step
+    own = f"{incident.id}/"  # what was done about it is not its cause
+    found = [Happened(plan.from_step, "planned", plan.what) for plan in plans(turn.policy, onset)]
+    found += [
+        Happened(step, kind, text)
+        for step, attempt, kind, text in turn.state.happened
+        if onset - BEFORE <= step <= onset + AFTER
+        and attempt == incident.attempt
+        and not text.startswith(own)
+    ]
+    found += [*_rates(bank, onset), *_odd(bank, onset), *_marks(bank, onset)]
+    return sorted(found, key=lambda event: event.step)
+
+
+def _rates(bank: Bank, onset: int) -> Iterator[Happened]:
+    """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
+    points = [p for p in bank.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER]
+    asked = dict(bank.history.series(SCHEDULED))
+    for (_, a), (last, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
+        jump = abs(c - b)
+        if jump <= RATE_SHARE * abs(b) or jump <= RATE_FACTOR * abs(b - a):
+            continue
+        own = asked.get(step, 0.0) >= OWN_JUMP * asked.get(last, math.inf) > 0.0
+        whose = "the job's own learning rate" if own else "learning rate"
+        yield Happened(step, SCHEDULE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
+
+
+def _odd(bank: Bank, onset: int) -> Iterator[Happened]:
+    """Yield batches, and counts of tokens, that were unlike those before."""
+    for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
+        for metric in metrics:
+            usual = before(bank, metric, onset)
+            if len(usual) < LEAST:
+                continue
+            middle = median(usual)
+            scale = max(spread(usual, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
+            near = [p for p in bank.history.series(metric) if abs(p[0] - onset) <= NEAR]
+            far = max(near, key=lambda p: abs(p[1] - middle), default=None)
+            if far is not None and abs(far[1] - middle) > OUTLIER * scale:
+                text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
+                yield Happened(far[0], kind, text)
+
+
+def _marks(bank: Bank, onset: int) -> Iterator[Happened]:
+    """Yield checkpoints, skipped updates and changes of the loss scale."""
+
+    def near(metric: str) -> list[tuple[int, float]]:
+        points = bank.history.series(metric)
+        return [p for p in points if onset - BEFORE <= p[0] <= onset + AFTER]
+
+    for step, value in near("checkpoint_time"):
+        yield Happened(step, "checkpoint", f"a checkpoint took {value:.3g} s")
+    skips = [step for step, value in near(SKIPPED) if value == 1.0]
+    if skips:
+        yield Happened(skips[0], "skipped", f"{len(skips)} updates were skipped")
+    scales = near("loss_scale")
+    for (_, a), (step, b) in pairwise(scales):
+        if b != a:
+            yield Happened(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
+            return

@@ -1,0 +1,71 @@
+"""Rules that change too often: told once, then silently, until they settle.
+
+Source: policy.md 2.6, after Nagios: more than 6 changes in 500 steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..detection.rank_monitor import RuleWatch
+from ..model.policy import Rule
+from ..state.run_state import Turn
+
+CHANGES, STEPS = 6, 500
+# An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
+# would fill the record. Short enough that it goes on counting as flapping. Project default.
+KEEP = 100
+
+
+def changed(turn: Turn, rule: Rule, rank: int) -> None:
+    """The rule fired or cleared on a rank."""
+    state = turn.state
+    flips = state.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
+    flips.append(state.pace)
+    busy = len(flips) == flips.maxlen and state.pace - flips[0] <= STEPS
+    if busy and rule.id not in state.flapping:
+        state.flapping.add(rule.id)
+        then = f"; from now on it fires for {KEEP} at least" if _advisory(turn, rule) else ""
+        turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
+                 rule=rule.id, what="flapping")  # fmt: skip
+        if state.silence(rule.id) is not None:
+            return
+        turn.tell(rule.severity, f"{rule.id} is flapping",
+                  verdict=f"{len(flips)} changes in {STEPS} steps",
+                  then="told no more of until it settles")  # fmt: skip
+    elif not busy:
+        state.flapping.discard(rule.id)
+
+
+def hold_on(turn: Turn, rule: Rule, watch: RuleWatch) -> None:
+    """An advisory rule that flaps and has just fired goes on firing for a while."""
+    if rule.id in turn.state.flapping and _advisory(turn, rule):
+        watch.keep_until = max(watch.keep_until, turn.state.pace + KEEP)
+
+
+def settled(turn: Turn) -> None:
+    """A rule that has not changed for as long as it takes to flap is told of again.
+
+    One that fires all the while is no noise: it is told at once.
+    """
+    state = turn.state
+    for rule in turn.policy.rules:
+        if rule.id not in state.flapping:
+            continue
+        newest = max(flips[-1] for (name, _), flips in state.flips.items() if name == rule.id)
+        if state.pace - newest <= STEPS:
+            continue
+        state.flapping.discard(rule.id)
+        if rule.id not in state.firing(turn.policy):
+            continue
+        text = f"{rule.id} flaps no more: it has been firing for {state.pace - newest} steps"
+        turn.say("note", text, rule=rule.id, what="settled")
+        if state.silence(rule.id) is None and rule.id not in state.muted:
+            turn.tell(rule.severity, text, why=f"when: {rule.text}",
+                      then=f"read runbook {rule.see}" if rule.see else "watching")  # fmt: skip
+
+
+def _advisory(turn: Turn, rule: Rule) -> bool:
+    """Return whether nothing follows from the rule: nobody needs to know when it clears."""
+    mutes = any(inhibit.by_rule == rule.id for inhibit in turn.policy.inhibit)
+    return rule.runbook is None and rule.severity == "SEV2" and not mutes

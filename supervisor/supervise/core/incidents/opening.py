@@ -1,0 +1,102 @@
+"""The beginning of an incident, whoever it begins with: a rule, a crash, or a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..detection.rank_monitor import Bank
+from ..state.incident import Incident
+from ..state.run_state import Turn
+from . import diagnosis
+
+
+def open_incident(
+    turn: Turn, bank: Bank | None, severity: str, text: str, *,
+    breach: int, rule: str | None = None, see: str = "",
+) -> Incident:  # fmt: skip
+    """Open an incident, and say so.
+
+    Args:
+        bank: whose frames are asked about it; None: nothing was ever seen of the job.
+        text: what it is about, one line. breach: the first step that may be part of it.
+        see: the runbook that people read.
+    """
+    state = turn.state
+    state.incidents += 1
+    incident = state.incident = Incident(
+        f"inc-{state.incidents}", state.step, breach, severity, [rule] if rule else [],
+        headline=text,
+    )  # fmt: skip
+    case(turn, bank, incident)
+    band = incident.band
+    title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
+    turn.say(
+        "incident", title, rule=rule, severity=severity, what="opened", runbook=see,
+        breach_step=breach, band=None if band is None else {"level": band.level,
+                                                            "limit": band.limit},
+    )  # fmt: skip
+    return incident
+
+
+def crash(turn: Turn, incident: Incident, text: str) -> None:
+    """A crash joins an advisory incident that says nothing against the weights.
+
+    It began when the process ended, however long the host has been slow: what was saved until then
+    is as good as before.
+    """
+    incident.severity, incident.headline = "SEV1", text
+    incident.breach_step = incident.crashed = turn.state.step + 1
+    case(turn, turn.state.banks.get(incident.rank), incident)
+    turn.say(
+        "incident", f"raised to SEV1 by a crash: {text}", severity="SEV1", what="raised",
+        runbook="", breach_step=incident.breach_step,
+    )  # fmt: skip
+
+
+def case(turn: Turn, bank: Bank | None, incident: Incident) -> None:
+    """Take down what was before it; what was saved since its first breach is not to be trusted."""
+    if bank is not None:
+        diagnosis.open_case(turn, bank, rank_of(turn, bank), incident)
+    taint(turn, incident)
+
+
+def taint(turn: Turn, incident: Incident) -> None:
+    """Suspect checkpoints saved at or after the first breach, for good. Not for advisory rules:
+
+    one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
+    """
+    if incident.severity != "SEV2":
+        _taint(turn, incident, turn.state.attempt, incident.breach_step)
+
+
+def distrust(turn: Turn, incident: Incident) -> None:
+    """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
+    attempt = max(turn.state.attempt, turn.state.launched)
+    if incident.tainted and attempt > min(incident.tainted):
+        _taint(turn, incident, attempt, 0)
+
+
+def _taint(turn: Turn, incident: Incident, attempt: int, step: int) -> None:
+    first = incident.tainted[attempt] = min(step, incident.tainted.get(attempt, step))
+    turn.state.checkpoints.taint(attempt, first, _since(incident))
+
+
+def _since(incident: Incident) -> str:
+    return f"saved after {incident.id} began"
+
+
+def checkpoint(turn: Turn, data: Mapping[str, Any]) -> None:
+    """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
+    incident, saved, step = turn.state.incident, int(data.get("attempt", 0)), int(data["step"])
+    suspect = trial = ""
+    if incident is not None and saved in incident.tainted:
+        suspect = "" if 0 <= step < incident.tainted[saved] else _since(incident)
+    elif incident is not None and incident.tainted and saved > min(incident.tainted):
+        trial = incident.id
+    turn.state.checkpoints.notice(data, suspect, trial)
+
+
+def rank_of(turn: Turn, bank: Bank) -> int:
+    """Return the rank whose bank that is."""
+    return next(rank for rank, one in turn.state.banks.items() if one is bank)

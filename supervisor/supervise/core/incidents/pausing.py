@@ -1,0 +1,55 @@
+"""A pause that ended by itself: the job goes on, and what relied on the pause is given up.
+
+The probe holds a job only while its pause is renewed (see `job.lease`). It tells when it let the
+job go without a `resume`. A runbook that is between its `pause` and its `resume` then fails: the
+step under way is not carried out if the job has not met it yet, and no other step follows.
+"""
+
+from __future__ import annotations
+
+from ..model.events import Noticed
+from ..state.incident import Run, verb_of
+from ..state.run_state import State, Turn
+
+ENDED = "pause-ended"  # kind of the notice
+UNPAUSED = "the pause that it relies on has ended"
+
+
+def ended(turn: Turn, event: Noticed) -> None:
+    """Take note that the job goes on by itself, unless that was of a pause before the newest."""
+    state, incident = turn.state, turn.state.incident
+    run = incident.run if incident is not None else None
+    pauses = run is not None and run.waiting_for is not None and run.verb == "pause"
+    key = str(event.data.get("key", ""))
+    if run is not None and pauses and key and key.rpartition(":")[2] != run.waiting_for:
+        return
+    if not state.paused:
+        return
+    state.paused = False
+    if incident is not None:
+        resume = "resume"  # what goes on by itself needs none
+        incident.standing = [(n, undo) for n, undo in incident.standing if verb_of(undo) != resume]
+    if run is not None and _relies(run):
+        run.unpaused = event.message
+    if not state.called_off:
+        turn.tell("SEV1", "the pause ended by itself, and the job goes on", verdict=event.message,
+                  then="to hold it again: supervise pause")  # fmt: skip
+
+
+def withdrawn(state: State) -> bool:
+    """Return whether the action under way is not to be carried out, since the job goes on."""
+    run = state.incident.run if state.incident is not None else None
+    if run is None or not run.unpaused or run.failed is not None or run.action is None:
+        return False
+    return run.waiting_for is not None and run.action.touches_job
+
+
+def _relies(run: Run) -> bool:
+    """Return whether the step under way was to find the job paused, or is the pause itself."""
+    if run.failed is not None:
+        return False
+    paused = False
+    for i in (*run.done, run.index):
+        verb = run.runbook.verbs[i] if i < len(run.runbook.verbs) else ""
+        paused = verb == "pause" or (paused and verb not in ("resume", "relaunch"))
+    return paused

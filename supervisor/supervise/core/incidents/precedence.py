@@ -1,0 +1,54 @@
+"""Which trouble goes first, when another one is answered already, and what has to wait.
+
+Pure questions: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..detection.rank_monitor import Bank
+from ..model.decisions import BREACH, SEVERITIES
+from ..model.policy import Policy, Rule
+from ..state.incident import Incident, Run
+from ..state.run_state import Turn
+from . import stall
+
+
+def worse(rule: Rule, run: Run) -> bool:
+    """Return whether a rule is more severe than what a run was started for."""
+    return SEVERITIES.index(rule.severity) < SEVERITIES.index(run.severity)
+
+
+def outranks(policy: Policy, bank: Bank, rule: Rule, run: Run) -> bool:
+    """Return whether a rule that fires does not wait for the end of a run.
+
+    What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
+    learns nothing from silence; what answers that is on no rung.
+    """
+    aside = rule.runbook not in policy.ladder.rungs
+    return worse(rule, run) or (aside and stall.told_by(bank, rule))
+
+
+def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
+    """Return whether a rule fires for frames from before the job was taken back, and for no other.
+
+    Silence is none of them.
+    """
+    return bank.attempt < incident.back and not stall.told_by(bank, rule)
+
+
+def due(turn: Turn, incident: Incident) -> Iterable[tuple[Rule, Bank]]:
+    """Return the rules that wait and are to be answered now, each with where it fires.
+
+    When the job was taken back meanwhile, a rule is due only if a frame after that is in breach.
+    """
+    run = incident.run
+    for r, rule in enumerate(turn.policy.rules):
+        for bank in turn.state.banks.values() if rule.id in incident.waiting else ():
+            watch = bank.rules[r]
+            if not watch.firing or over(incident, bank, rule):
+                continue
+            calm = incident.back and watch.code != BREACH
+            if not calm and (run is None or outranks(turn.policy, bank, rule, run)):
+                yield rule, bank

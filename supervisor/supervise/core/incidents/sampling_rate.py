@@ -1,0 +1,28 @@
+"""Whether the probes are to sample more densely. A pure question about the state."""
+
+from __future__ import annotations
+
+from ..model.policy import Policy
+from ..model.state_machine import UNEASY
+from ..state.run_state import State
+
+OWN_COST = frozenset({"probe_overhead_frac", "probe_self_time"})
+
+
+def denser(policy: Policy, state: State) -> bool:
+    """Return whether there is unrest that samples may explain.
+
+    An incident that is only about what watching costs is none: denser samples would cost more, and
+    it would never end.
+    """
+    incident = state.incident
+    if incident is None or state.machine not in UNEASY:
+        return state.machine in UNEASY
+    rules = [rule for rule in policy.rules if rule.id in incident.rules]
+    read = {
+        metric
+        for rule in rules
+        for name in policy.behind(rule)
+        for metric in policy.detectors[name].metrics
+    }
+    return not read or not read <= OWN_COST

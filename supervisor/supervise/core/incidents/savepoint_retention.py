@@ -1,0 +1,69 @@
+"""Which savepoint must not give way: the one that a rollback of the open incident would go to.
+
+A request waits for a person, or a milder rung is verified, for longer than the newest savepoints
+reach. Pure questions about the state: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+from ..model.action import Refused
+from ..model.decisions import ACTING_MODES
+from ..model.policy import Policy, Runbook
+from ..state.incident import Incident, Run
+from ..state.run_state import State
+from . import action_planning
+
+
+def before_step(policy: Policy, state: State) -> int:
+    """Return the step before which the newest savepoint must stay, 0 when none has to.
+
+    Of several rollbacks the one that goes back furthest counts: its savepoint serves all of them. A
+    hold changes nothing, for a person may still go back.
+    """
+    incident = state.incident
+    if incident is None or state.returncode is not None:
+        return 0
+    books = [policy.runbooks[name] for name in _reachable(policy, state, incident)]
+    found = [step for book in books if (step := _goes_before(state, incident, book))]
+    run = incident.run
+    if run is not None and (step := _goes_before(state, incident, run.runbook, run)):
+        found.append(step)
+    return min(found, default=0)
+
+
+def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, None]:
+    """Return the runbooks that the incident may come to, each once."""
+    names = [
+        rule.runbook
+        for rule in policy.rules
+        if rule.id in incident.rules
+        and rule.runbook is not None
+        and policy.mode_of(rule) in ACTING_MODES
+    ]
+    if state.pending is not None:
+        names.append(state.pending.runbook)
+    if incident.run is not None and not incident.run.operator:
+        names.append(incident.run.runbook.name)
+    if any(name in policy.ladder.rungs for name in names):
+        names += policy.ladder.rungs
+    found: dict[str, None] = {}
+    while names:
+        name = names.pop()
+        book = policy.runbooks.get(name)
+        if book is not None and name not in found:
+            found[name] = None
+            names += (book.if_it_fails, book.if_refused)
+    return found
+
+
+def _goes_before(state: State, incident: Incident, book: Runbook, run: Run | None = None) -> int:
+    """Return the step that the rollback of a runbook goes before, 0 when it has none."""
+    before, operator = (None, "") if run is None else (run.before, run.operator)
+    where = action_planning.known(state, incident, before, operator)
+    for verb, action in zip(book.verbs, book.steps, strict=True):
+        if verb == "rollback":
+            try:
+                return int(action.aim(where)["before_step"])
+            except Refused:
+                return 0
+    return 0

@@ -1,0 +1,133 @@
+"""Whether the reason for a destructive action still holds; asked until the moment it acts.
+
+Evidence, an idle watch or a checkpoint's preparation lie between the rule that fired and the action
+that answers it. A job that recovered meanwhile must not be stopped for what is over.
+
+- A standstill: any new frame of the rank that stood still withdraws the action, as its rule's
+  clearing does.
+- Any other trouble: what ends the job (`stop`, `relaunch`) is withdrawn once every rule of the
+  incident above SEV2 has cleared and the losses since the first breach are back in its band. Rules
+  that look for a change clear in the next step, and ratios get used to a ruined loss: clearing
+  alone does not show that it is well. Nor does it undo what a bad shard or an oversized update did:
+  `rollback`, `skip_step` and `quarantine` answer that, and verification judges them.
+- What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
+  an approved answer to a standstill does: a job that makes steps again does not stand still.
+- A training that is over (see `session_change`) withdraws what was meant for it.
+- A pause that ended by itself (see `pausing`) withdraws what relied on it.
+
+Pure questions: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+from ..analysis.loss_band import median
+from ..detection.rank_monitor import LOSS
+from ..model.action import Action
+from ..model.decisions import ACTING_MODES
+from ..model.policy import Policy, Rule
+from ..state.incident import Incident, Reason
+from ..state.run_state import State, Turn
+from . import pausing, stall
+
+LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
+TRAINING_OVER = "the training that it was for is over"
+STEPS_AGAIN = "the job makes steps again"
+CLEARED = "every rule that asked for it has cleared"
+
+
+def reason(turn: Turn, incident: Incident) -> Reason | None:
+    """Return the reason for a runbook that starts now; None when none can go away."""
+    state = turn.state
+    if state.returncode is not None:
+        return None
+    asked = next((rule for rule in turn.policy.rules if rule.id == incident.asked_by), None)
+    if incident.still:
+        frames = {} if asked is None else _silent(turn, asked)
+        return Reason((incident.asked_by,), frames)
+    return Reason(tuple(_acting(turn.policy, state, incident))) if asked is not None else None
+
+
+def asked(turn: Turn, incident: Incident, rule: Rule, *, still: bool) -> None:
+    """Note the rule that asks for a runbook, and whether it does because the job stands still."""
+    incident.asked_by, incident.still = rule.id, still
+
+
+def gone(policy: Policy, state: State, action: Action) -> str:
+    """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
+    incident = state.incident
+    run = incident.run if incident is not None else None
+    if incident is None or run is None or run.reason is None or state.returncode is not None:
+        return ""
+    if run.operator or run.undoing or run.failed is not None:
+        return ""
+    if run.reason.frames is not None:
+        silent = _still_silent(policy, state, run.reason.rules[0], run.reason.frames)
+        return "" if silent else STEPS_AGAIN
+    if not action.ends_job or run.approved is not None or not run.reason.rules:
+        return ""
+    firing = set(state.firing(policy)) & {*run.reason.rules, *incident.rules}
+    lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
+    return "" if lasting or astray(state, incident) else CLEARED
+
+
+def withdrawn(policy: Policy, state: State) -> str:
+    """Say why the action under way is not to be carried out any more, "" when it is.
+
+    That an operator wants the job to stop is not about a training.
+    """
+    incident = state.incident
+    run = incident.run if incident is not None else None
+    if incident is None or run is None or run.waiting_for is None or run.undoing:
+        return ""
+    if incident.over:
+        return "" if run.operator and run.verb == "stop" else TRAINING_OVER
+    if pausing.withdrawn(state):
+        return pausing.UNPAUSED
+    return gone(policy, state, run.action) if run.action and run.action.destructive else ""
+
+
+def answers_standstill(state: State) -> bool:
+    """Return whether the runbook under way answers a job that stands still."""
+    run = state.incident.run if state.incident is not None else None
+    return run is not None and run.reason is not None and run.reason.frames is not None
+
+
+def _acts(policy: Policy, rule: Rule) -> bool:
+    return policy.mode_of(rule) in ACTING_MODES
+
+
+def _acting(policy: Policy, state: State, incident: Incident) -> list[str]:
+    firing = set(state.firing(policy)) & set(incident.rules)
+    rules = (rule for rule in policy.rules if rule.id in firing and rule.runbook is not None)
+    return [rule.id for rule in rules if _acts(policy, rule)]
+
+
+def _silent(turn: Turn, rule: Rule) -> dict[int, int]:
+    """Return how many frames each rank on which the rule tells a standstill has sent so far."""
+    place = turn.policy.rules.index(rule)
+    return {
+        rank: bank.frames
+        for rank, bank in turn.state.banks.items()
+        if bank.rules[place].firing and stall.told_by(bank, rule)
+    }
+
+
+def _still_silent(policy: Policy, state: State, rule_id: str, frames: dict[int, int]) -> bool:
+    place = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
+    return place is not None and any(
+        rank in frames and bank.frames == frames[rank] and bank.rules[place].firing
+        for rank, bank in state.banks.items()
+    )
+
+
+def astray(state: State, incident: Incident) -> bool:
+    """Return whether most losses since the first breach are out of the incident's band."""
+    bank, band = state.banks.get(incident.rank), incident.band
+    if bank is None or band is None:
+        return False
+    points = bank.history.series(LOSS)[-LOOKED_AT:]
+    since = [(step, loss) for step, loss in points if step >= incident.breach_step]
+    if not since:
+        return False
+    residual = median([loss - band.forecast(step) for step, loss in since])
+    return residual > band.width(len(since))

@@ -1,0 +1,201 @@
+"""What an action must offer, and the job as an action sees it.
+
+An action is planned in the engine (`aim`, pure), performed by an edge (`perform`), and judged by
+the frames that follow (`effect`, pure). It is a frozen dataclass in a file of its own, as a
+detector is (see `interfaces`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from .checkpoint_registry import Checkpoint
+
+BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing
+BUSY_BYTES = 65536  # moved per second by reads and writes
+
+
+def busy(used: Mapping[str, float], within_s: float) -> bool:
+    """Return whether a job works: what `Job.work` saw in `within_s` seconds is more than waiting.
+
+    Source: project defaults; a Python process that sleeps uses under 1 % of a core.
+    """
+    return used["cpu_s"] > BUSY_SHARE * within_s or used["bytes"] > BUSY_BYTES * within_s
+
+
+class Refused(Exception):  # noqa: N818, it is an answer and not a fault
+    """An action that cannot work here and now; nothing was touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What an action may know when its absolute arguments are worked out, inside the engine."""
+
+    incident: str
+    step: int  # newest step seen
+    breach_step: int  # first breach of the incident
+    attempt: int
+    world_size: int
+    severity: str
+    unable: Mapping[str, str] = field(default_factory=dict)  # verb -> why it cannot be here
+    good: tuple[Checkpoint, ...] = ()  # verified and free of suspicion, oldest first
+    suspects: tuple[str, ...] = ()  # shards that are to blame, by more than one spike
+    shards: int = 0  # how many were seen in all
+    batches: tuple[int, ...] = ()  # fingerprints, from 5 steps before the breach on
+    operator: str = ""  # who asked for it, when no rule did
+
+
+def refuse_several_ranks(aim: Aim, verb: str) -> None:
+    """Raise `Refused` when the run has more than one rank: they could not all act at one step."""
+    if aim.world_size > 1:
+        raise Refused(
+            f"{verb} changes training, and {aim.world_size} ranks cannot be changed at the same "
+            "step yet (needs step-fenced commands)"
+        )
+
+
+class Job(Protocol):
+    """The running job, as `perform` may use it. Calls block the performer, never the run."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]:
+        """Send `verb` to every rank; return what rank 0 observed, plus `ranks` and `ack_step`.
+
+        `ack_step` is the step at whose end the probe carried it out.
+
+        `key` makes it idempotent: a probe that has applied it answers with the same ack again.
+
+        Raises:
+            ActionError: a rank refused (`retryable=False`) or did not answer within `deadline_s`.
+        """
+        ...
+
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
+        ...
+
+    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Write the next generation of the quarantine and see that every rank's loader knows it.
+
+        Args:
+            args: `add`, `[{"kind": "shard" | "batch", "name"}]`, with `most`, how many shards may
+                be in it at once; or `release`, a list of names or `{"incident"}`. And for the
+                record `step`, `attempt`, `incident`, `by` and `why`.
+
+        Returns:
+            `generation`, `entries`, `takes_effect` (now, or at the next launch), and `ranks` that
+            answered.
+
+        Raises:
+            ActionError: it would change nothing or too much, or a rank did not take it.
+        """
+        ...
+
+    def work(self, within_s: float) -> dict[str, float]:
+        """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
+        ...
+
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+        """Ask at a step boundary, then TERM, then KILL the whole tree; return how it ended.
+
+        `exit_code` is what the supervisor will exit with (75 requeue, 78 human needed).
+        """
+        ...
+
+    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Stop the gang, put a checkpoint in its place, and start the job again from it.
+
+        Returns:
+            `pid`, `attempt`, `checkpoint` and `step` of the new launch, `how` the old one ended,
+            `moved` (newer checkpoints that were set aside), `failed` (what was passed over, and
+            why).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Action(ABC):  # noqa: B024, every part has a default that fits some action
+    """One step of a runbook, as written in YAML.
+
+    Class attributes:
+        destructive: changes the job's training state in a way that cannot be taken back.
+        ends_job: ends its processes; withdrawn when what it answers is over (see `withdrawal`).
+        touches_job: False for evidence and notification; "zero actions" counts these out.
+        changes_training: refused when world_size > 1 until step-fenced commands exist.
+        engine_step: True for `hold`, `notify`, `undo` and `verify`: the engine carries them out.
+        budget: the budget class it is counted in besides `all`; None is not counted at all.
+        deadline_s: how long `perform` may take, unless `limit_s` says otherwise.
+    """
+
+    destructive: ClassVar[bool] = False
+    ends_job: ClassVar[bool] = False
+    touches_job: ClassVar[bool] = True
+    changes_training: ClassVar[bool] = False
+    engine_step: ClassVar[bool] = False
+    budget: ClassVar[str | None] = None
+    deadline_s: ClassVar[float] = 60.0
+
+    def check(self) -> list[tuple[str, str]]:
+        """Return `(field, message)` for every value that cannot work."""
+        return []
+
+    def limit_s(self, args: Mapping[str, Any]) -> float:
+        """Return how long `perform` may take with these arguments, in seconds. Pure."""
+        return self.deadline_s
+
+    def aim(self, aim: Aim) -> dict[str, Any]:
+        """Return the absolute, JSON-ready arguments for this incident. Pure.
+
+        Raises:
+            Refused: it cannot work here; the sentence says why.
+        """
+        return {}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        """Do it, with the arguments that `aim` returned; return what was observed.
+
+        Raises:
+            ActionError: it did not do its job.
+        """
+        raise AssertionError(f"{type(self).__name__} is carried out by the engine")
+
+    def effect(
+        self,
+        args: Mapping[str, Any],
+        result: Mapping[str, Any],
+        frame: Mapping[str, float | None],
+        step: int,
+        attempt: int,
+    ) -> str | None:
+        """Look for the effect in the first frame after the action. Pure.
+
+        Args:
+            args: what `aim` returned. result: what `perform` returned (`ack_step` is the step at
+                whose end the probe carried it out). frame: the metrics of that frame.
+
+        Returns:
+            None when the effect shows, else what is missing, in a few words with the numbers.
+        """
+        return None
+
+    def tolerates(self, told: Mapping[str, Any]) -> bool:
+        """Return whether a job that goes on otherwise than before may do so after this. Pure.
+
+        Args:
+            told: the first step that is made again, and how it was: `fingerprint` of its batch
+                ("same", "other", "unknown"), `loss` and `lr` (`{"was", "is"}`, None where nobody
+                knows). After a relaunch `loss` may have a `limit`: above it the weights are not
+                those of the checkpoint.
+        """
+        return True
+
+    def undo(self) -> Action | None:
+        """Return the action that takes this one back, or None."""
+        return None

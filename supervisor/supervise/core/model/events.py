@@ -1,0 +1,216 @@
+"""Events: all that enters the engine.
+
+Every event carries `at_ns`, nanoseconds of the machine's CLOCK_MONOTONIC, read by an edge. Steps
+are 0-based attempted optimizer steps. `None` is a value that is absent, NaN is a value that is not
+a number; they are never the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The job's process was started."""
+
+    at_ns: int
+    pid: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A rank's probe published its table of metric names (again, when names came late).
+
+    `segment` tells which segment it and the frames after it were read from: when that was made.
+    `again` that its process took the place of one that did not come to a good end: whoever starts
+    such a one, a launcher for instance, means the same training.
+    """
+
+    at_ns: int
+    rank: int
+    world_size: int
+    pid: int
+    names: tuple[str, ...]
+    segment: int = 0
+    again: bool = False
+
+    @property
+    def program(self) -> tuple[int, int]:
+        """Which program it is: an exec keeps the process and makes another segment."""
+        return self.pid, self.segment
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The metrics of one optimizer step of one rank.
+
+    `values[i]` belongs to `names[i]` of the rank's newest `Announced`; None is absent.
+    """
+
+    at_ns: int
+    rank: int
+    attempt: int
+    step: int
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Frames were overwritten before they were read."""
+
+    at_ns: int
+    rank: int
+    first_seq: int
+    count: int
+
+
+# Phases that the supervisor finds, not the probe: silence in them is no standstill.
+SUSPENDED, LOADING = "suspended", "loading"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """When a rank's probe last ran any hook, and in which phase the job was then.
+
+    `phase` is one of `startup`, `step`, `eval`, `checkpoint`, `paused`, `exiting`. Two are found by
+    the supervisor: `suspended`, a signal of somebody else's stops a rank of the job, and `loading`,
+    a start-up during which the job reads or computes.
+    """
+
+    rank: int
+    seen_ns: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Sent about once a second, and before anything that waits on a deadline."""
+
+    at_ns: int
+    beats: tuple[Beat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something about the watching itself: a collector switched off, a standing order that fired,
+    a segment that cannot be read, no probe after its deadline.
+
+    `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
+    `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
+    `resumed`, `resume-refused`, `portable-unavailable`, `pause-ended`, `report`, `suspended`,
+    `stopped`, `slow-start`, `orphans`, `orphans-left`, `note`);
+    `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
+    `Announced` names it, so that another supervisor knows which letters were taken.
+    """
+
+    at_ns: int
+    kind: str
+    message: str
+    rank: int | None = None
+    step: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    segment: int | None = None
+    letter: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What an action came to. `result` holds observed effects, never intentions."""
+
+    at_ns: int
+    action_id: str
+    ok: bool
+    result: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A word from an operator. `args["key"]` names it in the record that answers it."""
+
+    at_ns: int
+    operator: str
+    word: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Another supervisor took the run over, since the one before it had died.
+
+    Attributes:
+        pid: of the new supervisor.
+        alive: whether the job still ran.
+        unwatched_ns: since the last event that the other one wrote down.
+    """
+
+    at_ns: int
+    pid: int
+    alive: bool
+    unwatched_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The job's processes ended; the run goes on when others are started in their place.
+
+    `returncode` as in `subprocess`: negative is minus the signal's number.
+    """
+
+    at_ns: int
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Another policy took over, or was refused. Events after this one are judged by it.
+
+    Attributes:
+        operator: who asked for it.
+        digest, name, mode: the new policy; its text is in the run directory under its digest.
+        before: digest of the policy that was in force.
+        changes: what is `added`, `removed` and `changed` per section, and under `restart` what the
+            job was told at its start and does not hear of (see `policy_reload.differences`).
+        refused: why the old policy stays, one sentence; None when the new one took over.
+    """
+
+    at_ns: int
+    operator: str
+    digest: str
+    name: str
+    mode: str
+    before: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    refused: str | None = None
+
+
+Event = (
+    Launched
+    | Announced
+    | Frame
+    | Gap
+    | Tick
+    | Noticed
+    | Finished
+    | Told
+    | Adopted
+    | Exited
+    | Reloaded
+)
+EVENT_TYPES: tuple[type[Any], ...] = (
+    Launched,
+    Announced,
+    Frame,
+    Gap,
+    Tick,
+    Noticed,
+    Finished,
+    Told,
+    Adopted,
+    Exited,
+    Reloaded,
+)

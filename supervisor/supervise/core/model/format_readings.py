@@ -1,0 +1,122 @@
+"""Numbers of readings in words, as people read them in a story or in an answer. Pure text.
+
+Works on what `Watch.numbers` returned and on the same after JSON ("NaN" and "+Inf" as text); knows
+the keys that detectors share (see interfaces.py) and shows the plain ones of any other kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# What is compared with `threshold`, the first of these that the numbers hold, and its form.
+MEASURES = {
+    "sum": "sum {}",
+    "ratio": "{} times its past",
+    "residual": "residual {}",
+    "distance": "{} widths off",
+    "bound": "at least {} per 1000 steps",
+    "z": "z {}",
+    "difference": "difference {}",
+}
+# Told in a form of their own, or of no use to a reader.
+TOLD = frozenset(
+    (
+        *("code", "metric", "step", "steps", "value", "threshold", "clear", "samples", "median"),
+        *("scale", "reference", "transform", "breaching", "needed", "of", "raw", "values", "fast"),
+        *("nonfinite", "match", "last_breach", "signal", "within", "gt", "gte", "lt", "lte"),
+        *("rel_gt", "last_block"),
+        *MEASURES,
+    )
+)
+
+
+def number(value: Any) -> str:
+    """Return a number with four digits that count; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "absent" if value is None else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def finite(value: Any) -> float | None:
+    """Return a finite number as float, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def measured(numbers: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return `(key, number)` of what the detector compares with its threshold."""
+    if "rel_gt" in numbers and "gt" not in numbers:  # of two evaluations: a share of the first
+        return "share", numbers.get("share")
+    key = next((key for key in MEASURES if key in numbers), "value")
+    return key, numbers.get(key)
+
+
+def limit(measure: Any, numbers: Mapping[str, Any]) -> str:
+    """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
+    text = f"limit {number(numbers.get('threshold'))}"
+    found, bound, clear = map(finite, (measure, numbers.get("threshold"), numbers.get("clear")))
+    if found is None or bound is None or clear is None or bound == clear:
+        return text
+    return f"{text}, clear {number(clear)}" if (found - bound) * (found - clear) <= 0 else text
+
+
+def baseline(numbers: Mapping[str, Any]) -> str:
+    """Return "baseline 2.31 +- 0.02 over steps 120..247 (128 samples)"; "" when there is none."""
+    level = next((numbers[k] for k in ("median", "reference", "level") if k in numbers), None)
+    if finite(level) is None:
+        return ""
+    text = f"baseline {number(level)}"
+    spread = finite(numbers.get("scale", numbers.get("spread")))
+    if spread is not None:
+        if numbers.get("transform") == "log":
+            text += f" */ {number(math.exp(min(spread, 700.0)))}"
+        else:
+            text += f" +- {number(spread)}"
+    steps = list(numbers.get("steps") or [])
+    if len(steps) == 2:
+        text += f" over steps {steps[0]}..{steps[1]}"
+    if "samples" in numbers and "median" in numbers:  # else it counts all that was ever seen
+        text += f" ({numbers['samples']} samples)"
+    return text
+
+
+def reading(numbers: Mapping[str, Any]) -> str:
+    """Return the numbers of one reading as one line, without its name and code."""
+    if "nonfinite" in numbers:
+        values = numbers.get("values") or {}
+        return ", ".join(f"{name} {number(value)}" for name, value in values.items())
+    if "signal" in numbers:
+        text = f"no {numbers['signal']} for {number(numbers.get('value'))} s"
+        return f"{text} (limit {number(numbers.get('threshold'))} s)"
+    if "last_breach" in numbers:
+        return _coupled(numbers)
+    key, found = measured(numbers)
+    level = numbers.get("last_block", numbers.get("value"))  # the value of a trend is its slope
+    parts = [f"{numbers.get('metric', 'value')} {number(level)}"]
+    if key == "bound" and finite(found) is None:
+        parts.append("no slope yet")
+    elif key != "value" and found is not None:
+        parts.append(MEASURES.get(key, "share {}").format(number(found)))
+    if "threshold" in numbers:
+        parts[-1] += f" ({limit(found, numbers)})"
+    if of := numbers.get("of", 1):
+        parts += [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
+    rest = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _plain(v)]
+    return "; ".join([", ".join([*parts, *rest[:4]]), *filter(None, [baseline(numbers)])])
+
+
+def _coupled(numbers: Mapping[str, Any]) -> str:
+    match = numbers.get("match") or {}
+    at: Mapping[str, Any] = match.get("steps") or numbers.get("last_breach") or {}
+    seen = ", ".join(f"{name} at step {step}" for name, step in at.items())
+    within = f"within {number(numbers.get('within'))} steps"
+    if match:
+        return f"last match {within}: {seen}"
+    return f"{within}; breaches so far: {seen or 'none'}"
+
+
+def _plain(value: Any) -> bool:
+    return value is not None and not isinstance(value, (Mapping, list, tuple))

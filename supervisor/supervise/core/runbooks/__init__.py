@@ -1,0 +1,1 @@
+"""Carrying out a runbook: its steps, which checkpoint, and whether it helped."""

@@ -1,0 +1,126 @@
+"""Checkpoints are verified slowly while a job needs its cores, so a relaunch may come too early.
+
+The newest ones often were not verified when it was intended: it is aimed a second time when the job
+has been stopped and what it left is verified. What people approved stays as they saw it. When none
+was verified at all, it is refused, and tried again when one is.
+"""
+
+from __future__ import annotations
+
+from ..incidents import action_planning, closing, withdrawal
+from ..model.action import Refused
+from ..model.decisions import ACTING_MODES
+from ..model.policy import Policy, Runbook
+from ..state.incident import OPEN, Incident
+from ..state.run_state import State, Turn
+from .steps import OVERDUE_S
+
+
+def again(turn: Turn) -> None:
+    """Let the relaunch under way go back to the newest checkpoint that is good by now, and say so.
+
+    Where none is any more, what was intended stands: whoever performs it finds out.
+    """
+    incident = turn.state.incident
+    run = incident.run if incident is not None else None
+    if incident is None or run is None or run.waiting_for is None or run.verb != "relaunch":
+        return
+    assert run.action is not None
+    if run.approved is not None:
+        return
+    try:
+        args = run.action.aim(action_planning.aim(turn, incident, run.before))
+    except Refused:
+        return
+    before, args["attempt"] = run.args, run.args["attempt"]
+    if args["checkpoint"] == before["checkpoint"]:
+        return
+    run.args = args
+    run.overdue_ns = turn.state.at_ns + int((run.action.limit_s(args) + OVERDUE_S) * 1e9)
+    turn.say(
+        "note",
+        f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
+        f"{before['checkpoint']} of step {before['step']}",
+        what="aimed-again",
+        action={"id": run.waiting_for, "verb": run.verb, "args": args},
+    )  # fmt: skip
+
+
+def refused(
+    turn: Turn, incident: Incident, book: Runbook, refusal: str, why: str, *, climbed: bool
+) -> None:
+    """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
+    closing.helpless(turn, incident, book.name, refusal)
+    if not action_planning.lacks_checkpoint(turn, incident, book):
+        return
+    incident.lacked = (incident.runs, book.name, why, climbed)
+    if turn.state.returncode is not None:
+        return  # only while its evidence is taken; that is no time to wait for
+    turn.tell(
+        incident.severity, f"{incident.id}: {book.name} waits for a good checkpoint", news=True,
+        then=f"checkpoints from before step {sought(turn.policy, turn.state)} are verified at "
+        "once, the newest first; the relaunch follows the first good one",
+    )  # fmt: skip
+
+
+def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
+    """Return `(runbook, rung, why, climbed)` when what lacked a checkpoint can work by now.
+
+    Only while nothing else was done about the incident, and as long as a rule of it that acts still
+    fires or the loss is out of its band; of a job that has ended no rule can tell.
+    """
+    state, policy = turn.state, turn.policy
+    if incident.lacked is None or incident.phase != OPEN or state.pending is not None:
+        return None
+    number, name, why, climbed = incident.lacked
+    book = policy.runbooks.get(name)
+    if number != incident.runs or book is None:
+        return None
+    if state.returncode is None and not (_pressing(turn, incident) or waits(state, incident)):
+        return None
+    if action_planning.refusal(turn, incident, book):
+        return None
+    incident.lacked = None
+    rungs = policy.ladder.rungs
+    why += "; there is a good checkpoint by now"
+    return name, rungs.index(name) if name in rungs else -1, why, climbed
+
+
+def waits(state: State, incident: Incident) -> bool:
+    """Return whether an incident waits for a checkpoint, and its loss is out of its band.
+
+    Baselines get used to a ruined loss, and its rules clear: that does not end it.
+    """
+    silent = any(state.silence(rule) is not None for rule in incident.rules)
+    return incident.lacked is not None and not silent and withdrawal.astray(state, incident)
+
+
+def sought(policy: Policy, state: State) -> int | None:
+    """Return before which step a checkpoint must be of that a refused relaunch waits for.
+
+    None while none does.
+    """
+    incident = state.incident
+    if incident is None or incident.lacked is None or state.returncode is not None:
+        return None
+    number, name, _, _ = incident.lacked
+    book = policy.runbooks.get(name)
+    if incident.phase != OPEN or number != incident.runs or book is None:
+        return None
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        if verb == "relaunch":
+            return int(step.before(incident.breach_step))  # type: ignore[attr-defined]
+    return None
+
+
+def _pressing(turn: Turn, incident: Incident) -> bool:
+    """Return whether a rule of the incident fires that may act."""
+    state, policy = turn.state, turn.policy
+    firing = set(state.firing(policy)) & set(incident.rules) - set(state.muted)
+    return any(
+        rule.id in firing
+        and rule.runbook is not None
+        and policy.mode_of(rule) in ACTING_MODES
+        and state.silence(rule.id) is None
+        for rule in policy.rules
+    )

@@ -1,0 +1,340 @@
+"""Runbooks in progress: intent, effect, commit, and what happens when one fails.
+
+A step is intended (and on disk) before it is performed; its outcome comes back as `Finished`. The
+engine itself carries out `hold`, `notify`, `undo` and `verify`. A failed runbook first takes back
+what it can, then follows `if_it_fails`; one that did not help is taken back before the next rung.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..incidents import action_planning, approvals, closing, opening, withdrawal
+from ..model import escalation
+from ..model.approval_request import Pending
+from ..model.events import Finished
+from ..model.policy import HOLD, Runbook
+from ..state import compensation
+from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
+from ..state.run_state import Turn
+from . import checkpoint_choice, steps
+
+
+def start(
+    turn: Turn, incident: Incident, name: str, rung: int, why: str, *,
+    climbed: bool = False, instead: bool = False, approved: Pending | None = None,
+) -> None:  # fmt: skip
+    """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
+
+    Args:
+        climbed: it was not asked for: what is below it on the ladder was tried.
+        instead: it stands in for one that cannot work here; it has no stand-in itself.
+        approved: the request that people said yes to.
+    """
+    if name == HOLD:
+        closing.hold(turn, incident, why, exhausted=climbed)
+        return
+    incident.anew = None
+    book = turn.policy.runbooks[name]
+    refusal = action_planning.refusal(turn, incident, book)
+    if refusal and book.if_refused and not instead:
+        _stand_in(turn, incident, book, rung, why, refusal)
+        return
+    terms = None if refusal or approved else approvals.gate(turn.policy, incident, book)
+    incident.runs += 1
+    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal, instead=instead,
+                       climbed=climbed, entered=incident.rung)  # fmt: skip
+    incident.run.reason = withdrawal.reason(turn, incident)
+    if terms is not None:
+        incident.run.reduced = "it waits for approval"
+        approvals.ask(turn, incident, book, terms, rung, why, climbed=climbed)
+    elif refusal:
+        incident.rung = rung
+        checkpoint_choice.refused(turn, incident, book, refusal, why, climbed=climbed)
+    else:
+        incident.rung, turn.state.tried[name] = rung, "verify" not in book.verbs
+        incident.run.approved = None if approved is None else approved.plan
+        if any(step.touches_job for step in book.steps):
+            _acts(turn, incident, f"runbook {name}: {why}")
+            turn.state.floor = (rung, turn.state.pace)
+            title = f"{incident.id}: running {name}"
+            turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
+    proceed(turn, incident)
+
+
+def start_waiting(turn: Turn) -> None:
+    """Start what waited: what people said yes to, or are asked anew, or what can work by now."""
+    state, incident = turn.state, turn.state.incident
+    if incident is None or incident.run is not None:
+        return
+    anew = incident.anew or checkpoint_choice.lacked(turn, incident)
+    if anew is not None:
+        name, rung, why, climbed = anew
+        start(turn, incident, name, rung, why, climbed=climbed)
+        return
+    pending = state.pending
+    if pending is None or not pending.granted:
+        return
+    approvals.settle(turn, "approved", f"by {pending.granted}", pending.granted)
+    for rule in turn.policy.rules:
+        if rule.id in incident.rules and rule.runbook is not None:
+            state.cooldown[rule.id] = (state.pace, pending.rung)
+    why = f"{pending.why}; approved by {pending.granted}"
+    start(turn, incident, pending.runbook, pending.rung, why, climbed=pending.climbed,
+          approved=pending)  # fmt: skip
+
+
+def start_asked(
+    turn: Turn, incident: Incident, book: Runbook, operator: str, before: int | None
+) -> None:
+    """Start what an operator asked for; whoever calls has seen that it can work here."""
+    held = incident.phase == HELD
+    incident.runs += 1
+    incident.run = Run(
+        incident.runs, book, incident.severity, operator=operator, held=held, before=before
+    )
+    _acts(turn, incident, f"{book.name} asked by {operator}")
+    proceed(turn, incident)
+
+
+def _stand_in(
+    turn: Turn, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
+) -> None:
+    """Try what the runbook names for where it cannot work; what did not help is not tried again."""
+    name = HOLD if turn.state.tried.get(book.if_refused) is False else book.if_refused
+    turn.say("abort", f"{book.name} cannot run: {refusal}; {name} is tried instead",
+             what="refused", runbook=book.name, instead=name)  # fmt: skip
+    start(turn, incident, name, escalation.place(turn.policy.ladder, name, rung), why, instead=True)
+
+
+def _acts(turn: Turn, incident: Incident, why: str) -> None:
+    incident.phase = ACTING
+    turn.move("run", why)
+
+
+def proceed(turn: Turn, incident: Incident) -> None:
+    """Take the runbook to the next step that must wait for something."""
+    while (run := incident.run) is not None:
+        if incident.over:
+            return  # nothing follows, see `session_change`
+        if run.unpaused and run.failed is None:
+            turn.say("abort", f"{run.runbook.name}: {run.unpaused}", what="unpaused")
+            fail(turn, incident, run.unpaused, sent=False)
+            return
+        if run.failed is not None:
+            if not run.undoing or turn.state.returncode is not None:
+                _after_failure(turn, incident, run)
+            else:
+                steps.take_back(turn, incident, run, run.undoing[0], "undo")
+            return
+        if run.index >= len(run.runbook.steps):
+            _ended(turn, incident, run)
+            return
+        action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
+        dead = turn.state.returncode is not None and verb != "relaunch"
+        if (run.reduced or dead) and (action.touches_job or verb == "verify"):
+            run.index += 1  # of a job that has ended there is only evidence, and another start
+        elif verb == "verify":
+            run.verify_until = turn.state.pace + int(getattr(action, "within", 100))
+            run.verify_ns = turn.state.at_ns
+            turn.say("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
+            return
+        elif verb == "notify":
+            turn.tell(incident.severity, f"{incident.id}: {incident.headline}")
+            run.index += 1
+        elif verb == HOLD:
+            closing.hold_by(turn, incident, run)
+        elif verb == "undo":
+            if incident.standing:
+                newest = incident.standing[-1][1]
+                steps.take_back(turn, incident, run, newest, f"{run.index}-undo")
+                return
+            run.index += 1
+        elif action.destructive and (gone := withdrawal.gone(turn.policy, turn.state, action)):
+            withdraw(turn, incident, gone)
+            return
+        else:
+            why = steps.intend(turn, incident, run, action, verb)
+            if why is not None:
+                fail(turn, incident, why, sent=False)
+            return
+
+
+def finished(turn: Turn, event: Finished) -> None:
+    """Take an action's outcome; anything that nobody waits for is only noted."""
+    incident = turn.state.incident
+    run = incident.run if incident is not None else None
+    if incident is None or run is None or run.waiting_for != event.action_id:
+        turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
+        return
+    run.waiting_for, result = None, dict(event.result)
+    if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
+        turn.state.stopping = event.ok and result.get("exit_code") is not None
+    if not event.ok and run.action is not None and run.action.destructive:
+        gone = withdrawal.gone(turn.policy, turn.state, run.action)
+        if gone:
+            withdraw(turn, incident, gone, action={"id": event.action_id}, result=result)
+            return
+    if not event.ok:
+        why = f"{event.action_id} failed: {event.error}"
+        run.refused = run.failed is None and result.get("refused") is True and not run.unpaused
+        turn.say("abort", why, action={"id": event.action_id}, result=result)
+        fail(turn, incident, why)
+        return
+    turn.say("commit", f"{event.action_id} done {brief(result)}".rstrip(),
+             action={"id": event.action_id}, result=result)  # fmt: skip
+    _committed(turn, incident, run, result)
+    proceed(turn, incident)
+
+
+def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
+    assert run.action is not None
+    if run.verb in ("resume", "relaunch"):
+        turn.state.paused = False
+    if run.verb == "relaunch" and result.get("attempt") != turn.state.launched:
+        # Another process runs that nobody has told of; one that was may have ended since.
+        turn.state.returncode, turn.state.ended = None, False
+    if run.failed is not None:
+        compensation.tried(incident, run.undoing.pop(0))
+    elif run.runbook.verbs[run.index] == "undo":
+        compensation.tried(incident, run.action)
+    else:
+        compensation.committed(incident, run, run.action, run.verb, result)
+        run.done.append(run.index)
+        # The attempt tells a frame after a rollback from one before the action.
+        shown = {"seen_attempt": turn.state.attempt, **result}
+        run.effects.append((run.index, run.args, shown))
+        run.index += 1
+
+
+def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
+    """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
+
+    Its rules may ask for it again: this one does not count as tried.
+    """
+    run, state = incident.run, turn.state
+    assert run is not None
+    turn.say("abort", f"{run.runbook.name} withdrawn: {why}", what="withdrawn",
+             runbook=run.runbook.name, **data)  # fmt: skip
+    run.withdrawn = True
+    incident.rung = run.entered
+    state.tried.pop(run.runbook.name, None)
+    state.cooldown.pop(incident.asked_by, None)
+    fail(turn, incident, why, sent=False)
+
+
+def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
+    """A step failed: take back what can be, newest first; with `sent` the step itself too."""
+    run = incident.run
+    assert run is not None
+    run.waiting_for = None
+    if incident.over:
+        compensation.left_open(incident, run)
+        run.failed = why
+    elif run.failed is None and run.runbook.verbs[run.index] != "undo":
+        run.failed = why
+        run.undoing = compensation.of_run(incident, run, run.index if sent else None)
+    else:  # an undo: it is not tried again, a person must know
+        assert run.action is not None
+        compensation.tried(incident, run.action)
+        rest = run.undoing[1:] if run.failed else compensation.of_run(incident, run, None)
+        run.failed, run.undoing, run.exhausted = run.failed or why, rest, True
+        incident.severity = "SEV0"
+        turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
+    proceed(turn, incident)
+
+
+def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
+    assert run.failed is not None
+    after, incident.run = run.runbook.if_it_fails, None
+    if turn.state.returncode is not None:  # nothing is left to be acted upon
+        incident.phase, turn.state.stays = OPEN, run.failed
+    elif run.withdrawn and not run.exhausted:
+        _left_alone(turn, incident, run)
+    elif run.operator:
+        _handed_back(turn, incident, run)
+    elif run.exhausted or incident.runs > 2 * len(turn.policy.runbooks) + 1:
+        closing.hold(turn, incident, run.failed)
+    elif run.useless:
+        climb(turn, incident, run.failed)
+    elif run.refused and run.runbook.if_refused and not run.instead:
+        _stand_in(turn, incident, run.runbook, incident.rung, run.failed, run.failed)
+    elif HOLD in run.runbook.verbs:
+        closing.hold_by(turn, incident, run)
+    elif after == HOLD:
+        closing.hold(turn, incident, run.failed)
+    else:
+        start(turn, incident, after, escalation.place(turn.policy.ladder, after, -1), run.failed)
+
+
+def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
+    """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
+    incident.phase, incident.quiet_since = OPEN, None
+    turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failed}")
+    turn.tell(incident.severity, f"{incident.id}: {run.runbook.name} withdrawn",
+              verdict=str(run.failed), why=incident.headline, news=True,
+              then="the job goes on; no action is under way")  # fmt: skip
+    start_waiting(turn)
+
+
+def climb(turn: Turn, incident: Incident, why: str) -> None:
+    """What was tried did not help: it is taken back, and then comes the next rung."""
+    opening.distrust(turn, incident)
+    standing = compensation.everything(incident)
+    if standing:
+        incident.phase = ACTING
+        incident.run = Run(incident.runs, Runbook("undo", (), ()), incident.severity, failed=why,
+                           useless=True, undoing=standing)  # fmt: skip
+        proceed(turn, incident)
+        return
+    name, rung = escalation.climb(turn.policy.ladder, incident.rung)
+    start(turn, incident, name, rung, why, climbed=incident.rung >= 0)
+
+
+def _ended(turn: Turn, incident: Incident, run: Run) -> None:
+    """The runbook is through without a verify step: it only told, took evidence, or stopped."""
+    incident.run = None
+    if run.operator:
+        _handed_back(turn, incident, run)
+    elif any(run.runbook.steps[i].touches_job for i in run.done):
+        _on_probation(turn, incident, f"{run.runbook.name} is done")
+    else:
+        if incident.phase != HELD:
+            incident.phase, incident.quiet_since = OPEN, None
+        start_waiting(turn)
+
+
+def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
+    """What an operator asked for is done, or could not be: the incident goes on from there."""
+    if run.failed is not None:
+        turn.tell("SEV2", f"{incident.id}: not done for {run.operator}", verdict=run.failed)
+    if run.held:
+        incident.phase = HELD
+    elif run.failed is None:
+        _on_probation(turn, incident, f"{run.runbook.name} is done for {run.operator}")
+    else:
+        incident.phase, incident.quiet_since = OPEN, None
+        turn.move("given_up", run.failed)
+    start_waiting(turn)
+
+
+def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
+    if turn.state.pending is not None or incident.anew is not None:
+        incident.phase, incident.quiet_since = OPEN, None
+        turn.move("ask", f"{why}; a request of {incident.id} waits")
+        start_waiting(turn)
+        return
+    incident.phase = PROBATION
+    incident.probation_until = turn.state.pace + turn.policy.probation_steps
+    turn.move("verified", why)
+
+
+def verified(turn: Turn, incident: Incident, why: str) -> None:
+    """The runbook did what it was for: on to probation."""
+    steps.helped(turn, incident)
+    incident.run = None
+    turn.say("verify", why, what="passed", severity=incident.severity)
+    _on_probation(turn, incident, why)
+    if incident.phase == PROBATION:
+        turn.tell(incident.severity, f"{incident.id}: contained, on probation", verdict=why,
+                  then=f"on probation for {turn.policy.probation_steps} steps")  # fmt: skip

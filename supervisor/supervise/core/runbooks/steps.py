@@ -1,0 +1,128 @@
+"""One step of a runbook on its way to the job: its arguments, its budget, its intent on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..incidents import action_planning
+from ..model.action import Action, Refused
+from ..state.incident import Incident, Run, brief, verb_of
+from ..state.run_state import State, Turn
+
+OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
+
+
+def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) -> str | None:
+    """Intend a step, when it can work, is what was approved, and its budget allows it.
+
+    Returns:
+        Why not, one sentence; None when it was intended.
+    """
+    try:
+        args = action.aim(action_planning.aim(turn, incident, run.before, run.operator))
+    except Refused as refusal:
+        why = f"{verb} refused: {refusal}"
+        turn.say("abort", why, what="refused", verb=verb)
+        return why
+    allowed = run.approved is None or {"verb": verb, "args": args} in run.approved
+    if action.touches_job and not allowed:
+        why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
+        turn.say("abort", why, what="refused", verb=verb)
+        run.exhausted = True
+        return why
+    spent = _spent(turn, run, action, verb)
+    if spent is None:
+        _intend(turn, incident, run, action, verb, f"{run.index}-{verb}", args)
+    return spent
+
+
+def awaited(state: State) -> Action:
+    """Return the action that the newest intent asked for."""
+    run = state.incident.run if state.incident is not None else None
+    assert run is not None
+    assert run.waiting_for is not None
+    assert run.action is not None
+    return run.action
+
+
+def helped(turn: Turn, incident: Incident) -> None:
+    """What ran was verified. Where it stood in for another, its own rung is the one that was tried:
+
+    what was refused there may be asked again within the cooldown.
+    """
+    state, run = turn.state, incident.run
+    if run is None:
+        return
+    state.tried[run.runbook.name] = True
+    for rule in incident.rules if run.instead else ():
+        if rule in state.cooldown:
+            state.cooldown[rule] = state.cooldown[rule][0], incident.rung
+
+
+def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:
+    """Intend to take something back; no budget and no approval stands in its way."""
+    try:
+        args = action.aim(action_planning.aim(turn, incident))
+    except Refused:
+        args = {}  # it is tried all the same: what it cannot do must be heard of
+    verb = verb_of(action)
+    _intend(turn, incident, run, action, verb, f"{label}-{verb}", args)
+
+
+def _spent(turn: Turn, run: Run, action: Action, verb: str) -> str | None:
+    """Count the intent in its budget; return why it may not be, None when it may."""
+    state, kind = turn.state, action.budget
+    if kind is None:
+        return None
+    spent = state.ledger.exhausted(turn.policy.budgets, kind, state.pace, state.at_ns)
+    if spent is not None and not run.operator:
+        name, budget, used = spent
+        why = f"budget {name} is spent ({used} of {budget.max})"
+        turn.say(
+            "suppressed", f"{verb}: {why}", suppressed_by=f"budget:{name}", verb=verb, used=used,
+            max=budget.max,
+        )  # fmt: skip
+        run.exhausted = True
+        return why
+    if spent is not None:  # a person may, and it counts
+        name, budget, used = spent
+        turn.say(
+            "override", f"{verb} by {run.operator}, although budget {name} is spent "
+            f"({used} of {budget.max})", verb=verb, operator=run.operator, budget=name, used=used,
+            max=budget.max,
+        )  # fmt: skip
+    state.ledger.spend(kind, state.pace, state.at_ns)
+    return None
+
+
+def _intend(
+    turn: Turn,
+    incident: Incident,
+    run: Run,
+    action: Action,
+    verb: str,
+    label: str,
+    args: dict[str, Any],
+) -> None:
+    state = turn.state
+    run.waiting_for = f"{incident.id}/{run.number}/{label}"
+    run.action, run.verb, run.args = action, verb, args
+    run.overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
+    turn.say(
+        "intent",
+        f"{verb} {brief(args)}".rstrip(),
+        severity=incident.severity,
+        action={
+            "id": run.waiting_for,
+            "verb": verb,
+            "runbook": run.runbook.name,
+            "args": args,
+            "destructive": action.destructive,
+            "touches_job": action.touches_job,
+        },
+        budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
+    )
+    if verb == "pause":
+        state.paused = True  # also when nobody knows what came of it
+    if verb == "stop":
+        state.stopping, state.stopped_by = True, run.operator or "policy"

@@ -1,0 +1,264 @@
+"""Was the trouble cured? Judged by the frames that follow a runbook, never by its intention.
+
+Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed
+its effect in the first frame that can show it, no rule of the incident that acts is in breach or
+cannot be judged, and the loss is back in the band that its own trend had before the first breach.
+Where a rule of the incident reads the update norm, the median of that over these steps must also be
+back where it was.
+
+A runbook that went back has helped only when the run is beyond the step of the first breach: before
+it nothing was asked of it. Quiet steps up to there do not count against `within`. The median of the
+loss over `clear_for` steps must then be back in the band too, as the verdict of the incident asks.
+
+A rule of SEV0 that comes back behind there ends it at once: the weights are damaged again, and each
+further step is lost. It came back when it was not in breach meanwhile; else when it still is beyond
+the first breach. It must have a sample of its own for that, and be one that the ladder answers.
+
+What the job itself says counts too: one that does not go on from the checkpoint that it was given,
+or not as the action that took it back promises, has not recovered, whatever its loss is. A first
+loss after a relaunch that is far above the band says the same as the job's word.
+
+A process that was started again collects samples anew: a rule that has too few of them to answer
+does not stand against it, the band does, which is the incident's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from ..analysis.loss_band import median
+from ..analysis.spike_classifier import NORM_RATIO
+from ..detection.rank_monitor import LOSS, Bank
+from ..incidents.diagnosis import UPDATE
+from ..incidents.stall import SILENT_S
+from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
+from ..model.events import Frame, Noticed
+from ..model.policy import Rule
+from ..state.compensation import GOES_BACK
+from ..state.incident import Incident, Run
+from ..state.run_state import Turn
+from . import runner
+
+STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
+OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
+
+
+def heard(turn: Turn, event: Noticed) -> None:
+    """The job that was taken back tells that it goes on otherwise than before, or begins anew.
+
+    People hear of it in any case, and what a launch saves that begins anew is suspect. The runbook
+    fails, at the next frame, if it started the job again and that did not take its checkpoint, or
+    if one of its actions does not tolerate the difference. A launch whose first loss is above what
+    the run had there did not take its checkpoint either, unless the policy lets that be.
+    """
+    refused, told, text = event.kind == "resume-refused", dict(event.data), event.message
+    if not refused and told.get("ok") is not False:
+        return
+    incident = turn.state.incident
+    run = incident.run if incident is not None else None
+    broken, anew = False, refused
+    if incident is not None and run is not None:
+        end = run.index + 1
+        started = "relaunch" in run.runbook.verbs[:end]
+        limit = _first_limit(incident, told) if started and not refused else None
+        if limit is not None:
+            told["loss"] = {**told["loss"], "limit": limit}
+        steps = run.runbook.steps[:end]
+        broken = started if refused else not all(action.tolerates(told) for action in steps)
+        if broken and limit is not None and told["loss"]["is"] > limit:
+            anew = True
+            text += f"; it did not take all of its checkpoint, whose loss is under {limit:.4g}"
+    if anew and turn.state.launched:
+        turn.state.checkpoints.began_anew(turn.state.launched)
+    turn.tell("SEV1" if anew else "SEV2", text)
+    if run is not None and broken:
+        run.denied = text
+
+
+def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
+    """Return what the first loss after a relaunch is under if the weights are the checkpoint's.
+
+    Only where nothing better tells: a probe batch with the loss that it had says that they are. One
+    batch is little evidence when it is another one, so that may be twice as far from the trend. The
+    steps just before a trouble may already have had a loss of their own, so `was` counts too.
+    """
+    loss, band = told.get("loss") or {}, incident.band
+    was, now = loss.get("was"), loss.get("is")
+    proved = (told.get("probe_batch") or {}).get("verdict") == "equal"
+    if band is None or proved or now is None or not isfinite(now):
+        return None
+    trend = band.forecast(told["step"])
+    away = band.limit_at(told["step"]) - trend
+    away *= 1.0 if told.get("fingerprint") == "same" else OTHER_BATCH
+    return away + (max(trend, was) if was is not None and isfinite(was) else trend)
+
+
+def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
+    """Judge the runbook's effect by the frames that follow it."""
+    run = incident.run
+    if run is None or run.verify_until is None or run.failed is not None:
+        return
+    broken = run.denied or _missing_effect(turn, run, frame) or _back_again(turn, incident, run)
+    if broken:
+        turn.say("verify", broken, what="failed")
+        incident.run = None
+        runner.climb(turn, incident, broken)
+        return
+    run.verify_ns = frame.at_ns
+    trouble = _trouble(turn, incident, frame)
+    if run.effects:
+        trouble = "no frame has shown the effect yet"
+    if trouble:
+        run.clear_steps, run.last_trouble = 0, trouble
+    else:
+        run.clear_steps += 1
+    if not trouble and frame.step <= incident.beyond:
+        run.verify_until += 1  # nothing has been asked of it yet
+    needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
+    if run.clear_steps >= needed and (left := _left(turn, incident, frame, needed)):
+        run.clear_steps, run.last_trouble = needed - 1, left
+    if run.clear_steps >= needed:
+        loss = turn.state.banks[frame.rank].value(LOSS)
+        band = incident.band
+        where = f", loss {loss:.4g}" if loss is not None else ""
+        limit = band.limit_at(frame.step) if band is not None and loss is not None else None
+        where += f" under {limit:.4g}" if limit is not None else ""
+        runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
+    elif turn.state.pace > run.verify_until:
+        why = f"{run.runbook.name} did not help: {run.last_trouble or 'not quiet for long enough'}"
+        turn.say("verify", why, what="failed", clear_steps=run.clear_steps)
+        incident.run = None
+        runner.climb(turn, incident, why)
+
+
+def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
+    """Nothing can be verified without frames: a job that fell silent has not recovered.
+
+    Args:
+        waits: it is known why: a signal stops the job, or it restores its state. That is no time.
+    """
+    run = incident.run
+    if run is None or run.verify_until is None or run.failed is not None:
+        return
+    if waits:
+        run.verify_ns = turn.state.at_ns
+    silent_s = (turn.state.at_ns - run.verify_ns) / 1e9
+    starting = turn.state.attempt < turn.state.launched
+    if silent_s > (STARTING_S if starting else SILENT_S):
+        why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
+        turn.say("verify", why, what="failed")
+        incident.run = None
+        runner.climb(turn, incident, why)
+
+
+def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
+    """Check every action's effect on the first frame that can show it."""
+    bank = turn.state.banks[frame.rank]
+    values = dict(zip(bank.names, bank.latest, strict=False))
+    waiting = []
+    for index, args, result in run.effects:
+        if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
+            early = frame.attempt < result["attempt"]
+        else:
+            later = frame.attempt > result.get("seen_attempt", frame.attempt)
+            early = not later and frame.step <= result.get("ack_step", -1)
+        if early:
+            waiting.append((index, args, result))
+            continue
+        found = run.runbook.steps[index].effect(args, result, values, frame.step, frame.attempt)
+        if found is not None:
+            return f"{run.runbook.verbs[index]} had no effect: {found}"
+    run.effects = waiting
+    return None
+
+
+def _back_again(turn: Turn, incident: Incident, run: Run) -> str:
+    """Say that what damages the weights came back after the run went back, "" when it did not."""
+    if not _went_back(run):
+        return ""
+    policy, rungs = turn.policy, (*turn.policy.ladder.rungs, run.runbook.name)
+    for r, rule in enumerate(policy.rules):
+        if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in rungs:
+            continue
+        for rank, bank in turn.state.banks.items():
+            watch = bank.rules[r]
+            if bank.attempt < incident.back or policy.mode_of(rule) not in ACTING_MODES:
+                continue  # frames of before, or it acts on nothing
+            if watch.code != BREACH:
+                run.calm.add((rule.id, rank))
+            elif watch.held >= rule.for_steps and _shown(turn, bank, rule):
+                word = "again" if (rule.id, rank) in run.calm else "still"
+                if word == "again" or bank.step > incident.beyond:
+                    where = f"in breach {word} at step {bank.step} on rank {rank}"
+                    return f"{run.runbook.name} did not help: {rule.id} is {where}"
+    return ""
+
+
+def _shown(turn: Turn, bank: Bank, rule: Rule) -> bool:
+    """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
+    behind = [n for n in turn.policy.behind(rule) if bank.codes[bank.index[n]] == BREACH]
+    metrics = (metric for name in behind for metric in turn.policy.detectors[name].metrics)
+    return any(bank.value(metric) is not None for metric in metrics)
+
+
+def _went_back(run: Run) -> bool:
+    return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
+
+
+def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
+    for r, rule in enumerate(turn.policy.rules):
+        if rule.id not in incident.rules or rule.severity == "SEV2":
+            continue  # an advisory rule must not decide whether a runbook helped
+        if turn.state.silence(rule.id) is not None:
+            continue
+        for rank, bank in turn.state.banks.items():
+            code = bank.rules[r].code
+            unjudged = code == UNKNOWN and rule.unknown == "hold" and bank.unheard(r)
+            if code == BREACH or unjudged:
+                word = "is in breach" if code == BREACH else "cannot be judged"
+                return f"{rule.id} {word} at step {frame.step} on rank {rank}"
+    loss, band = turn.state.banks[frame.rank].value(LOSS), incident.band
+    if loss is None or band is None:
+        return ""
+    limit = band.limit_at(frame.step)
+    return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
+
+
+def _left(turn: Turn, incident: Incident, frame: Frame, frames: int) -> str:
+    """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
+    if frame.step <= incident.beyond:
+        return f"step {incident.beyond}, where it began, has not been passed"
+    moved = _update(turn, incident, frame.rank, frames)
+    return moved or _level(turn, incident, frame.rank, frames)
+
+
+def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
+    """Say that a run that went back does not have the loss of its band, "" when it does.
+
+    A single loss may be far from the trend; that many in a row may not.
+    """
+    run, band = incident.run, incident.band
+    if run is None or band is None or not _went_back(run):
+        return ""
+    newest = turn.state.banks[rank].history.series(LOSS)[-frames:]
+    if not newest:
+        return ""
+    residual, width = median([x - band.forecast(step) for step, x in newest]), band.width(frames)
+    if residual <= width:
+        return ""
+    return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
+
+
+def _update(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
+    """Say that the update norm is not back where it was, "" when it is or is no part of this."""
+    policy, before = turn.policy, incident.norms.get(UPDATE)
+    rules = (rule for rule in policy.rules if rule.id in incident.rules)
+    behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
+    if not before or not any(UPDATE in detector.metrics for detector in behind):
+        return ""
+    newest = [value for _, value in turn.state.banks[rank].history.series(UPDATE)][-frames:]
+    if not newest or median(newest) <= NORM_RATIO * before:
+        return ""
+    return f"{UPDATE} is {median(newest) / before:.3g} times what it was before"

@@ -1,0 +1,52 @@
+"""What a rule speaks of: the weights and what makes them, or only the machine that trains them.
+
+A slow host, a dear probe or a silent process says nothing against a checkpoint. Whatever is not
+known to be of the machine may be of the weights. Pure questions.
+"""
+
+from __future__ import annotations
+
+from ..model.policy import Policy, Rule
+from .incident import Incident
+
+# Times, devices, the host, the watching itself. Errors of memory are none of these, nor are those
+# that a log counts: what they hit is not known.
+MACHINE = frozenset(
+    (
+        *("step_time", "forward_time", "backward_time", "optimizer_time", "input_time"),
+        *("other_time", "checkpoint_time", "comm_time", "comm_time_frac", "compute_time_frac"),
+        *("dataloader_stall_frac", "tokens_per_sec", "mfu", "straggler_ratio", "straggler_rank"),
+        *("gpu_util", "gpu_power", "gpu_temperature", "gpu_mem_used", "gpu_mem_allocated"),
+        *("gpu_mem_reserved", "gpu_alloc_retries", "host_mem_used", "host_mem_growth"),
+        *("disk_free", "open_files", "restart_rate", "heartbeat_missing", "metrics_ingest_lag"),
+        *("probe_overhead_frac", "probe_self_time"),
+    )
+)
+
+
+def metrics(policy: Policy, rule: Rule) -> set[str]:
+    """Return what the detectors behind a rule read; nothing for one that reads the clock."""
+    return {m for name in policy.behind(rule) for m in policy.detectors[name].metrics}
+
+
+def of_machine(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule says nothing about the weights, whatever it finds."""
+    return metrics(policy, rule) <= MACHINE
+
+
+def against_weights(policy: Policy, incident: Incident) -> bool:
+    """Return whether anything of the incident may speak against the weights.
+
+    A rule that the policy no longer has is not known to be of the machine.
+    """
+    harmless = {rule.id for rule in policy.rules if of_machine(policy, rule)}
+    return not set(incident.rules) <= harmless
+
+
+def new_kind(incident: Incident, rule: Rule) -> bool:
+    """Return whether no rule of the incident is of the same pack: a trouble of its own."""
+    return all(_pack(name) != _pack(rule.id) for name in incident.rules)
+
+
+def _pack(rule: str) -> str:
+    return rule.partition(".")[0]
