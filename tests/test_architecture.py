@@ -6,6 +6,7 @@ Each rule is a function from one parsed module to the sentences to print.
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ ALSO = {
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
 }
+# The rooms of the core, each standing on those before it.
+ROOMS = ("model", "analysis", "detection", "state", "incidents", "runbooks", "handlers")
 # In these packages, files are parts of a catalog: they may share helpers, never import each other.
 CATALOGS = ("detectors", "actions", "notifiers")
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
@@ -140,6 +143,20 @@ def layers(module: Module) -> Iterator[str]:
                     f"{module.path}:{line} imports {target}; parts of a catalog do not know "
                     "each other, share a _helper instead"
                 )
+
+
+def rooms(module: Module) -> Iterator[str]:
+    """The rooms of the core stand on each other, and every file of it but two lies in one."""
+    if not within(module.name, ("supervise.core",)):
+        return
+    own, *_ = module.name.removeprefix("supervise.core").lstrip(".").split(".")
+    if own not in ("", "engine", "replay", *ROOMS):
+        yield f"{module.path}: {own!r} is no room of the core; put it into one of {ROOMS}"
+    if own in ROOMS:
+        above = tuple(f"supervise.core.{name}" for name in ROOMS[ROOMS.index(own) + 1 :])
+        for line, target, _ in module.imports():
+            if within(target, (*above, "supervise.core.engine", "supervise.core.replay")):
+                yield f"{module.path}:{line} imports {target}; {own} stands below it"
 
 
 def placed(module: Module) -> Iterator[str]:
@@ -228,6 +245,7 @@ def introduced(module: Module) -> Iterator[str]:
 
 RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     layers,
+    rooms,
     placed,
     pure,
     polite,
@@ -264,6 +282,18 @@ def test_the_house_is_in_order(rule):
     assert not sentences, "\n" + "\n".join(sentences)
 
 
+def test_imports_go_round_in_no_circle():
+    """Those inside functions and for types alone are imports, too."""
+    modules = {module.name: module for module in read_modules()}
+    graph = {
+        name: {target for _, target, _ in module.imports() if target in modules} - {name}
+        for name, module in modules.items()
+        if within(name, ("supervise",))
+    }
+
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_all_of_the_house_is_looked_at():
     """A rule that sees no file keeps none."""
     names = {module.name for module in read_modules()}
@@ -296,6 +326,9 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise.actions.x", "from ..core import engine", "imports supervise.core.engine;"),
         ("supervise.actions.x", "from .stop import Stop", "imports supervise.actions.stop;"),
         ("supervise.store.journal", "from supervise_probe import wire", "store may not look"),
+        ("supervise.core.state.x", "from ..runbooks import runner", "state stands below it"),
+        ("supervise.core.model.x", "from ..engine import step", "model stands below it"),
+        ("supervise.core.attic", "", "'attic' is no room of the core"),
         ("supervise.attic.x", "", "'attic' has no place in LAYERS"),
         ("supervise_probe.x", "import yaml", "imports yaml; the probe has the standard library"),
         ("supervise_probe.x", "def f():\n import torch.nn", "x.py:2 imports torch; find it in"),
@@ -316,7 +349,10 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("supervise.core.x", "from .engine import step\nfrom ..errors import InputError"),
+        (
+            "supervise.core.handlers.x",
+            "from ..model import action\nfrom ... import errors",
+        ),
         ("supervise.app", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),
         ("supervise.store.history", "from supervise_probe import wire"),

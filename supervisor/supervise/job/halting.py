@@ -6,17 +6,32 @@ For any thread but the main loop's.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from ..errors import ActionError
+from .asking import Asked
+from .process import Process
 
-if TYPE_CHECKING:
-    from .control import Control
-
+T = TypeVar("T")
 LOOP_S = 2.0  # the main loop comes round every few milliseconds; longer than this it is stuck
 
 
-def halt(job: Control, *, grace_s: float, term_s: float) -> dict[str, Any]:
+class Ranks(Protocol):
+    """What this needs of the job."""
+
+    process: Process
+    standstill: bool
+
+    def ranks(self) -> dict[int, dict[str, Any]]: ...
+    def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
+    def forget(self, asked: Asked) -> None: ...
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> Asked: ...
+
+
+def halt(job: Ranks, *, grace_s: float, term_s: float) -> dict[str, Any]:
     """Ask at a step boundary, after `grace_s` TERM, after `term_s` KILL, over the whole tree.
 
     Returns:
@@ -32,7 +47,7 @@ def halt(job: Control, *, grace_s: float, term_s: float) -> dict[str, Any]:
     return {**seen, "interrupt": asked_for, "seconds": round(time.monotonic() - since, 3)}
 
 
-def _interrupt(job: Control, grace_s: float) -> str:
+def _interrupt(job: Ranks, grace_s: float) -> str:
     """Ask the ranks to stop at their next step boundary; say what came of it."""
     if job.process.returncode is not None:
         return "skipped: the job has ended"
@@ -62,7 +77,7 @@ def _interrupt(job: Control, grace_s: float) -> str:
     return "interrupted"
 
 
-def silence_ns(job: Control) -> int | None:
+def silence_ns(job: Ranks) -> int | None:
     """On the main loop: how long the rank that was heard last has been silent."""
     heard = [view["seen_ns"] for view in job.ranks().values()]
     return time.monotonic_ns() - max(heard) if heard else None

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..errors import ActionError, StoreError
-
-if TYPE_CHECKING:
-    from .control import Control
 
 
 class Manifest(Protocol):
@@ -23,8 +20,19 @@ class Manifest(Protocol):
     def change(self, change: Mapping[str, Any], *, key: str, live: bool) -> dict[str, Any]: ...
 
 
+class Ranks(Protocol):
+    """What this needs of the job."""
+
+    @property
+    def world_size(self) -> int: ...
+    def insist(self) -> None: ...
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]: ...
+
+
 def quarantine(
-    job: Control,
+    job: Ranks,
     manifest: Manifest | None,
     args: Mapping[str, Any],
     key: str,
