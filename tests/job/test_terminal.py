@@ -76,11 +76,20 @@ def test_ctrl_c_reaches_the_job_exactly_once(shell, run):
     shell.expect("line a hits 1")
 
 
+def _has_members(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
-def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, leaves):
-    """Once, directly or through us."""
+def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, eventually, leaves):
+    """Once, directly or through us, as soon as we have seen that it left."""
     run(f"import os\nos.{leaves}()\n{WAITER}")
     shell.expect("up")
+    eventually(lambda: _has_members(shell.foreground()))
 
     shell.type("\x03")
 
