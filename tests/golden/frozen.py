@@ -18,6 +18,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +126,16 @@ def commands(group: click.Group = cli.group, *path: str) -> Iterator[tuple[str, 
 
 
 def helps() -> str:
-    """Return what `--help` of every command prints, 80 columns wide."""
+    """Return what `--help` of every command prints, in a fresh process.
+
+    click keeps the help option of a command as it was first asked for, perhaps without the group.
+    """
+    argv = [sys.executable, "-m", "tests.golden.frozen", "help"]
+    return subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _helps() -> str:
+    """Return it from this process, 80 columns wide."""
     text = []
     for words in commands():
         argv = [*words, "--help"]
@@ -142,7 +153,8 @@ def exit_codes() -> str:
     return "".join(f"{c.__name__} {c.exit_code}\n" for c in ours)
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the golden files."""
     for name, text in decisions():
         (HERE / name).parent.mkdir(exist_ok=True)
         (HERE / name).write_text(text)
@@ -150,3 +162,10 @@ if __name__ == "__main__":
     (HERE / "help.txt").write_text(helps())
     (HERE / "exit-codes.txt").write_text(exit_codes())
     (HERE / "recordings.txt").write_text("".join(f"{line}\n" for line in recorded()))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["help"]:
+        sys.stdout.write(_helps())
+    else:
+        write()
