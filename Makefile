@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
 help:
 	@echo 'make demo        train the example, break it on purpose, watch it being saved (3 min)'
-	@echo 'make test        lint, types and the whole suite (12 min)'
+	@echo 'make test        lint, types and the whole suite (15 min)'
 	@echo 'make test-fast   the tests that start no training (1 min)'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'

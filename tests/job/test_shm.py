@@ -79,6 +79,19 @@ def test_a_name_alone_keeps_no_directory(tmp_path):
     assert not path.exists()
 
 
+def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
+    """The probe in the job may be that of another release, with a wire version of its own."""
+    path = shm.make(tmp_path, "mine")
+    writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
+    raw = bytearray(Path(writer.path).read_bytes())
+    raw[8] += 1
+    Path(writer.path).write_bytes(raw)
+    writer.close()
+
+    shm.remove(path)
+    assert path.is_dir()
+
+
 def test_scarce_memory_gets_fewer_slots(tmp_path):
     """Never fewer than 256; all that were asked for where there is room."""
     assert shm.slots(tmp_path, 8192) == 8192

@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -121,7 +122,7 @@ def _users(path: Path) -> list[int]:
 
 
 def _in_use(file: Path) -> bool:
-    """Whether the process that a file is named after lives and, of a segment, wrote it.
+    """Whether the process that a file is named after lives and, of a segment, may have written it.
 
     Anything can be planted under such a name, and pids are reused.
     """
@@ -129,21 +130,30 @@ def _in_use(file: Path) -> bool:
     if found is None:
         return False
     pid = int(found[1])
-    if file.suffix == SEGMENT:
-        try:
-            fd = files.open_file(file)
-            try:
-                header = wire.unpack_header(os.read(fd, wire.FIXED_SIZE))
-            finally:
-                os.close(fd)
-        except (OSError, wire.WireError):
-            return False
-        if (header.pid, header.start_ticks) != (pid, start_ticks(pid) or 0):
-            return False
     try:
-        return pid > 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        lives = pid > 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+    return lives and (file.suffix != SEGMENT or _may_be_of(file, pid))
+
+
+def _may_be_of(segment: Path, pid: int) -> bool:
+    """Whether a segment is that of process `pid`; one that cannot be read may be."""
+    try:
+        if not stat.S_ISREG(segment.lstat().st_mode):
+            return False
+        fd = files.open_file(segment)
+        try:
+            header = wire.unpack_header(os.read(fd, wire.FIXED_SIZE))
+        finally:
+            os.close(fd)
+    except wire.VersionError:  # of the probe of another release
+        return True
+    except wire.WireError:
+        return False
+    except OSError:
+        return True
+    return header.pid == pid and header.start_ticks in (0, start_ticks(pid))
 
 
 def _owned(path: Path) -> bool:
