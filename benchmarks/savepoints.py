@@ -26,10 +26,10 @@ from typing import NamedTuple
 import torch
 from step_job import nano_step
 
-from supervise_probe.background import Background
-from supervise_probe.registry import Registry
-from supervise_probe.savepoint_files import write
-from supervise_probe.savepoints import Savepoints
+from supervise_probe.runtime.background import Background
+from supervise_probe.savepoints.files import write
+from supervise_probe.savepoints.manager import Savepoints
+from supervise_probe.torch_state.registry import Registry
 
 LIMIT = 0.01  # of the step time
 WARM_UP, BETWEEN = 10, 6  # steps

@@ -377,7 +377,7 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
         ("supervise.app", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),
         ("supervise.store.history", "from supervise_probe import wire"),
-        ("supervise_probe.hooks", "from . import wire\nimport zlib"),
+        ("supervise_probe.patches.install", "from . import wire\nimport zlib"),
         ("supervise.app", "def f():\n def g():\n" + "  x\n" * 50 + " x\n" * 50),
     ],
 )

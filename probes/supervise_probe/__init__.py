@@ -30,7 +30,7 @@ def report(**values: Any) -> None:
             know better. A frame has room for 64 names in all, whichever come first.
     """
     if _probe is not None:
-        from .reporting import take
+        from .control.reporting import take
 
         _probe.guard.run(_probe.reporting, take, _probe, values)
 
@@ -51,7 +51,7 @@ def shard(name: Any, offset: Any = None) -> None:
         offset: where in the shard the batch begins: a whole number in whatever unit, or a key.
     """
     if _probe is not None:
-        from .reporting import shard
+        from .control.reporting import shard
 
         _probe.guard.run(_probe.reporting, shard, _probe, name, offset)
 
@@ -68,7 +68,7 @@ def is_quarantined(name: Any) -> bool:
     """
     if _probe is None:
         return False
-    from .reporting import is_quarantined
+    from .control.reporting import is_quarantined
 
     return bool(_probe.guard.run(_probe.reporting, is_quarantined, _probe, name))
 

@@ -10,7 +10,7 @@ import os
 from types import MappingProxyType
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import files
+from .runtime import files
 
 
 class Config(NamedTuple):
@@ -27,8 +27,8 @@ class Config(NamedTuple):
             "update_clip": {"window", "sigma", "max_gb"}}`, or some of them.
         drills: `[{"fault", "step", "params"}]`.
         lease_s: the longest that a pause lasts unless the supervisor renews it.
-        sampling: steps between two samples by set, 0 for never, and `share`; see sampling.py.
-        peak_flops: FLOP/s that the device can do at most; None: as the table in peaks.py has it.
+        sampling: steps between two samples by set, 0 for never, and `share`; see `sampling`.
+        peak_flops: FLOP/s that the device can do at most; None: see `device_peaks`.
         attempt: of this launch; frames count on from it at every rollback.
         first_step: what the first step is called: one more than the last in the checkpoint.
         resume: `{"how": "library" or "savepoint", "path"}` of what this launch begins with, unless

@@ -16,20 +16,24 @@ from typing import Any, Deque, Dict, Optional
 
 from . import collectors as catalog
 from . import config as settings
-from . import evidence, exits, files, forward, hooks, reporting, sampled, status, verbs
-from .batches import Batches
-from .boundary import Boundary
+from . import sampling
 from .collectors.timing import Times
-from .commands import Commands
-from .drills import Drills
-from .guard import Guard, Part
-from .learning_rate import LearningRate
-from .publisher import Publisher
-from .registry import Registry
-from .scalars import Scalars
-from .scaling import Scaling
-from .threads import Threads
-from .tools import Tools
+from .control import evidence, reporting, status, verbs
+from .control.commands import Commands
+from .faults.injector import Drills
+from .ipc.publisher import Publisher
+from .patches import install
+from .runtime import exit_status, files
+from .runtime.guard import Guard, Part
+from .runtime.scalars import Scalars
+from .safeguards import Tools
+from .stepping.step_tracker import Boundary
+from .stepping.training_thread import Threads
+from .torch_state import forward_patch
+from .torch_state.batch_observer import Batches
+from .torch_state.grad_scaler import Scaling
+from .torch_state.learning_rate import LearningRate
+from .torch_state.registry import Registry
 
 BATCHES = 64  # fingerprints kept for a snapshot
 STATUS_EVERY = 64  # steps between two statuses when nothing happened
@@ -67,8 +71,8 @@ class Probe:
         self._set_grad_enabled = torch._C._set_grad_enabled
         self._is_grad_enabled = torch.is_grad_enabled
         self._modules = catalog.modules()
-        self._before_forward = hooks.before_forward(self)
-        self.watching = sampled.around_forward(self)
+        self._before_forward = install.before_forward(self)
+        self.watching = sampling.around_forward(self)
         self._start_clean()
 
     def _start_clean(self) -> None:
@@ -85,7 +89,7 @@ class Probe:
         self.calls = self.plan.usual
         self.batches = Batches(self.guard, self.collectors)
         self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
-        self.sampling, self.sampler, self.snapshots = sampled.start(self)
+        self.sampling, self.sampler, self.snapshots = sampling.start(self)
         self.publisher: Any = None
         self.commands: Any = None
         self._mailbox: Any = None
@@ -102,8 +106,8 @@ class Probe:
     def install(self) -> None:
         """Patch torch, and be told of forks and of the exit. To be called once."""
         self.registry.install(self.torch)
-        hooks.install(self.torch, self)
-        exits.install()
+        install.install(self.torch, self)
+        exit_status.install()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)
 
@@ -142,8 +146,8 @@ class Probe:
 
     def _open(self) -> bool:
         from . import wire
-        from .mailbox import Mailbox
-        from .writer import Writer
+        from .ipc.mailbox import Mailbox
+        from .ipc.writer import Writer
 
         config = self.config
         self.rank, self.world_size = settings.place(dict(os.environ), self.torch)
@@ -230,7 +234,7 @@ class Probe:
         """An optimizer steps for the first time: look which modules it trains."""
         self.registry.saw_optimizer(optimizer)
         for root in self.registry.roots():
-            forward.attach(self, root, self._before_forward)
+            forward_patch.attach(self, root, self._before_forward)
         self.rollbacks.probe_batch.optimizer_appeared()
 
     def at_boundary(self, result: Any) -> Any:
@@ -292,7 +296,7 @@ class Probe:
             self.publisher.flush()
             reporting.tell_rest(self)
             self.beat("exiting")
-            self.writer.last_words(*exits.last_words())
+            self.writer.last_words(*exit_status.last_words())
             self.rollbacks.close()
             self.writer.close()
         except Exception:  # at exit nobody is left to tell

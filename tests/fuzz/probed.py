@@ -23,7 +23,7 @@ from supervise.outputs import live
 from supervise.store import audit, pack
 from supervise.store.chain import Chain
 from supervise_probe import wire
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.writer import Writer
 
 from . import mutation
 from .recorded import NAMES, SECOND, WALL, answer, events, policy

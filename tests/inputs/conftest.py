@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.inputs.segment import Segment
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.writer import Writer
 
 from .desk import Desk
 

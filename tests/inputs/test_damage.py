@@ -13,8 +13,8 @@ from supervise.core.model.events import Frame
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segment
 from supervise_probe import wire
-from supervise_probe.mailbox import Mailbox
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.mailbox import Mailbox
+from supervise_probe.ipc.writer import Writer
 
 
 def ticker():

@@ -18,8 +18,8 @@ from supervise.core.model.events import Announced, Beat, Event, Frame, Gap
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segment
 from supervise_probe import wire
-from supervise_probe.mailbox import Mailbox
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.mailbox import Mailbox
+from supervise_probe.ipc.writer import Writer
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 # them it does everything else that a probe writes.
 TRAINER = """
     import sys, time
-    from supervise_probe.mailbox import Mailbox
-    from supervise_probe.writer import Writer
+    from supervise_probe.ipc.mailbox import Mailbox
+    from supervise_probe.ipc.writer import Writer
     directory, slots, steps, sleep_s, chatty = sys.argv[1:]
     writer = Writer.create(directory, "run", 0, 1, slots=int(slots), capacity=64)
     mailbox = Mailbox(writer)

@@ -15,7 +15,7 @@ from supervise.core.model.events import Announced, Frame, Noticed
 from supervise.inputs import clock
 from supervise.inputs.segment import Segments
 from supervise_probe import wire
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.writer import Writer
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, ag
     old.publish(1, 0, [0.75], 20)
     old.last_words(code, "")
     source = (
-        "import sys; from supervise_probe.writer import Writer;"
+        "import sys; from supervise_probe.ipc.writer import Writer;"
         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
         "w.announce(['loss']); w.publish(0, 0, [9.5], 30)"
     )
@@ -190,7 +190,7 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
     """A child that trains a model of its own must not push its parent out; it is said once."""
     child = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys; from supervise_probe.writer import Writer;"
+         "import sys; from supervise_probe.ipc.writer import Writer;"
          "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
          "w.announce(['loss']); w.publish(0, 0, [9.5], 30); input()", str(shm)],
         stdin=subprocess.PIPE,
@@ -216,7 +216,7 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
 def test_both_processes_of_a_rank_are_there_at_the_first_look(segments, shm, rank):
     """A supervisor that comes late reads them in the order in which they started."""
     source = (
-        "import sys; from supervise_probe.writer import Writer;"
+        "import sys; from supervise_probe.ipc.writer import Writer;"
         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
         "w.announce(['loss']); w.publish(0, 0, [9.5], 30)"
     )

@@ -10,8 +10,8 @@ from supervise.core.model.events import Announced, Frame, Gap, Noticed
 from supervise.inputs.segment import Segments, Taken, recorded_end
 from supervise.job.adopted import start_ticks
 from supervise_probe import wire
-from supervise_probe.mailbox import Mailbox
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.mailbox import Mailbox
+from supervise_probe.ipc.writer import Writer
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from supervise.outputs.evidence import Evidence
 JOB = """
 import os, sys, time
 from supervise_probe import wire
-from supervise_probe.mailbox import Mailbox
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.mailbox import Mailbox
+from supervise_probe.ipc.writer import Writer
 writer = Writer.create(sys.argv[1], "run", 0, 1, slots=64)
 mailbox, held, step, until = Mailbox(writer), False, 0, 0
 writer.announce(["train_loss_raw"])

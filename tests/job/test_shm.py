@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervise.job import shm
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.writer import Writer
 
 OLD = 10_000
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from supervise_probe.registry import Registry
-from supervise_probe.savepoints import Busy, CannotRestore, Savepoints
+from supervise_probe.savepoints.manager import Busy, CannotRestore, Savepoints
+from supervise_probe.torch_state.registry import Registry
 
 
 class Driver:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from supervise_probe.bytecode import instruction_offset, position
+from supervise_probe.capture.bytecode import instruction_offset, position
 
 seen = []
 

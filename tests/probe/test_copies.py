@@ -3,7 +3,7 @@
 SCRIPT = """
 import pytest
 import gc, json, weakref, torch
-from supervise_probe.copies import Copies, Pool
+from supervise_probe.capture.tensor_copies import Copies, Pool
 
 pytestmark = pytest.mark.slow
 

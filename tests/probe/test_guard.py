@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise_probe.guard import WINDOW, Guard
+from supervise_probe.runtime.guard import WINDOW, Guard
 
 WORK = range(3000)  # some 30 us
 

@@ -12,8 +12,8 @@ from supervise.core.model.events import Noticed
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Ack, Segment
 from supervise_probe import wire
-from supervise_probe.mailbox import KEPT_KEYS, Mailbox
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.mailbox import KEPT_KEYS, Mailbox
+from supervise_probe.ipc.writer import Writer
 
 
 @pytest.fixture

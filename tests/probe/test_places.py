@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from supervise_probe.checkpoints.save_site import call_at, find, stack
 from supervise_probe.errors import Refused
-from supervise_probe.places import call_at, find, stack
 
 BEGIN = "def run(saves, steps, n, first=0):\n    i = first\n"
 LOOP = (

@@ -8,7 +8,7 @@ from torch import nn
 pytestmark = pytest.mark.slow
 
 early = nn.Linear(2, 2)
-from supervise_probe.registry import Registry
+from supervise_probe.torch_state.registry import Registry
 
 registry = Registry()
 registry.install(torch)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from supervise_probe import savepoint_files as files
+from supervise_probe.savepoints import files
 
 DOCUMENT = {"what": "a savepoint", "model": torch.arange(1 << 19)}  # 4 MiB: several pieces
 

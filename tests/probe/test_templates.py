@@ -5,11 +5,11 @@ import sys
 import pytest
 import torch
 
+from supervise_probe.checkpoints.layout import Learner, containers
+from supervise_probe.checkpoints.layout_entries import Now
+from supervise_probe.checkpoints.variable_lookup import Scene
 from supervise_probe.errors import Refused
-from supervise_probe.leaves import Now
-from supervise_probe.origins import Scene
-from supervise_probe.registry import Registry
-from supervise_probe.templates import Learner, containers
+from supervise_probe.torch_state.registry import Registry
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervise_probe import wire
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.writer import Writer
 
 NAMES = ["a", "b", "c"]
 

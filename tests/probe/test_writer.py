@@ -11,7 +11,7 @@ import pytest
 
 from supervise.inputs.segment import Segment
 from supervise_probe import wire
-from supervise_probe.writer import Writer
+from supervise_probe.ipc.writer import Writer
 
 NAMES = ["loss", "norm", "lr"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervise.store import files
-from supervise_probe import files as probe_files
+from supervise_probe.runtime import files as probe_files
 
 NOBODY = 65534
 SIDES = {

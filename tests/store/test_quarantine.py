@@ -8,8 +8,8 @@ import pytest
 
 from supervise.errors import StoreError
 from supervise.store.quarantine import CHANGES, Quarantine
-from supervise_probe.provenance import short
-from supervise_probe.quarantine import Manifest
+from supervise_probe.data.quarantine import Manifest
+from supervise_probe.data.shard_provenance import short
 
 FACTS = {"step": 150, "attempt": 3, "incident": "inc-1", "why": "twice"}
 

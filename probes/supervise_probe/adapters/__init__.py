@@ -11,9 +11,9 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
-from .. import saves
-from ..guard import describe
-from ..stacklevel import uncounted
+from ..checkpoints import save_hooks
+from ..runtime.guard import describe
+from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
     from ..probe import Probe
@@ -29,8 +29,8 @@ def listen(probe: Probe, library: Any) -> None:
         "transformers": transformers.listen,
         "lightning": lightning.listen,
         "pytorch_lightning": lightning.listen,
-        "safetensors": saves.listen,
-        "torch.distributed.checkpoint.state_dict_saver": saves.listen,
+        "safetensors": save_hooks.listen,
+        "torch.distributed.checkpoint.state_dict_saver": save_hooks.listen,
         "torch.distributed.fsdp.fully_sharded_data_parallel": fsdp.listen,
         "torch.distributed.pipelining.stage": pipelining.listen,
     }
@@ -81,7 +81,7 @@ def around_save(
         path, step = what(*args, **kwargs)
         if path:
             path = os.path.abspath(path)
-            told = {"path": path, "step": step, **saves.about(probe, seconds, "its library")}
+            told = {"path": path, "step": step, **save_hooks.about(probe, seconds, "its library")}
             probe.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
 
-    return saves.in_phase(probe, original, probe.guard.part("library"), saved)
+    return save_hooks.in_phase(probe, original, probe.guard.part("library"), saved)

@@ -17,8 +17,8 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Mapping, Tuple
 
+from ..checkpoints.resume import resuming
 from . import around_save, beside
-from .resume import resuming
 
 if TYPE_CHECKING:
     from ..probe import Probe

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Mapping, Tuple
 
+from ..checkpoints.resume import resuming
 from . import around_save, beside
-from .resume import resuming
 
 if TYPE_CHECKING:
     from ..probe import Probe

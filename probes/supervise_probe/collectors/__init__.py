@@ -10,9 +10,10 @@ then `collect` once, whose values may still be on a device; `finish` once they a
 step later on an accelerator. A closure computes the gradients inside the step: there `measure`
 comes after `before_update`. From `measure` to `collect`, gradients are off.
 
-A collector with `SAMPLED` is called in the steps in which that set is due (see `sampling.py`), but
-for `finish` and `forget`; in the others it costs nothing. Nor does one that is `ASLEEP` before it
-wakes: even a call that finds nothing to do costs 2 us behind a forward, where caches are cold.
+A collector with `SAMPLED` is called in the steps in which that set is due (see
+`sampling/schedule.py`), but for `finish` and `forget`; in the others it costs nothing. Nor does one
+that is `ASLEEP` before it wakes: even a call that finds nothing to do costs 2 us behind a forward,
+where caches are cold.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Tuple
 
 if TYPE_CHECKING:
-    from ..guard import Calls, Part
     from ..probe import Probe
-    from ..scalars import Number
+    from ..runtime.guard import Calls, Part
+    from ..runtime.scalars import Number
     from ..spec import MetricSpec
-    from ..step import Step, Update
+    from ..torch_state.records import Step, Update
 
     Pair = Tuple[Part, Callable[..., Any]]
 

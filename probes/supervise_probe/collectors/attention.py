@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Dict
 
-from ..sampled.attention import NO_ENTROPY
-from ..sampling import DEFAULTS
+from ..sampling.attention import NO_ENTROPY
+from ..sampling.schedule import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
 

@@ -2,8 +2,9 @@
 
 It tells batches apart and finds them again; it is no checksum of the data set. The first tensor
 that goes into the outermost module is hashed, with gradients on: one of whole numbers before one of
-floats, and what is passed as it is before what is inside something else (`inputs.py`). Before that
-module is known, or where it is given no tensor, it is the first tensor of a DataLoader's batch.
+floats, and what is passed as it is before what is inside something else
+(`torch_state/batch_inputs.py`). Before that module is known, or where it is given no tensor, it is
+the first tensor of a DataLoader's batch.
 
 Of more than 512 bytes a sample is hashed, in pieces all over it: batches often begin alike, with
 the same prompt or a white border. Two that differ in a few values only may get the same number.
@@ -15,15 +16,15 @@ from ctypes import c_char, string_at
 from typing import TYPE_CHECKING, Any, Dict, Iterable, NamedTuple, Optional, Tuple
 from zlib import crc32
 
-from ..forward import attach_inside
-from ..inputs import Inputs
 from ..spec import MetricSpec
+from ..torch_state.batch_inputs import Inputs
+from ..torch_state.forward_patch import attach_inside
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step, Update
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step, Update
 
 METRICS = (
     MetricSpec(

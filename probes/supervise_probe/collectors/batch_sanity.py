@@ -20,8 +20,8 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step
 
 COST = "one pass over the input and a table of its ids; a sort of them on a device"
 METRICS = (

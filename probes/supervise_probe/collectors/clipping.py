@@ -13,14 +13,14 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
-from ..moving import Window
 from ..spec import MetricSpec
+from ..torch_state.ema import Window
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step, Update
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step, Update
 
 METRICS = (
     MetricSpec(

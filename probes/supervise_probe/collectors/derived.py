@@ -12,8 +12,8 @@ from __future__ import annotations
 from math import exp, inf, isfinite
 from typing import TYPE_CHECKING, Dict, Mapping
 
-from ..moving import Average, Window
 from ..spec import MetricSpec
+from ..torch_state.ema import Average, Window
 from . import Collector as Base
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step
 
 LOOK_EVERY = 10  # steps between two looks at the allocator, whose counters take a while to read
 

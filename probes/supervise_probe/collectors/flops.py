@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Dict, Optional, Sequence
 
-from ..model_flops import ModelFlops, count
-from ..peaks import peak_of
 from ..spec import MetricSpec
+from ..torch_state.device_peaks import peak_of
+from ..torch_state.model_flops import ModelFlops, count
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step
 
 METRICS = (
     MetricSpec(
@@ -26,7 +26,7 @@ METRICS = (
         "%",
         "Operations that the model needs for the step's tokens on this rank, over the device's "
         "dense 16-bit peak in the same time; absent without a known peak. Source and what is left "
-        "out: model_flops.py.",
+        "out: torch_state/model_flops.py.",
         "PaLM, arXiv:2204.02311, appendix B: (6 N + 12 L H Q T) tokens_per_sec / peak",
     ),
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from ..adapters.resume import Resume
+from ..checkpoints.resume import Resume
 from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
+    from ..runtime.scalars import Number
 
 SLICES = 8  # evaluation sets that get a column
 

@@ -9,14 +9,14 @@ from collections import deque
 from math import isfinite
 from typing import TYPE_CHECKING, Deque, Dict, Optional
 
-from ..moving import Window
 from ..spec import MetricSpec
+from ..torch_state.ema import Window
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step
 
 METRICS = (
     MetricSpec(

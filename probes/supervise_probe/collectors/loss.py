@@ -3,7 +3,7 @@
 Every training code divides by the accumulation steps before backward, so the sum over the
 backwards of a step is the loss as its author prints it. Losses that never go through
 `torch.autograd.backward` (an engine called directly) are not seen. What the job threw away is left
-out; `discards.py` says how that is known, and where it is not.
+out; `stepping/discarded_gradients.py` says how that is known, and where it is not.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step
 
 METRICS = (
     MetricSpec(

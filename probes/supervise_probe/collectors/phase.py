@@ -13,14 +13,14 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
-from .. import schedules
 from ..spec import MetricSpec
+from ..torch_state import schedules
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step
 
 METRICS = (
     MetricSpec(

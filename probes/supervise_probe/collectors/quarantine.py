@@ -19,16 +19,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
 from ..config import place
+from ..data.quarantine import Manifest
+from ..data.shard_lists import Lists
+from ..data.shard_provenance import Origin, name_of, short
 from ..errors import Refused
-from ..provenance import Origin, name_of, short
-from ..quarantine import Manifest
-from ..shard_lists import Lists
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step, Update
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step, Update
 
 METRICS = ()
 

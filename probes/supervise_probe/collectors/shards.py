@@ -1,4 +1,4 @@
-"""Which shard a step's data came from, and where in it: see `shards.py` for who says so.
+"""Which shard a step's data came from, and where in it: who says so: `data/shard_tracker.py`.
 
 A frame holds numbers only. The names that stand behind them go into the status, into a notice when
 they are new, and beside the fingerprints of the newest batches, which evidence is made of.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
-from ..provenance import SEVERAL, Origin
-from ..shards import Shards
+from ..data.shard_provenance import SEVERAL, Origin
+from ..data.shard_tracker import Shards
 from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step, Update
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step, Update
 
 METRICS = (
     MetricSpec(
@@ -35,7 +35,7 @@ METRICS = (
     ),
 )
 
-DEPTH = 32  # steps that may wait for a device, as in publisher.py
+DEPTH = 32  # steps that may wait for a device, as in ipc/publisher.py
 PER_NOTICE = 6
 BYTES, TEXT = 560, 200  # of names, and characters of the sentence: what a letter holds unclipped
 # Steps to the next notice, by how many there were: endless names must not fill the record.

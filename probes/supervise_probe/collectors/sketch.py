@@ -19,8 +19,8 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step, Update
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step, Update
 
 METRICS = (
     MetricSpec(

@@ -2,8 +2,8 @@
 
 `F.cross_entropy` and `F.nll_loss` are counted where gradients flow, so evaluation and sampling do
 not count. Where neither is called, the integers that go into the model are counted instead, padding
-included. What the job left out without a backward does not count (`batches.py`). A job that knows
-better reports `tokens_per_update` itself.
+included. What the job left out without a backward does not count (`torch_state/batch_observer.py`).
+A job that knows better reports `tokens_per_update` itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number
-    from ..step import Step, Update
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Step, Update
 
 METRICS = (
     MetricSpec(

@@ -26,8 +26,8 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..probe import Probe
-    from ..scalars import Number, Scalars
-    from ..step import Step, Update
+    from ..runtime.scalars import Number, Scalars
+    from ..torch_state.records import Step, Update
 
 METRICS = (
     MetricSpec(

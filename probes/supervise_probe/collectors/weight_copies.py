@@ -1,8 +1,8 @@
-"""What follows from the copies of a few matrices; see sampled/snapshots.py for which and how."""
+"""What follows from the copies of a few matrices; see sampling/snapshots.py for which and how."""
 
 from __future__ import annotations
 
-from ..sampling import DEFAULTS
+from ..sampling.schedule import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
 

@@ -83,7 +83,7 @@ def test_the_supervisor_makes_samples_denser_for_a_while(probed):
 
 SLOW_SOFTMAX = """
 import sys
-sampling = sys.modules["_supervise_probe.sampling"]
+sampling = sys.modules["_supervise_probe.sampling.schedule"]
 sampling.{change}
 steps(70)
 """
@@ -126,7 +126,7 @@ def test_a_single_sample_that_is_far_too_dear_ends_it(probed, change, why):
 
 def test_an_error_in_a_look_costs_the_look_alone(probed):
     script = """
-looks = sys.modules["_supervise_probe.sampled.attention"]
+looks = sys.modules["_supervise_probe.sampling.attention"]
 looks.Attention.sdpa = None
 """
     job = probed.run(TRAIN + "import sys\n" + script + "steps(9)", sampling=ALL)

@@ -7,8 +7,8 @@ import pytest
 
 from supervise.outputs import origins
 from supervise_probe.collectors import shards as collector
-from supervise_probe.provenance import Origin, name_of, short
-from supervise_probe.shards import NAMES, UNTOLD, Shards
+from supervise_probe.data.shard_provenance import Origin, name_of, short
+from supervise_probe.data.shard_tracker import NAMES, UNTOLD, Shards
 from supervise_probe.wire import LETTER_ROOM
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervise_probe.collectors import derived, phase
-from supervise_probe.learning_rate import Ramp
-from supervise_probe.moving import Average, Window
+from supervise_probe.torch_state.ema import Average, Window
+from supervise_probe.torch_state.learning_rate import Ramp
 
 
 def collector(kind=phase):

@@ -1,0 +1,1 @@
+"""What a savepoint holds: tensors, the variables of the job, and where its code stands."""

@@ -1,0 +1,268 @@
+"""The training state of one savepoint: modules, gradients, optimizers, schedulers, scalers.
+
+Rule 1: everything is written back in place; no object of the job is replaced while it lives.
+Rule 2: whatever can be refused is refused by `verify`, before the first byte is written.
+
+Gradients are part of it, values and presence: a job that drops them before the next backward
+could do without, but one that zeroes them in place, or lets them add up over several steps, could
+not, and nothing seen from outside tells these apart in time. They are a quarter of an Adam
+savepoint.
+"""
+
+import weakref
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ..torch_state.registry import Registry
+from .call_stack import CannotRestore
+from .captured_values import GONE, Back, Fields, Value
+from .tensor_copies import Copies
+from .variable_walk import Walk, is_copyable
+
+_NOT_OURS = frozenset(
+    ("_parameters", "_buffers", "_modules", "state", "param_groups", "defaults", "optimizer")
+)
+LOST = -1  # a gradient that cannot be copied: a sparse one
+
+
+class TrainingState:
+    """What the registry knew when the savepoint was taken."""
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        registry: Registry,
+        walk: Walk,
+        copies: Copies,
+        died: Callable[[Any], None],
+    ) -> None:
+        """Plan the copies; `died` is called when an optimizer goes away.
+
+        Raises:
+            CannotRestore: a parameter is not plain memory.
+        """
+        self._torch = torch
+        self._died = died
+        self._copies = copies
+        self.modules: List[SavedModule] = []
+        self.parameters: List[SavedParameter] = []
+        self.optimizers: List[SavedOptimizer] = []
+        self.others: List[Tuple[Any, str, Fields]] = []  # schedulers and scalers, by class name
+        self._known: "set[int]" = set()
+        self.add_new(registry, walk)
+
+    def add_new(self, registry: Registry, walk: Walk) -> None:
+        """Also remember what came to the registry since, found by the walk through the frames."""
+        walk.bulk = True
+        for module in self._unknown(registry.modules):
+            numbers = {
+                name: self._add_parameter(parameter, f"{type(module).__name__}.{name}")
+                for name, parameter in module._parameters.items()
+                if parameter is not None and not parameter.is_meta
+            }
+            self.modules.append(SavedModule(module, numbers, walk))
+        for optimizer in self._unknown(registry.optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
+            self.optimizers.append(SavedOptimizer(optimizer, walk, self._died))
+        for thing in (*self._unknown(registry.schedulers), *self._unknown(registry.scalers)):
+            name = type(thing).__name__
+            self.others.append((weakref.ref(thing), name, walk.fields(_own(thing), depth=1)))
+        walk.bulk = False
+
+    def _unknown(self, alive: Any) -> List[Any]:
+        new = [thing for thing in alive if id(thing) not in self._known]
+        self._known.update(map(id, new))
+        return new
+
+    def _add_parameter(self, parameter: Any, name: str) -> int:
+        if not is_copyable(self._torch, parameter):
+            raise CannotRestore(
+                f"{name} is a {type(parameter).__name__} on {parameter.device}, laid out as "
+                f"{parameter.layout}; only dense tensors on CPU or CUDA can be saved"
+            )
+        number = self._copies.add(parameter, bulk=True)
+        if id(parameter) not in self._known:
+            self._known.add(id(parameter))
+            self.parameters.append(
+                SavedParameter(name, number, parameter, self._torch, self._copies)
+            )
+        return number
+
+    def is_alive(self) -> bool:
+        """Whether all optimizers, and the parameters they train, still exist."""
+        return all(optimizer.reference() is not None for optimizer in self.optimizers)
+
+    def verify(self) -> None:
+        """Raise CannotRestore unless `restore` can write everything back."""
+        # Another parameter may have got the id of one that is gone.
+        gone = {p.id for p in self.parameters if self._copies.original(p.number) is None}
+        for optimizer in self.optimizers:
+            optimizer.verify(gone)
+        for module in self.modules:
+            module.verify(self._copies)
+        for parameter in self.parameters:
+            parameter.verify(self._copies)
+        if self._copies.any_misfit():
+            raise CannotRestore("optimizer state changed its shape or type since the savepoint")
+
+    def places(self) -> List[Tuple[Fields, Dict[str, Any]]]:
+        """What the modules' and the schedulers' own attributes held, and what they hold now."""
+        saved = [(module.reference(), module.attributes) for module in self.modules]
+        saved += [(reference(), fields) for reference, _, fields in self.others]
+        return [(fields, thing.__dict__) for thing, fields in saved if thing is not None]
+
+    def restore(self, back: Back) -> None:
+        """Write everything back."""
+        self._copies.write_bulk()
+        for parameter in self.parameters:
+            parameter.restore(self._copies, back)
+        for module in self.modules:
+            module.restore(back)
+        for optimizer in self.optimizers:
+            optimizer.restore(back)
+        for reference, _, fields in self.others:
+            thing = reference()
+            if thing is not None:
+                _put_back(fields, thing.__dict__, back, f"{type(thing).__name__}.")
+
+
+class SavedParameter:
+    """What belongs to a parameter beside its value."""
+
+    __slots__ = ("gradient", "id", "name", "number", "requires_grad")
+
+    def __init__(
+        self, name: str, number: int, parameter: Any, torch: ModuleType, copies: Copies
+    ) -> None:
+        self.id = id(parameter)
+        self.name = name
+        self.number = number
+        self.requires_grad = parameter.requires_grad
+        self.gradient: Optional[int] = None
+        gradient = parameter.grad
+        if gradient is not None:
+            dense = is_copyable(torch, gradient)
+            self.gradient = copies.add(gradient, bulk=True) if dense else LOST
+
+    def verify(self, copies: Copies) -> None:
+        if copies.misfit(self.number):
+            raise CannotRestore(f"{self.name} changed its shape or type since the savepoint")
+
+    def restore(self, copies: Copies, back: Back) -> None:
+        parameter = copies.original(self.number)
+        if parameter is None:
+            return
+        if parameter.requires_grad != self.requires_grad:
+            parameter.requires_grad_(self.requires_grad)
+        if self.gradient == LOST:
+            back.miss("sparse gradients")
+        elif self.gradient is None:
+            parameter.grad = None
+        elif parameter.grad is None or parameter.grad is not copies.original(self.gradient):
+            parameter.grad = copies.bring_back(self.gradient)
+
+
+class SavedModule:
+    """One module: which parameter objects it has, its buffers, its plain attributes."""
+
+    __slots__ = ("attributes", "buffers", "id", "name", "numbers", "reference")
+
+    def __init__(self, module: Any, numbers: "dict[str, int]", walk: Walk) -> None:
+        self.reference = weakref.ref(module)
+        self.id, self.name = id(module), type(module).__name__
+        self.numbers = numbers
+        self.buffers = walk.fields(module._buffers.items(), depth=1)
+        walk.bulk = False  # a plain attribute may be a view of a read-only file
+        self.attributes = walk.fields(_own(module), depth=1)
+        walk.bulk = True
+
+    def verify(self, copies: Copies) -> None:
+        module = self.reference()
+        if module is None:
+            return
+        for name, number in self.numbers.items():
+            parameter = module._parameters.get(name)
+            if parameter is None or parameter is not copies.original(number):
+                where = f"{type(module).__name__}.{name}"
+                raise CannotRestore(f"{where} was replaced since the savepoint")
+
+    def restore(self, back: Back) -> None:
+        module = self.reference()
+        if module is None:
+            return
+        prefix = f"{type(module).__name__}."
+        _put_back(self.buffers, module._buffers, back, prefix)
+        _put_back(self.attributes, module.__dict__, back, prefix)
+
+
+class SavedOptimizer:
+    """One optimizer: its state by parameter, the options of its groups, its own attributes."""
+
+    __slots__ = ("attributes", "groups", "id", "members", "name", "reference", "state")
+
+    def __init__(self, optimizer: Any, walk: Walk, died: Callable[[Any], None]) -> None:
+        self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
+        self.id, self.name = id(optimizer), type(optimizer).__name__
+        self.members = [_ids(group) for group in optimizer.param_groups]
+        self.groups = [walk.fields(_options(group), depth=1) for group in optimizer.param_groups]
+        self.state: List[Tuple[Any, Any, Optional[Value]]] = []
+        for key, value in optimizer.state.items():
+            weak = weakref.ref(key) if hasattr(key, "grad_fn") else None
+            part = walk.value(value)
+            self.state.append((weak or key, value if part is None else None, part))
+        self.attributes = walk.fields(_own(optimizer), depth=1)
+
+    def verify(self, gone: "set[int]") -> None:
+        optimizer = self.reference()
+        members = [_ids(group) for group in optimizer.param_groups]
+        exchanged = any(not gone.isdisjoint(group) for group in self.members)
+        if exchanged or members[: len(self.members)] != self.members:
+            raise CannotRestore(
+                f"the parameters of {type(optimizer).__name__} were exchanged since the savepoint"
+            )
+
+    def restore(self, back: Back) -> None:
+        optimizer = self.reference()
+        name = type(optimizer).__name__
+        del optimizer.param_groups[len(self.groups) :]
+        for group, fields in zip(optimizer.param_groups, self.groups):
+            content = fields.content(dict(group), back, lambda key: f"{name}[{key!r}]")
+            for key in [key for key in group if key not in fields and key != "params"]:
+                del group[key]
+            group.update(content)
+        content = {}
+        for key, constant, part in self.state:
+            key = key() if isinstance(key, weakref.ref) else key
+            live = optimizer.state.get(key, GONE)
+            value = constant if part is None else part.restore(live, back, f"{name}.state")
+            if key is not None and value is not GONE:
+                content[key] = value
+        for key in [key for key in optimizer.state if key not in content]:
+            del optimizer.state[key]
+        optimizer.state.update(content)
+        _put_back(self.attributes, optimizer.__dict__, back, f"{name}.")
+
+
+def _own(thing: Any) -> List[Tuple[str, Any]]:
+    """The attributes that hold state of the thing's own: no hooks, and nothing saved elsewhere."""
+    return [
+        (name, value)
+        for name, value in thing.__dict__.items()
+        if name not in _NOT_OURS and "hook" not in name
+    ]
+
+
+def _put_back(fields: Fields, live: Dict[str, Any], back: Back, prefix: str) -> None:
+    for name, value in fields.content(live, back, prefix.__add__).items():
+        if live.get(name, GONE) is not value:
+            live[name] = value
+
+
+def _options(group: Any) -> List[Tuple[str, Any]]:
+    return [(key, value) for key, value in group.items() if key != "params"]
+
+
+def _ids(group: Any) -> Tuple[int, ...]:
+    return tuple(map(id, group["params"]))

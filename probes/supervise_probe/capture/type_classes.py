@@ -1,0 +1,127 @@
+"""What kind of thing a value is, decided by its type alone.
+
+Rule 1: only data and objects of the job's own classes are entered by the walk; a library's objects
+are noted by identity.
+Rule 2: nothing of the job is called to find out: no property, no `__getattr__`, no `__len__`.
+"""
+
+import sys
+from collections import deque
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Dict, Iterable, Tuple
+
+from ..runtime import rng
+from ..runtime.object_access import attributes
+from .call_stack import is_library
+
+_TYPES_MAX = 4096
+_WATCHED_MAX = 64  # attributes of a library's object that are compared
+_CONSTANTS = (int, float, complex, str, bytes, type(None), type(...), range, slice)
+_PLAIN_OBJECTS = (("types", "SimpleNamespace"), ("argparse", "Namespace"))
+_IMMUTABLE = (
+    ("enum", "Enum"),
+    ("pathlib", "PurePath"),
+    ("datetime", "date"),
+    ("datetime", "timedelta"),
+    ("decimal", "Decimal"),
+    ("fractions", "Fraction"),
+    ("numpy", "generic"),
+    ("numpy", "dtype"),
+)
+_NEVER_ENTERED = (
+    ("threading", "Thread"),
+    ("multiprocessing.process", "BaseProcess"),
+    ("io", "IOBase"),
+    ("builtins", "BaseException"),
+)
+_CONTAINERS = (list, dict, set, deque)
+_RAW = (bytearray, memoryview)
+_EXACT: Dict[type, str] = {
+    FunctionType: "function", MethodType: "method", ModuleType: "code",
+    BuiltinFunctionType: "code",
+}  # fmt: skip
+
+
+class Kinds:
+    """Which of our kinds a Python type is; remembered per type."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._known: Dict[type, str] = {}
+
+    def of(self, kind: type) -> str:
+        """One of constant, code, class, function, method, tensor, array, table, listing, bag,
+        chance, training, thing, stream, other."""
+        known = self._known.get(kind)
+        if known is None:
+            if len(self._known) > _TYPES_MAX:  # a job that makes classes as it goes
+                self._known.clear()
+            known = self._known[kind] = self._decide(kind)
+        return known
+
+    def _decide(self, kind: type) -> str:
+        torch = self._torch
+        if kind in _EXACT:
+            return _EXACT[kind]
+        fixed = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+        if issubclass(kind, (*_CONSTANTS, *fixed, *_loaded(_IMMUTABLE))):
+            return "constant"
+        if issubclass(kind, type):
+            return "class"
+        if issubclass(kind, tuple):
+            return "listing" if kind is tuple or hasattr(kind, "_fields") else "other"
+        if issubclass(kind, torch.Tensor):
+            return "tensor"
+        if issubclass(kind, _loaded((("numpy", "ndarray"),))):
+            return "array"
+        if issubclass(kind, rng.generator_types(torch)):
+            return "chance"
+        schedulers, scalers = torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+        if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, schedulers, scalers)):
+            return "training"
+        if issubclass(kind, _loaded((("logging", "Logger"),))):
+            return "code"
+        if issubclass(kind, _loaded(_NEVER_ENTERED)):
+            return "other"
+        if issubclass(kind, dict):
+            return "table"
+        if issubclass(kind, (list, deque)):
+            return "listing"
+        if issubclass(kind, set):
+            return "bag"
+        if kind in _loaded(_PLAIN_OBJECTS) or is_own(kind):
+            return "thing"
+        return "stream" if hasattr(kind, "__next__") or kind in _RAW else "other"
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether a value is immutable data."""
+        return self.of(type(value)) == "constant"
+
+    def stamp(self, value: Any) -> Dict[str, Any]:
+        """The plain attributes of a library's object, and how long its containers are: when they
+        change, it has changed."""
+        own = attributes(value)
+        known: Dict[str, Any] = {}
+        for name, held in own.items() if len(own) <= _WATCHED_MAX else ():
+            if type(held) in _CONTAINERS:
+                known[name] = len(held)
+            elif self.is_constant(held):
+                known[name] = held
+        return known
+
+    def is_code(self, value: Any) -> bool:
+        """Whether a value is a function, class or module."""
+        return self.of(type(value)) in ("code", "class", "function", "method")
+
+
+def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
+    found = (getattr(sys.modules.get(module), name, None) for module, name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is defined in the job's own files."""
+    if kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return isinstance(file, str) and not is_library(file)

@@ -1,0 +1,131 @@
+"""Going on from a checkpoint that a library wrote, in a job whose own call does not ask for it.
+
+A relaunch may have no argument by which the script resumes. Where a library trains, its own call
+can be given the checkpoint: `Trainer.train(resume_from_checkpoint=...)` of transformers, and
+`ckpt_path` of Lightning's `Trainer.fit`. Only the first of the process is, on every rank; a later
+one is another training of the same script.
+
+How exact that is, the library decides. transformers puts back weights, optimizer, schedule, random
+state and the position in the data: the run goes on bit for bit, unless `ignore_data_skip` is set.
+Lightning puts back weights, optimizer, schedule and its counters, but no random state, and inside
+an epoch its loader begins that epoch anew: batches come twice, and as many at its end never come.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+
+from ..runtime.warning_stacklevel import uncounted
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+    Call = Tuple[Tuple[Any, ...], Dict[str, Any]]
+
+UNUSED = (
+    "this job makes its first step outside of Trainer.train and Lightning's fit, the only calls "
+    "that can be given a checkpoint from outside; give the script an argument by which it resumes"
+)
+ACCELERATE = (
+    "Accelerator.load_state has to be called by the script itself, between its own prepare and its "
+    "own loop; give the script an argument by which it resumes"
+)
+
+
+class Resume:
+    """The order to go on from a checkpoint, in one process."""
+
+    def __init__(self, probe: Probe) -> None:
+        order = probe.config.resume or {}
+        self._probe = probe
+        self._path = str(order["path"]) if order.get("how") == "library" else ""
+        self._asked = not self._path  # nothing is left to be given
+        self._refusal = ""
+        self._instead_of: Any = None
+
+    def steer(
+        self,
+        call: Callable[[], inspect.BoundArguments],
+        parameter: str,
+        unfit: Callable[[str], str],
+    ) -> Optional[Call]:
+        """Give a call that trains the checkpoint; None: it goes on as the job made it.
+
+        Args:
+            call: binds the arguments of the job.
+            parameter: the one that names a checkpoint.
+            unfit: why the library cannot go on from this path, "" where it can.
+        """
+        if self._asked:
+            return None
+        self._asked = True
+        self._refusal = unfit(self._path)
+        if self._refusal:
+            return None
+        bound = call()
+        self._instead_of = bound.arguments.get(parameter)
+        bound.arguments[parameter] = self._path
+        return bound.args, bound.kwargs
+
+    def began(self, step: int, inexact: str) -> None:
+        """The library begins to train, at `step` of its own count: say what became of the order.
+
+        Args:
+            inexact: what it does not put back, "" for nothing.
+        """
+        if not self._path or not self._probe.open():
+            return
+        path, self._path = self._path, ""
+        if self._refusal:
+            self._refuse(path, self._refusal, step)
+            return
+        asked = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
+        for optimizer in list(self._probe.registry.optimizers):
+            self._probe.optimizer_appeared(optimizer)  # the first batch is told as any other
+        but = f"; {inexact}" if inexact else ""
+        told = {"how": "library", "path": path, "step": step, "inexact": inexact}
+        message = f"training goes on at step {step} from {path}{asked}{but}"
+        self._probe.notice("resumed", message, told)
+
+    def opened(self) -> None:
+        """The process becomes a rank: the library had its turn, if there is one."""
+        if not self._asked:
+            self._asked = True
+            path, self._path = self._path, ""
+            self._refuse(path, ACCELERATE if "accelerate" in sys.modules else UNUSED, made=0)
+
+    def _refuse(self, path: str, why: str, made: int) -> None:
+        """Tell that the job begins by itself; `made` steps are behind it."""
+        self._probe.boundary.number = made
+        self._probe.rollbacks.tape.expect_nothing()
+        told = {"how": "library", "path": path}
+        self._probe.notice("resume-refused", f"training did not go on from {path}: {why}", told)
+
+
+def resuming(
+    probe: Probe, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
+) -> Callable[..., Any]:
+    """Return `original`, a call that trains, which is given the checkpoint to go on from.
+
+    Raises:
+        AttributeError: it takes no such parameter; nothing was replaced.
+    """
+    signature = inspect.signature(original)
+    if parameter not in signature.parameters:
+        raise AttributeError(f"{original.__qualname__} takes no {parameter}")
+    part = probe.guard.part("library")
+
+    @functools.wraps(original)
+    @uncounted
+    def train(*args: Any, **kwargs: Any) -> Any:
+        resume = probe.collectors["library"].resume
+        call = functools.partial(signature.bind, *args, **kwargs)
+        steered = probe.guard.run(part, resume.steer, call, parameter, unfit)
+        if steered is not None:
+            args, kwargs = steered
+        return original(*args, **kwargs)
+
+    return train

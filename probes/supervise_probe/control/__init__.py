@@ -1,0 +1,1 @@
+"""What the supervisor asks of the probe, and what the probe reports of itself."""

@@ -1,0 +1,212 @@
+"""The verbs of the supervisor, carried out at a step boundary: the job stands right behind its
+optimizer step, the gradients are used, the next batch is not yet read.
+
+Every target is absolute, so a command that is repeated changes nothing. What a pause waits on is
+outside the guard: an exception of the job's own signal handlers must get through. A pause that
+nobody renews ends by itself; only then, or when such an exception ends it, is the notice
+`pause-ended` sent. A resume or a stop is answered, and sends none. With several ranks, verbs that
+change training are refused: one rank alone would leave the others behind.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
+
+from ..errors import Refused
+from ..runtime.guard import describe
+from ..stepping.inferred_steps import WHY
+from . import evidence
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+T = TypeVar("T")
+Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
+
+POLL_S = 0.05
+CHANGE_TRAINING = (
+    "lr_scale", "rollback", "skip_step", "savepoint", "clip", "update_clip", "loss_scale"
+)  # fmt: skip
+NEED_OPTIMIZER = CHANGE_TRAINING
+ALONE_ONLY = (*CHANGE_TRAINING, "pause")
+
+
+class Commands:
+    """Reads the mailbox at each boundary and acts.
+
+    Attributes:
+        paused: whether the job is held.
+
+    Args:
+        lease_s: the longest that a pause lasts unless it is renewed, whatever is asked for.
+    """
+
+    def __init__(self, probe: Probe, mailbox: Any, world_size: int, lease_s: float) -> None:
+        self._probe = probe
+        self._mailbox = mailbox
+        self._world_size = world_size
+        self._lease_s = lease_s
+        self._part = probe.guard.part("commands", share=1.0)
+        self._paused_ns = 0
+        self._until_ns = 0
+        self._renewal_ns = 0  # the newest renewal that was seen
+        self._key = self._paused_by = ""  # of the command under way; of the newest pause
+        self._stopping = False
+        self._arrived: List[Any] = []
+        self._doers: List[Any] = [self]
+
+    def also(self, doer: T) -> T:
+        """Let the methods `do_<verb>` of `doer` carry out their verbs too; return it."""
+        self._doers.append(doer)
+        return doer
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_ns > 0
+
+    def run(self) -> None:
+        """Carry out what has arrived; return when the job may go on.
+
+        Raises:
+            KeyboardInterrupt: after a `stop` was acknowledged.
+        """
+        if not self._arrived:
+            return
+        self._probe.guard.run(self._part, self._handle)
+        try:
+            while self._paused_ns and self._part.on:
+                time.sleep(POLL_S)
+                self._probe.guard.run(self._part, self._while_paused)
+        except BaseException:  # of a signal handler: whoever catches it has a job that goes on
+            self._probe.guard.run(self._part, self._end_pause, "an exception interrupted the pause")
+            raise
+        if self._stopping:
+            self._stopping = False
+            raise KeyboardInterrupt("stopped by the supervisor")
+
+    def fetch(self) -> None:
+        """Look whether anything has arrived; for `run`."""
+        self._arrived = self._mailbox.poll()
+
+    def _handle(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for command in arrived:
+            began = time.monotonic_ns()
+            verb = self._verb(command.verb)
+            result: Dict[str, Any] = {}
+            error: Optional[str] = None
+            self._key = command.key
+            try:
+                if verb is None:
+                    raise Refused(f"this probe knows no verb {command.verb!r}")
+                if began > command.args.get("until_ns", began):
+                    raise Refused("it came after its deadline; nobody waits for it any more")
+                if self._world_size > 1 and command.verb in ALONE_ONLY:
+                    raise Refused(
+                        f"{command.verb} on one of {self._world_size} ranks needs step-fenced "
+                        "commands, which this version does not have"
+                    )
+                if self._probe.boundary.handmade.active and command.verb in NEED_OPTIMIZER:
+                    raise Refused(f"{command.verb} needs an optimizer: {WHY}")
+                result = verb(command.args)
+            except Refused as problem:  # nothing was touched
+                error, result = str(problem), {"refused": True}
+            except Exception as problem:
+                error = describe(problem)
+            step = self._probe.boundary.number - 1
+            self._mailbox.ack(command, step, error is None, result, error)
+            if not self._paused_ns:
+                self._probe.boundary.hold(time.monotonic_ns() - began)
+
+    def _verb(self, name: str) -> Optional[Verb]:
+        """Whoever has a method `do_<verb>` carries it out: args -> what was observed."""
+        found = (getattr(part, "do_" + name, None) for part in self._doers)
+        return next(filter(None, found), None)
+
+    def _while_paused(self) -> None:
+        probe = self._probe
+        probe.beat("paused")
+        self.fetch()
+        self._handle()
+        now, renewal_ns = time.monotonic_ns(), probe.writer.lease_until_ns()
+        if renewal_ns != self._renewal_ns:
+            self._renewal_ns = renewal_ns
+            longest_ns = now + int(self._lease_s * 1e9)
+            self._until_ns = max(self._until_ns, min(renewal_ns, longest_ns))
+        if self._paused_ns and now >= self._until_ns:
+            self._end_pause("nobody renewed the pause")
+        if self._stopping and self._paused_ns:
+            self._let_go()
+
+    def _end_pause(self, why: str) -> None:
+        """Let the job go on though nobody said resume, and say so."""
+        held_s = self._let_go()
+        step = self._probe.boundary.number - 1
+        self._probe.notice(
+            "pause-ended", f"{why}: the job goes on by itself after {held_s:.0f} s",
+            {"key": self._paused_by, "held_s": held_s, "paused_step": step},
+        )  # fmt: skip
+
+    def _let_go(self) -> float:
+        held_ns = time.monotonic_ns() - self._paused_ns if self._paused_ns else 0
+        self._paused_ns = 0
+        self._probe.boundary.hold(held_ns)
+        self._probe.beat("step")
+        self._probe.status_changed()
+        return held_ns / 1e9
+
+    # ── verbs ─────────────────────────────────────────────────────────────────────────────────
+
+    def do_pause(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        now = time.monotonic_ns()
+        lease_s = min(float(args.get("lease_s", self._lease_s)), self._lease_s)
+        self._until_ns = now + int(lease_s * 1e9)
+        self._renewal_ns = self._probe.writer.lease_until_ns()  # of a pause before this one
+        self._paused_by = self._key
+        self._paused_ns = self._paused_ns or now
+        self._probe.beat("paused")
+        self._probe.status_changed()
+        return {"paused_step": self._probe.boundary.number - 1}
+
+    def do_resume(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        return {"resumed": True, "held_s": self._let_go()}
+
+    def do_lr_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        value, steps = float(args["value"]), int(args.get("rewarm_steps", 0))
+        if not 0.0 <= value <= 100.0 or steps < 0:
+            raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
+        rate, boundary = self._probe.rate, self._probe.boundary
+        optimizers = boundary.optimizers()
+        before = _rate_of(optimizers[0]) if optimizers else None
+        if before is not None:
+            before *= rate.factor()
+        try:
+            rate.hold(value, steps, boundary.number)
+        except OSError as error:
+            self._probe.notice("note", f"a relaunch will not know this learning rate: {error}")
+        # A re-warm is another matter: it goes on, and the rate used is the product of both.
+        ramp = {"lr_rewarm": rate.warming.now} if rate.warming.moves else {}
+        return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": before}
+
+    def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        probe = self._probe
+        return {
+            "files": evidence.write(
+                str(args["directory"]), probe.rank, probe.torch, list(probe.fingerprints)
+            )
+        }
+
+    def do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        how = args.get("how", "interrupt")
+        if how != "interrupt":
+            raise Refused(f"stop knows only how=interrupt, not {how!r}")
+        self._stopping = True
+        return {"stopping_step": self._probe.boundary.number - 1}
+
+
+def _rate_of(optimizer: Any) -> Optional[float]:
+    rate = optimizer.param_groups[0].get("lr")
+    if rate is None or (hasattr(rate, "device") and rate.device.type != "cpu"):
+        return None
+    return float(rate)

@@ -1,0 +1,1 @@
+"""Which shard a batch comes from, and which shards the job leaves out."""

@@ -1,0 +1,144 @@
+"""Which faults act when: each drill once per run, at its step, whatever is rolled back.
+
+Knows no fault; the files in `faults/` do. A small mark in the run directory tells a relaunched job
+that a drill is over.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+
+from .. import faults
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+class Drill:
+    """One drill as the supervisor ordered it."""
+
+    def __init__(self, order: Mapping[str, Any], index: int) -> None:
+        self.name = str(order["fault"])
+        self.step = int(order["step"])
+        self.index = index
+        self.params = faults.complete(self.name, order.get("params") or {})
+
+
+class Drills:
+    """All drills of one rank.
+
+    Attributes:
+        active: whether any fault acts in this step.
+    """
+
+    def __init__(self, probe: Probe, orders: Sequence[Mapping[str, Any]]) -> None:
+        self._probe = probe
+        self._part = probe.guard.part("drills", share=1.0)
+        self.active = False
+        self._waiting: List[Drill] = []
+        self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
+        for index, order in enumerate(orders):
+            if order.get("rank") in (None, probe.rank):
+                self._plan(order, index)
+
+    def _plan(self, order: Mapping[str, Any], index: int) -> None:
+        try:
+            self._waiting.append(Drill(order, index))
+        except (KeyError, TypeError, ValueError) as error:
+            self._probe.notice("drill", f"drill {order} cannot run: {error}")
+
+    def begin(self, step: int) -> None:
+        """Step `step` is about to begin."""
+        if not self._waiting and not self._active:
+            return
+        over = [entry for entry in self._active if step >= entry[2]]
+        self._active = [entry for entry in self._active if step < entry[2]]
+        self._end(over)
+        for drill in [drill for drill in self._waiting if drill.step <= step]:
+            self._waiting.remove(drill)
+            if self._first_time(drill):
+                fault = faults.catalog()[drill.name](self._probe.torch, drill.params)
+                self._active.append((fault, drill.name, step + fault.steps))
+                params = ", ".join(f"{key}={value}" for key, value in drill.params.items())
+                self._probe.notice(
+                    "drill",
+                    f"drill {drill.name} begins at step {step} ({params or 'no parameters'})",
+                    {"fault": drill.name, "params": drill.params, "steps": fault.steps},
+                )
+        self.active = bool(self._active)
+        self._probe.publisher.muted = any(fault.silent for fault, _, _ in self._active)
+
+    def end_all(self) -> None:
+        """The run was rolled back: what acts now is over, what has not begun still comes."""
+        over, self._active, self.active = self._active, [], False
+        self._end(over)
+
+    def _end(self, over: Sequence[Tuple[faults.Fault, str, int]]) -> None:
+        for fault, _, _ in over:
+            self._probe.guard.run(self._part, fault.end)
+
+    def names(self) -> List[str]:
+        """Return what still acts or is to come, for the status."""
+        coming = [f"{drill.name}@{drill.step}" for drill in self._waiting]
+        return [f"{name} (active)" for _, name, _ in self._active] + coming
+
+    def lr_factor(self) -> float:
+        """Return the product over all active faults."""
+        factor = 1.0
+        for fault, _, _ in self._active:
+            factor *= fault.lr_factor()
+        return factor
+
+    def forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """Return the arguments that the outermost module shall get."""
+        for fault, _, _ in self._active:
+            changed = self._probe.guard.run(self._part, fault.forward, root, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+        return args, kwargs
+
+    def before_update(self, params: List[Any]) -> None:
+        """Gradients are final."""
+        current = self._probe.boundary.current
+        optimizers = self._probe.boundary.optimizers()
+        if current is not None and current.optimizer not in optimizers:
+            optimizers = [*optimizers, current.optimizer]
+        for fault, _, _ in self._active:
+            self._probe.guard.run(self._part, fault.before_update, params)
+            self._probe.guard.run(self._part, fault.before_step, optimizers)
+
+    def after_backward(self) -> None:
+        """A backward has run."""
+        optimizers = self._probe.boundary.optimizers()
+        params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        for fault, _, _ in self._active:
+            self._probe.guard.run(self._part, fault.after_backward, params)
+
+    def block(self) -> None:
+        """Inside the step, outside the guard."""
+        for fault, _, _ in self._active:
+            fault.block()
+
+    def saved(self, path: str) -> None:
+        """The job has saved what looks like a checkpoint."""
+        for fault, _, _ in self._active:
+            self._probe.guard.run(self._part, fault.after_save, path)
+
+    def _first_time(self, drill: Drill) -> bool:
+        mark = f"drilled.{drill.index}.{self._probe.rank}"
+        try:
+            os.close(
+                os.open(
+                    os.path.join(self._probe.config.marks, mark),
+                    os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC,
+                    0o600,
+                )
+            )
+        except FileExistsError:
+            return False
+        except OSError:  # no mark can be left: this process still fires it only once
+            pass
+        return True

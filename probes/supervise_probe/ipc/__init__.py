@@ -1,0 +1,1 @@
+"""Shared memory between this process and the supervisor: frames out, commands in."""

@@ -1,0 +1,300 @@
+"""Writes one rank's segment from inside the job.
+
+Rules it keeps: the file is complete before it gets its name; its space is allocated before it is
+mapped, since a hole in a full /dev/shm would kill the job with SIGBUS; a frame is published with
+no system call and no lock; nothing here waits for the supervisor. After a fork the child's copy is
+inert: the segment belongs to the process that made it.
+
+Call it from the training thread, except `beat`, which any thread may call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+import weakref
+import zlib
+from operator import is_
+from threading import RLock
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from .. import wire
+from ..runtime import files
+from .bounded_json import to_json
+from .segment_names import link, start_ticks
+
+LAST_WORDS_CHARS = 512
+PATTERNS = 64  # of absent values, that are remembered
+_HEAD = wire.HEAD_AT // 8
+_COMMANDS_HEAD = wire.COMMANDS_HEAD_AT // 8
+_pack_checked = wire.CHECKED.pack_into
+_UNPACKABLE = (struct.error, OverflowError, TypeError, IndexError)
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+class Writer:
+    """The probe's end of a segment; make one with `create`. After `close` every call is a no-op."""
+
+    def __init__(self, path: str, header: wire.Header, memory: mmap.mmap) -> None:
+        self.path = path
+        self.capacity = header.capacity
+        self._map = memory
+        self._words = memoryview(memory).cast("Q")
+        self._slots = header.slots
+        self._slot_size = header.slot_size
+        self._first_slot = header.header_size
+        self._scratch = bytearray(header.slot_size)
+        self._crc = memoryview(self._scratch).cast("I")
+        self._closed = False
+        self._lock = RLock()
+        self._seq = self._letters = self._generation = self._status_seq = 0
+        self._at_supervisor = self._at_lease = self._at_tight = 0
+        self._at_spare = self._at_spare_until = 0
+        self._names: List[str] = []
+        self._expect(0)
+        # Takes nothing before there are names.
+        self._pack: Callable[..., None] = struct.Struct("").pack_into
+        _writers.add(self)
+
+    @classmethod
+    def create(
+        cls,
+        directory: str,
+        run: str,
+        rank: int,
+        world_size: int,
+        slots: int = 8192,
+        capacity: int = 64,
+    ) -> Writer:
+        """Allocate `<directory>/rank-<rank>.<pid>.seg`, mode 0600, about 0.6 KB per slot of 64.
+
+        Where there is one already, `.<n>` stands behind the pid: a program that replaced itself
+        by `exec` keeps its pid, and the first process of every container has the same.
+
+        Raises:
+            OSError: no space (ENOSPC), or no directory; no file is left behind.
+            WireError: slots, capacity, run id or rank that no segment can have.
+        """
+        if sys.byteorder != "little":
+            raise wire.WireError("the wire format is little-endian, this machine is not")
+        pid = os.getpid()
+        created_ns = time.monotonic_ns()
+        header = wire.Header._make((
+            wire.MAGIC, *wire.layout(slots, capacity), pid, start_ticks(), created_ns, rank,
+            world_size, run.encode("utf-8", "replace"),
+        ))  # fmt: skip
+        packed = wire.pack_header(header)
+        files.own_directory(directory)
+        fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.token()}")
+        descriptor = files.create(fresh)
+        try:
+            os.posix_fallocate(descriptor, 0, header.file_size)
+            # Mapped with its pages where Python knows how (3.10): no page fault in a later step.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            memory = mmap.mmap(descriptor, header.file_size, flags=flags)
+            memory[: len(packed)] = packed
+            writer = cls(fresh, header, memory)
+            writer.beat(created_ns, wire.PHASES.index("startup"))
+            writer.path = link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
+        finally:
+            os.close(descriptor)
+            os.unlink(fresh)
+        return writer
+
+    def announce(self, names: Sequence[str]) -> None:
+        """Say which metrics `publish` gets, in order. Late names are added at the end.
+
+        Raises:
+            WireError: too many names, one of them twice, or earlier ones moved; nothing changed.
+        """
+        if self._closed:
+            return
+        names = list(names)
+        if len(names) > self.capacity:
+            raise wire.WireError(f"{len(names)} metrics, but a slot has room for {self.capacity}")
+        if len(set(names)) < len(names) or names[: len(self._names)] != self._names:
+            raise wire.WireError("late names go behind those announced before, each of them once")
+        raw = to_json(names, wire.NAMES_SIZE - wire.LETTER_HEAD.size, whole=None)
+        self._generation += 1
+        at = wire.NAMES_AT + (self._generation & 1) * wire.NAMES_SIZE
+        self._store(at, wire.pack_letter(self._generation, raw))
+        self._words[wire.NAMES_GENERATION_AT // 8] = self._generation
+        self._names = names
+        self._expect(len(names))
+
+    def publish(
+        self, step: int, attempt: int, values: Sequence[Optional[float]], at_ns: int
+    ) -> None:
+        """Publish the frame of one optimizer step: about a microsecond, no system call.
+
+        Args:
+            step: 0-based attempted optimizer step.
+            attempt: rollback epoch, from 0.
+            values: one per announced name, in its unit; None is absent, NaN is a value.
+            at_ns: CLOCK_MONOTONIC in nanoseconds.
+
+        Raises:
+            WireError: not one number or None per announced name; nothing is published.
+        """
+        if self._closed:
+            return
+        seq = self._seq
+        scratch = self._scratch
+        try:
+            row = self._fill(values) if self._absent else values
+            self._pack(
+                scratch, 0, 0, self._count, seq, step, attempt, 0, at_ns, self._low, self._high,
+                *row,
+            )  # fmt: skip
+        except _UNPACKABLE:
+            self._pack_anew(step, attempt, values, at_ns)
+        self._crc[0] = zlib.crc32(self._body, seq)
+        at = self._first_slot + seq % self._slots * self._slot_size
+        self._map[at : at + self._size] = self._head
+        self._seq = seq = seq + 1
+        self._words[_HEAD] = seq
+
+    def _fill(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
+        # What is absent changes from frame to frame, but comes in a few patterns.
+        present = self._patterns.get(bytes(map(is_, values, self._nothing)))
+        if present is None:
+            return self._learn(values)
+        self._low, self._high = present & wire.ALL_ONES, present >> 64
+        return [0.0 if value is None else value for value in values]
+
+    def _learn(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
+        if len(values) != self._count or not self._generation:
+            raise wire.WireError(f"{len(values)} values for {self._count} announced metrics")
+        pattern = bytes(value is None for value in values)
+        absent = sum(1 << index for index, missing in enumerate(pattern) if missing)
+        present = (1 << self._count) - 1 - absent
+        self._absent = bool(absent)
+        self._low, self._high = present & wire.ALL_ONES, present >> 64
+        if len(self._patterns) >= PATTERNS:
+            self._patterns.clear()
+        self._patterns[pattern] = present
+        return [0.0 if value is None else value for value in values]
+
+    def _pack_anew(
+        self, step: int, attempt: int, values: Sequence[Optional[float]], at_ns: int
+    ) -> None:
+        row = self._learn(values)
+        try:
+            self._pack(
+                self._scratch, 0, 0, self._count, self._seq, step, attempt, 0, at_ns, self._low,
+                self._high, *row,
+            )  # fmt: skip
+        except _UNPACKABLE as error:
+            raise wire.WireError(f"step {step} cannot be published: {error}") from error
+
+    def beat(self, at_ns: int, phase: int) -> None:
+        """Say that the job lives; `phase` is an index into `wire.PHASES`."""
+        if self._closed:
+            return
+        word = at_ns & -8 | phase
+        _pack_checked(self._map, wire.BEAT_AT, word, word ^ wire.ALL_ONES)
+
+    def heard_ns(self) -> int:
+        """Return when the newest beat was."""
+        return self._checked(wire.BEAT_AT, 0) & -8
+
+    def status(self, status: Mapping[str, Any]) -> None:
+        """Replace the status, a JSON object of about 4 KB; longer strings and lists are clipped.
+
+        Raises:
+            WireError: it is not JSON or does not fit; the old one stays.
+        """
+        if self._closed:
+            return
+        raw = to_json(status, wire.STATUS_SIZE - wire.LETTER_HEAD.size)
+        self._status_seq += 1
+        at = wire.STATUS_AT + (self._status_seq & 1) * wire.STATUS_SIZE
+        self._store(at, wire.pack_letter(self._status_seq, raw))
+        self._words[wire.STATUS_GENERATION_AT // 8] = self._status_seq
+
+    def last_words(self, returncode: Optional[int], text: str) -> None:
+        """Record how the job ended, for a supervisor that cannot reap it; the last call counts."""
+        if self._closed:
+            return
+        end = {"returncode": returncode, "text": text[:LAST_WORDS_CHARS]}
+        raw = to_json(end, wire.END_SIZE - wire.LETTER_HEAD.size)
+        self._store(wire.END_AT, wire.pack_letter(1, raw))
+
+    def post(self, payload: bytes) -> None:
+        """Send one letter of at most `wire.LETTER_ROOM` bytes to the supervisor."""
+        if self._closed:
+            return
+        with self._lock:  # re-entered by signal handlers, hence numbered before it is written
+            seq = self._letters
+            self._letters = seq + 1
+            at = wire.LETTERS_AT + seq % wire.LETTER_SLOTS * wire.LETTER_SIZE
+            self._store(at, wire.pack_letter(seq, payload))
+            self._words[wire.LETTERS_HEAD_AT // 8] = self._letters
+
+    def commands_head(self) -> int:
+        """Return how many commands the supervisor has sent: one 8-byte read."""
+        return 0 if self._closed else self._words[_COMMANDS_HEAD]
+
+    def command_slot(self, index: int) -> bytes:
+        """Return a copy of one slot of the ring of commands."""
+        at = wire.COMMANDS_AT + index * wire.LETTER_SIZE
+        return self._map[at : at + wire.LETTER_SIZE]
+
+    def supervisor_ns(self) -> int:
+        """Return when the supervisor last stamped the segment (CLOCK_MONOTONIC), 0 for never."""
+        self._at_supervisor = self._checked(wire.SUPERVISOR_AT, self._at_supervisor)
+        return self._at_supervisor
+
+    def lease_until_ns(self) -> int:
+        """Return until when a pause may last (CLOCK_MONOTONIC), 0 if none was ever granted."""
+        self._at_lease = self._checked(wire.LEASE_AT, self._at_lease)
+        return self._at_lease
+
+    def tight_until_ns(self) -> int:
+        """Return until when samples are to be denser (CLOCK_MONOTONIC), 0 if never asked for."""
+        self._at_tight = self._checked(wire.TIGHT_AT, self._at_tight)
+        return self._at_tight
+
+    def spare_before(self, now_ns: int) -> int:
+        """Return the step before which the newest savepoint is to stay, 0 for none."""
+        self._at_spare = self._checked(wire.SPARE_AT, self._at_spare)
+        until_at = wire.SPARE_AT + wire.CHECKED.size
+        self._at_spare_until = self._checked(until_at, self._at_spare_until)
+        return self._at_spare if self._at_spare_until > now_ns else 0
+
+    def close(self) -> None:
+        """Unmap the segment; the file stays for the supervisor, who removes it. Safe to repeat."""
+        self._closed = True
+        self._words.release()
+        self._map.close()
+
+    def _checked(self, at: int, last: int) -> int:
+        seen = None if self._closed else wire.checked(self._map, at)
+        return last if seen is None else seen
+
+    def _store(self, at: int, raw: bytes) -> None:
+        self._map[at : at + len(raw)] = raw
+
+    def _expect(self, count: int) -> None:
+        packer = struct.Struct(f"@IIQQIIQQQ{count}d")
+        present = (1 << count) - 1
+        self._pack = packer.pack_into
+        self._count = count
+        self._size = packer.size
+        self._head = memoryview(self._scratch)[: packer.size]
+        self._body = self._head[4:]
+        self._absent = False  # whether any value of the newest frame was
+        self._nothing = [None] * count
+        self._patterns: Dict[bytes, int] = {}  # what is present, a bit each, by what is absent
+        self._low, self._high = present & wire.ALL_ONES, present >> 64
+
+
+def _forget_in_child() -> None:
+    for writer in _writers:
+        writer._closed = True
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

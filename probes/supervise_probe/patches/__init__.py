@@ -1,0 +1,1 @@
+"""The functions of torch that the probe replaces, and with what."""

@@ -1,0 +1,80 @@
+"""Time inside collectives, as the thread that trains sees it.
+
+Seen are the functions of torch.distributed that are called by name, and `Work.wait`. Not seen is
+what runs in C++: the bucket reduction of DistributedDataParallel inside the backward, functional
+collectives (DTensor, compiled graphs), and what the autograd threads of an accelerator call. On an
+accelerator a collective is queued and mostly returns at once: then this is the time to queue it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, List
+
+from ..runtime.compiler_exclusion import Hidden
+from ..runtime.warning_stacklevel import uncounted
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+# `isend`, `irecv` and the like only begin something; `wait` ends it.
+PREFIXES = (
+    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "monitored_barrier",
+    "recv", "reduce", "scatter", "send",
+)  # fmt: skip
+
+
+def install(torch: Any, probe: Probe, hidden: Hidden) -> None:
+    """Wrap what this torch has of it. A process that never calls it pays nothing.
+
+    To be called before anybody imports `torch.distributed._functional_collectives`, which tells
+    torch.compile by identity what a collective of a graph is made of.
+    """
+    home = sys.modules.get("torch.distributed.distributed_c10d")
+    if home is None:  # torch was built without it
+        return
+    timed = _timer(probe, hidden)
+    for name in collectives(home):
+        original = getattr(home, name)
+        wrapped = timed(original)
+        for place in (home, torch.distributed):
+            if getattr(place, name, None) is original:
+                setattr(place, name, wrapped)
+    work: Any = getattr(home, "Work", None)
+    if hasattr(work, "wait"):
+        work.wait = timed(work.wait)
+
+
+def collectives(home: Any) -> List[str]:
+    """Return the names of the functions of `home` that wait for other ranks."""
+    return [
+        name
+        for name in getattr(home, "__all__", ())
+        if name.startswith(PREFIXES) and type(getattr(home, name, None)) is types.FunctionType
+    ]
+
+
+def _timer(probe: Probe, hidden: Hidden) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    waits = False  # one of them is running, which may call others
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            nonlocal waits
+            if waits or probe.off_duty():
+                return original(*args, **kwargs)
+            waits = True
+            began = monotonic_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                waits = False
+                part = "forward" if probe.in_forward else "backward" if probe.in_backward else ""
+                probe.times.waited(monotonic_ns() - began, part)
+
+        return functools.wraps(original)(hidden(collective, recursive=False))
+
+    return timed

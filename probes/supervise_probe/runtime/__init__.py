@@ -1,0 +1,1 @@
+"""What keeps the probe harmless inside somebody else's process."""

@@ -1,0 +1,208 @@
+"""Reflexes that a policy armed inside the job, because the supervisor is always a step late.
+
+`skip_nonfinite`: a step whose loss or gradient norm is NaN or Inf does not reach the weights. It
+acts only on values that the host has anyway; on an accelerator it cannot act, and says so.
+
+`zero_nonfinite`: what is NaN or Inf in the gradients is set to zero, and the step is made with the
+rest. It acts on an accelerator too, without waiting for it: one more pass over the gradients in
+each step, and the frame says where it fired. Where the job clips by norm, one NaN has made all
+gradients NaN by then: such a step has no gradient at all, only momentum and decay. Under DDP the
+reduced gradients are the same on all ranks, so all of them do the same.
+
+Each at most `max` times in `per` steps: a run that is not finite for good must not idle on. Neither
+acts under a GradScaler, which skips such steps itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
+
+from ..runtime.scalars import Number
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..torch_state.records import Update
+
+MOST, PER = 3, 128  # the most unattended skips that our own list of actions allows
+ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
+
+
+class Cap:
+    """At most `most` times in `per` steps. A rollback does not turn this clock back."""
+
+    def __init__(self, most: int, per: int) -> None:
+        self._per = max(1, per)
+        self._taken: Deque[int] = deque(maxlen=max(1, most))
+        self._now = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether anything has been counted: before, no clock needs to run."""
+        return bool(self._taken)
+
+    def step_ended(self) -> None:
+        """Count a step."""
+        self._now += 1
+
+    def take(self) -> bool:
+        """Count one more time; False when there were too many already."""
+        full = len(self._taken) == self._taken.maxlen
+        if full and self._now - self._taken[0] < self._per:
+            return False
+        self._taken.append(self._now)
+        return True
+
+
+class SkipNonfinite:
+    """The order `{"max": 3, "per": 128}`, in steps.
+
+    Attributes:
+        state: what the status says: `armed`, or why it cannot act.
+    """
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.cap = Cap(int(order.get("max", MOST)), int(order.get("per", PER)))
+        self.state = ARMED
+
+    def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
+        """Return why the update must not happen, or None.
+
+        Args:
+            values: loss and gradient norm of this update; None where unknown.
+        """
+        loss, norm = values
+        if type(loss) is float and type(norm) is float and isfinite(loss) and isfinite(norm):
+            self.state = ARMED
+            return None
+        known = [v for v in values if isinstance(v, (int, float))]
+        on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
+        self.state = ON_DEVICE if on_device else ARMED
+        if all(isfinite(v) for v in known) or not self.cap.take():
+            return None
+        return "loss or gradient norm is not finite"
+
+
+class ZeroNonfinite:
+    """The order `{"max": 3, "per": 128}`, in steps.
+
+    Attributes:
+        state: what the status says: `armed`, or why it cannot act.
+    """
+
+    def __init__(self, torch: Any, order: Mapping[str, Any]) -> None:
+        self._torch = torch
+        self._most, self._per = int(order.get("max", MOST)), max(1, int(order.get("per", PER)))
+        self.cap = Cap(self._most, self._per)
+        self.state = ARMED
+        self._fired: Any = None  # on a device: the newest `per` steps in which it fired
+        self._at = 0
+
+    def step_ended(self) -> None:
+        """A step ended."""
+        self.cap.step_ended()
+        if self._fired is not None:
+            self._at = (self._at + 1) % self._per
+            self._fired[self._at] = False
+
+    def zero(self, norm: Number, gradients: List[Any]) -> Number:
+        """Set to zero what is not finite, if `norm` is not and the cap allows it.
+
+        Returns:
+            1 when it fired, else 0; on a device as a tensor.
+        """
+        torch = self._torch
+        if not isinstance(norm, torch.Tensor):
+            if isfinite(norm) or not self.cap.take():
+                return 0.0
+            for gradient in gradients:
+                gradient.masked_fill_(~torch.isfinite(gradient), 0.0)
+            return 1.0
+        if self._fired is None or self._fired.device != norm.device:
+            self._fired = torch.zeros(self._per, dtype=torch.bool, device=norm.device)
+        act = ~torch.isfinite(norm) & (self._fired.sum() < self._most)
+        self._fired[self._at] |= act
+        for gradient in gradients:
+            here = act.to(gradient.device, non_blocking=True)
+            gradient.masked_fill_(~torch.isfinite(gradient) & here, 0.0)
+        return act.to(norm.dtype)
+
+
+class StandingOrders:
+    """All orders of one process.
+
+    Attributes:
+        zeroed: whether `zero_nonfinite` fired in the step under way; None where it is not armed.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.zeroed: Optional[Number] = None
+        orders = probe.config.standing_orders
+        skip, zero = orders.get("skip_nonfinite"), orders.get("zero_nonfinite")
+        self._skip = None if skip is None else SkipNonfinite(skip)
+        self._zero = None if zero is None else ZeroNonfinite(probe.torch, zero)
+
+    def judge(self, update: Update) -> None:
+        """The gradients of `update` are final: mend them, or keep the update from the weights."""
+        if update.scaler is not None:
+            return
+        if self._zero is not None and self._mended(self._zero, update):
+            return
+        if self._skip is None:
+            return
+        probe, norm = self._probe, update.gradient_norm
+        loss: Optional[Number] = probe.collectors["loss"].total
+        why = self._skip.why_skip((loss, norm))
+        if why:
+            probe.tools.acting = True
+            update.skip = "standing order"
+            probe.notice(
+                "standing-order",
+                f"skip_nonfinite kept step {probe.boundary.number} from the weights: {why}",
+                {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
+            )
+
+    def _mended(self, order: ZeroNonfinite, update: Update) -> bool:
+        norm = update.gradient_norm
+        if norm is None:
+            order.state = "cannot act: nobody measured the gradient norm"
+            return False
+        order.state = ARMED
+        grads = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
+        fired = order.zero(norm, [g._values() if g.is_sparse else g for g in grads])
+        self.zeroed = fired if self.zeroed is None else self.zeroed + fired
+        if not isinstance(fired, float) or not fired:
+            return False
+        self._probe.notice(
+            "standing-order",
+            f"zero_nonfinite set what was not finite in the gradients of step "
+            f"{self._probe.boundary.number} to zero",
+            {"order": "zero_nonfinite", "gradient_norm": str(norm)},
+        )
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether the end of a step counts for an order."""
+        return self._zero is not None or (self._skip is not None and self._skip.cap.used)
+
+    def step_ended(self) -> None:
+        """A step ended; a rollback does not turn the clocks of the orders back."""
+        self.zeroed = None
+        if self._skip is not None:
+            self._skip.cap.step_ended()
+        if self._zero is not None:
+            self._zero.step_ended()
+
+    def set_state(self, why_not: str) -> None:
+        """From now on no order can act, for that reason; "" takes it back."""
+        for order in (self._skip, self._zero):
+            if order is not None:
+                order.state = f"cannot act: {why_not}" if why_not else ARMED
+
+    def describe(self) -> Dict[str, str]:
+        """Return the states by name of the order."""
+        named = {"skip_nonfinite": self._skip, "zero_nonfinite": self._zero}
+        return {name: order.state for name, order in named.items() if order is not None}

@@ -1,0 +1,133 @@
+"""The verb `profile`: a trace of the next steps by torch.profiler, for Perfetto or chrome://tracing.
+
+Profiling changes no number, but makes steps slower: while it lasts the probe weighs no costs. It
+gives way to a profiler that the job itself starts, and ends with the job at the latest. Whatever
+goes wrong is a notice. torch itself may write a line about it on the job's stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+
+from ..errors import Refused
+from ..runtime import files
+from ..runtime.warning_stacklevel import uncounted
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+LONGEST = 20  # steps; a trace grows by a few MB with each step of a large model
+WAYS_IN = ("_prepare_profiler", "_enable_profiler")  # what every profiler of torch begins with
+
+
+class Profile:
+    """One trace at a time."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._part = probe.guard.part("profile", share=1.0)
+        self._profiler: Any = None
+        self._path = ""
+        self._first = self._left = self._done = 0
+        self._ways_in: List[Tuple[str, Callable[..., Any]]] = []
+
+    def do_profile(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Trace the next `steps` steps into the directory of `incident`, a file for each rank."""
+        steps, probe, torch = int(args.get("steps", 5)), self._probe, self._probe.torch
+        if not 1 <= steps <= LONGEST:
+            raise Refused(f"profile of {steps} steps: 1 to {LONGEST}")
+        if self._profiler is not None:
+            raise Refused(f"a profile is being taken already: {self._path}")
+        if torch.autograd._profiler_enabled():
+            raise Refused("the job runs a profiler of its own")
+        first = probe.boundary.number
+        self._path = _place(probe.config.marks, str(args["incident"]), first, probe.rank)
+        kinds = torch.profiler.ProfilerActivity
+        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        profiler = torch.profiler.profile(
+            activities=[kinds.CPU, kinds.CUDA] if cuda else [kinds.CPU], record_shapes=True
+        )
+        profiler.start()
+        self._profiler, self._first = profiler, first
+        self._left, self._done = steps, 0
+        probe.tools.acting = True
+        probe.guard.blind = True
+        self._watch_ways_in()
+        return {"path": self._path, "first_step": first, "steps": steps}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a trace is being taken."""
+        return self._profiler is not None
+
+    def step_ended(self) -> None:
+        """A step ended."""
+        if self._profiler is not None:
+            self._left -= 1
+            self._done += 1
+            if not self._left:
+                self.end()
+
+    def end(self, why: str = "") -> None:
+        """Stop the trace, if there is one, and write it; `why` it is shorter than asked for."""
+        if self._profiler is not None:
+            began = monotonic_ns()
+            self._probe.guard.run(self._part, self._write, why)
+            self._probe.boundary.hold(monotonic_ns() - began)
+            self._probe.beat("step")
+
+    def _write(self, why: str) -> None:
+        profiler, self._profiler = self._profiler, None
+        self._probe.guard.blind = False
+        self._leave_ways_in()
+        aside = f"{self._path}.{files.token()}"
+        try:
+            profiler.stop()
+            profiler.export_chrome_trace(aside)
+            os.chmod(aside, files.FILE)
+            os.replace(aside, self._path)
+            size = os.path.getsize(self._path)
+        except Exception as error:
+            self._probe.notice("note", f"profile: no trace was written: {error}")
+            return
+        told = f"profile of {self._done} steps from step {self._first} on: {self._path}"
+        self._probe.notice(
+            "note",
+            f"{told} ({why})" if why else told,
+            {"path": self._path, "bytes": size, "first": self._first, "steps": self._done},
+        )
+
+    # ── a profiler of the job's own goes first ────────────────────────────────────────────────
+
+    def _watch_ways_in(self) -> None:
+        module = self._probe.torch.autograd.profiler
+        for name in WAYS_IN:
+            original = getattr(module, name, None)
+            if original is not None:
+                self._ways_in.append((name, original))
+                setattr(module, name, self._stepping_aside(original))
+
+    def _stepping_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            self.end("the job began a profile of its own")
+            return original(*args, **kwargs)
+
+        return begin
+
+    def _leave_ways_in(self) -> None:
+        module = self._probe.torch.autograd.profiler
+        for name, original in self._ways_in:
+            setattr(module, name, original)
+        self._ways_in.clear()
+
+
+def _place(marks: str, incident: str, step: int, rank: int) -> str:
+    """Return where the trace goes: into the incident's own directory, beside its evidence."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
+    home = os.path.join(os.path.dirname(marks), "incidents", name)
+    files.make_directory(home)
+    return os.path.join(home, f"profile-{step}-rank-{rank}.json")

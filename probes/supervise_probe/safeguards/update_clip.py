@@ -1,0 +1,234 @@
+"""The verb and standing order `update_clip`: an update that is much larger than usual is shortened.
+
+Usual is the mean of the newest `window` update norms plus `sigma` of their standard deviations,
+once half of them are known. A longer update keeps its direction and is cut to that length, and
+counts as such from then on, so that a spike does not raise its own limit. Moments of the optimizer
+stay as they are: only the weights are taken part of the way back. Each optimizer has a window of
+its own. On an accelerator nothing is waited for.
+
+It keeps a copy of all parameters on their device and reads or writes them about nine times a step,
+as much traffic as the optimizer's own; without an order it costs nothing.
+
+Source: Marin's 32B run clips updates so (Levanter, ClipUpdateNormConfig: window 128, sigma 2);
+OLMo-core's SkipStepOptimizer waits for half a window. At 2 sigma 1 to 4 % of healthy updates are
+shortened a little.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ..errors import Refused
+from .nonfinite import ARMED
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..runtime.scalars import Number
+    from ..torch_state.records import Update
+
+WINDOW, SIGMA, MAX_GB = 128, 2.0, 4.0
+
+
+class Rule(NamedTuple):
+    """What is too large: steps, standard deviations; and what the copies may take, in bytes."""
+
+    window: int
+    sigma: float
+    max_bytes: float
+
+    @property
+    def least(self) -> int:
+        """Norms that must be known."""
+        return max(2, self.window // 2)
+
+
+def read_rule(order: Mapping[str, Any]) -> Rule:
+    """Return the rule of an order; what it leaves out is the default."""
+    rule = Rule(
+        int(order.get("window", WINDOW)),
+        float(order.get("sigma", SIGMA)),
+        float(order.get("max_gb", MAX_GB)) * 1e9,
+    )
+    if rule.window < 2 or not 0.0 <= rule.sigma < math.inf:
+        raise Refused(f"update_clip with window {rule.window} and sigma {rule.sigma:g} is no rule")
+    return rule
+
+
+class UpdateClip:
+    """The rule in force, and the old weights of each optimizer.
+
+    Attributes:
+        clipped: whether an update of the step under way was shortened; None where none was judged.
+        state: what the status says of the standing order; "" where there is none.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        order = probe.config.standing_orders.get("update_clip")
+        self._standing = None if order is None else read_rule(order)
+        self.state = "" if order is None else ARMED
+        self._ordered: Optional[Rule] = None
+        self._left = 0  # steps; 0 with an order: until it is lifted
+        self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+        self.clipped: Optional[Number] = None
+
+    @property
+    def rule(self) -> Optional[Rule]:
+        """The rule in force: the commanded one, else that of the standing order."""
+        return self._standing if self._ordered is None else self._ordered
+
+    def do_update_clip(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Put a rule in force for `steps` (0: until lifted), or `lift` it."""
+        if args.get("lift"):
+            self._end()
+            return {"update_clip": None}
+        rule, steps = read_rule(args), int(args.get("steps", 0))
+        optimizers = self._probe.boundary.optimizers()
+        params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        why = self._why_not(params, rule)
+        if why:
+            raise Refused(why)
+        self._kept.clear()
+        self._ordered, self._left = rule, max(0, steps)
+        self._probe.tools.acting = True
+        self._probe.status_changed()
+        return {"update_clip": {"window": rule.window, "sigma": rule.sigma}, "bytes": _size(params)}
+
+    def keep(self, update: Update) -> None:
+        """The weights are the old ones: copy them."""
+        rule = self.rule
+        if rule is None or update.skip:
+            return
+        kept = self._kept.get(update.optimizer)
+        if kept is None or kept.params is not update.all_params:
+            why = self._why_not(update.all_params, rule)
+            if why:
+                self._standing, self.state = None, f"cannot act: {why}"
+                self._end()
+                self._probe.notice("note", f"update_clip is off: {why}")
+                return
+            past = self._probe.collectors["limits"].update_norms
+            alone = len(self._probe.boundary.optimizers()) == 1
+            kept = Kept(self._probe, update.all_params, rule, seed(past, rule) if alone else [])
+            self._kept[update.optimizer] = kept
+        kept.read()
+
+    def limit(self, update: Update) -> None:
+        """The weights are the new ones: shorten the step between the two if it is too long."""
+        kept = self._kept.get(update.optimizer)
+        if kept is None:
+            return
+        clipped = 0.0 if update.skip else kept.shorten()
+        self.clipped = clipped if self.clipped is None else self.clipped + clipped
+
+    def _why_not(self, params: List[Any], rule: Rule) -> str:
+        """Return why the updates of `params` cannot be judged, "" when they can."""
+        if self._probe.world_size > 1 and any(hasattr(p, "_local_tensor") for p in params):
+            return "the parameters are sharded, and each rank sees the update of its shard only"
+        size = _size(params)
+        if size > rule.max_bytes:
+            said = f"max_gb is {rule.max_bytes / 1e9:g}"
+            return f"a copy of the weights takes {size / 1e9:.3g} GB, {said}"
+        return ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rule is in force."""
+        return self.rule is not None
+
+    def step_ended(self) -> None:
+        """A step ended."""
+        self.clipped = None
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._end()
+
+    def _end(self) -> None:
+        self._ordered, self._left = None, 0
+        self._kept.clear()
+        self._probe.status_changed()
+
+
+class Kept:
+    """The old weights of one optimizer, and the norms of its newest updates.
+
+    Attributes:
+        params: what it was made for.
+    """
+
+    def __init__(self, probe: Probe, params: List[Any], rule: Rule, past: List[float]) -> None:
+        torch = self._torch = probe.torch
+        self.params = params
+        self._rule = rule
+        self._scalars = probe.scalars
+        self._norm_of = probe.collectors["gradient"].norm_of
+        self._live = _weights(params)
+        self._old = [torch.empty_like(tensor) for tensor in self._live]
+        filled = past + [math.nan] * (rule.window - len(past))
+        self._norms = torch.tensor(filled, device=self._live[0].device, dtype=torch.float32)
+        self._at = len(past) % rule.window
+
+    def read(self) -> None:
+        """Copy the weights."""
+        self._torch._foreach_copy_(self._old, self._live)
+
+    def shorten(self) -> Number:
+        """Take the weights part of the way back if they moved too far.
+
+        Returns:
+            1 when they did, else 0; on a device as a tensor. The copies are spent.
+        """
+        torch, scalars = self._torch, self._scalars
+        torch._foreach_sub_(self._old, self._live)  # from here on the way back
+        norm = torch.as_tensor(self._norm_of(self._old), dtype=torch.float32)
+        norm = norm.to(self._norms.device, non_blocking=True)
+        bound = self._bound()
+        finite = torch.isfinite(norm)
+        over = (norm > bound) & finite
+        known = torch.where(
+            finite & (norm > 0.0), torch.minimum(norm, bound), self._norms[self._at]
+        )
+        self._norms[self._at] = known
+        self._at = (self._at + 1) % self._rule.window
+        back = torch.where(over, 1.0 - bound / norm, torch.zeros_like(norm))
+        if scalars.reads(back):
+            if over:
+                torch._foreach_add_(self._live, self._old, alpha=float(back))
+        else:
+            for weight, way in zip(self._live, self._old):
+                weight.addcmul_(way, back.to(weight.device, weight.dtype, non_blocking=True))
+        return scalars.value(over)
+
+    def _bound(self) -> Any:
+        torch, norms = self._torch, self._norms
+        known = torch.isfinite(norms)
+        count, none = known.sum(), torch.zeros_like(norms)
+        middle = torch.where(known, norms, none).sum() / count
+        squares = torch.where(known, (norms - middle).square(), none).sum()
+        bound = middle + self._rule.sigma * (squares / (count - 1)).sqrt()
+        return torch.where(count >= self._rule.least, bound, torch.full_like(bound, math.inf))
+
+
+def seed(past: Sequence[float], rule: Rule) -> List[float]:
+    """Return a window as it would be had the rule been in force before: spikes are shortened."""
+    found: List[float] = []
+    for norm in list(past)[-rule.window :]:
+        count = len(found)
+        if count >= rule.least:
+            middle = sum(found) / count
+            variance = sum((each - middle) ** 2 for each in found) / (count - 1)
+            norm = min(norm, middle + rule.sigma * math.sqrt(variance))
+        found.append(norm)
+    return found
+
+
+def _weights(params: List[Any]) -> List[Any]:
+    tensors = [getattr(p, "_local_tensor", p).detach() for p in params]
+    return [t for t in tensors if t.numel() and t.is_floating_point()]
+
+
+def _size(params: List[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in _weights(params))

@@ -1,0 +1,223 @@
+"""The Python state of a model: kept in front of a forward that the job did not ask for, put back
+behind it.
+
+A bounded walk finds what the modules hold: their own attributes, and containers and plain objects
+in these. Everything comes back by identity: the very objects that were there. Plain tensors are not
+written at all: clones stand in for them meanwhile, so that a graph of the job that holds one never
+sees a new version, and nothing is copied back.
+
+Not entered are functions, types, and objects of torch's own classes. What cannot be kept is
+refused: iterators, modules that are not registered, too much, or too deep.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Set, Tuple
+
+from ..capture.containers import table_base
+from ..capture.type_classes import Kinds
+from ..runtime import rng
+from . import holders
+
+DEPTH = 4  # containers in containers
+MOST_ENTRIES = 20_000
+MOST_BYTES = 64 << 20  # of tensors and arrays
+_ATOMS = (bool, int, float, str, bytes)
+_CODE = frozenset(("constant", "code", "class", "function", "method"))
+_CONTAINERS = frozenset(("table", "listing", "bag"))
+# Libraries whose objects hold nothing that a forward changes, but threads and locks; and the probe.
+_SKIPPED = frozenset((
+    "torch", "logging", "threading", "weakref", "concurrent", "multiprocessing", "asyncio",
+    __name__.partition(".")[0],
+))  # fmt: skip
+_OF_TORCH = frozenset((
+    "training", "_non_persistent_buffers_set", "_backward_pre_hooks", "_backward_hooks",
+    "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks", "_modules", "_parameters", "_buffers",
+))  # fmt: skip
+
+
+class RefusedError(Exception):
+    """The model cannot be run once more; the message says why."""
+
+
+class NeverError(RefusedError):
+    """Nor can it be at any later time."""
+
+
+class Saved:
+    """What all modules of a model hold.
+
+    Args:
+        kinds: tells what a value is.
+
+    Attributes:
+        modules: of the model, in order.
+        weights: parameters, and tensors of classes of their own, by id: nothing stands in for them.
+        tensors: plain tensors by id, for which clones stand in.
+
+    Raises:
+        NeverError: it cannot be kept.
+    """
+
+    def __init__(self, torch: Any, root: Any, kinds: Kinds) -> None:
+        self._torch, self._kinds = torch, kinds
+        self.modules: List[Any] = list(root.modules())
+        self._modes = tuple(module.training for module in self.modules)
+        self._registered = {id(module) for module in self.modules}
+        self.weights: Dict[int, Any] = {}
+        self.tensors: Dict[int, Any] = {}
+        self._clones: Dict[int, Any] = {}
+        self._chance: List[Tuple[Any, Any]] = []
+        self._arrays: List[Tuple[str, Any, Any]] = []
+        self._holders: List[holders.Holder] = []
+        self._empty: List[Tuple[str, Dict[Any, Any]]] = []  # most tables of torch's are
+        self._seen: Set[int] = set()
+        self._entries = self._bytes = 0
+        for module in self.modules:
+            self._module(module)
+
+    def begin(self, modes: Tuple[bool, ...]) -> None:
+        """Give all modules these modes (train or eval), in order, and let clones stand in."""
+        self._set_modes(modes)
+        for holder in self._holders:
+            holder.exchange(self._stand_in)
+
+    def seed(self, number: int) -> None:
+        """Let the model's own generators begin at `number`."""
+        for generator, _ in self._chance:
+            rng.seed_one(generator, number)
+
+    def put_back(self) -> str:
+        """Put everything back that is not as it was; never raises.
+
+        Returns:
+            The name of what had changed, other than tensors and chance; "" where nothing had.
+        """
+        self._set_modes(self._modes)
+        changed = [attempt(each.name, each.put_back, self._alike) for each in self._holders]
+        changed += [attempt(each[0], _empty, *each) for each in self._empty]
+        changed += [attempt(each[0], _put_back_array, *each) for each in self._arrays]
+        changed += [attempt("chance", rng.set_state_of, *each) for each in self._chance]
+        return next((str(name) for name in changed if name), "")
+
+    def _set_modes(self, modes: Tuple[bool, ...]) -> None:
+        for module, mode in zip(self.modules, modes):
+            mine = vars(module)
+            if "training" in mine:  # a compiled one has that of its original
+                mine["training"] = mode
+
+    # ── the walk ──────────────────────────────────────────────────────────────────────────────
+
+    def _module(self, module: Any) -> None:
+        mine, name = vars(module), type(module).__name__
+        self._holders.append(holders.Table(mine, name))
+        for key, value in mine.items():
+            if key not in _OF_TORCH:
+                if type(value) not in _ATOMS and value is not None:
+                    self._look(value, f"{name}.{key}", 1)
+            elif isinstance(value, dict):
+                if dict.__len__(value):
+                    self._holders.append(holders.Table(value, name))
+                else:
+                    self._empty.append((f"{name}.{key}", value))
+            elif isinstance(value, set):
+                self._holders.append(holders.Bag(value, name))
+        for table in ("_parameters", "_buffers"):
+            for key, value in mine[table].items():
+                self._look(value, f"{name}.{key}", 1)
+
+    def _look(self, value: Any, name: str, depth: int) -> None:
+        """Take in a value, and what it holds."""
+        kind = self._kinds.of(type(value))
+        self._entries += 1
+        if self._entries > MOST_ENTRIES:
+            raise NeverError(f"its modules hold more than {MOST_ENTRIES} values")
+        if kind in _CODE or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if kind == "tensor":
+            self._tensor(value)
+        elif kind == "array":
+            self._count(value.nbytes)
+            self._arrays.append((name, value, value.copy()))
+        elif kind == "chance":
+            self._chance.append((value, rng.state_of(value)))
+        elif kind == "stream":
+            raise NeverError(f"{name} is an iterator")
+        elif kind == "training":
+            if isinstance(value, self._torch.nn.Module) and id(value) not in self._registered:
+                raise NeverError(f"{name} is a module that is not registered")
+        elif kind in _CONTAINERS or type(value).__module__.partition(".")[0] not in _SKIPPED:
+            self._enter(value, kind, name, depth)
+
+    def _enter(self, value: Any, kind: str, name: str, depth: int) -> None:
+        """Take in what a container or an object holds."""
+        found = holders.of(value, kind, name)
+        self._holders += found
+        items = [(each.place(key), held) for each in found for key, held in each.content]
+        if kind == "listing" and isinstance(value, tuple):
+            items += [(name, held) for held in tuple.__iter__(value)]
+        if items and depth > DEPTH:
+            raise NeverError(f"{name} is more than {DEPTH} deep in its modules")
+        for place, held in items:
+            self._look(held, place, depth + 1)
+
+    def _tensor(self, tensor: Any) -> None:
+        if type(tensor) is self._torch.Tensor:
+            self._count(tensor.numel() * tensor.element_size())
+            self.tensors[id(tensor)] = tensor
+        else:
+            self.weights[id(tensor)] = tensor
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > MOST_BYTES:
+            raise NeverError(f"the buffers have {self._bytes >> 20} MB")
+
+    # ── what stands in ────────────────────────────────────────────────────────────────────────
+
+    def _stand_in(self, value: Any) -> Any:
+        """Return a clone of a tensor; of anything else itself, but for a tuple that holds one."""
+        if type(value) is tuple:
+            several = tuple(map(self._stand_in, value))
+            return value if all(a is b for a, b in zip(several, value)) else several
+        if type(value) is not self._torch.Tensor or id(value) not in self.tensors:
+            return value
+        clone = self._clones.get(id(value))
+        if clone is None:
+            clone = self._clones[id(value)] = value.detach().clone()
+        return clone
+
+    def _alike(self, now: Any, was: Any) -> bool:
+        """Whether a value in the place of another is no news: equal, or a tensor for a tensor."""
+        plain = self._torch.Tensor
+        if now is was or (type(now) in _ATOMS and type(now) is type(was) and now == was):
+            return True
+        if type(now) is tuple and type(was) is tuple and len(now) == len(was):
+            return all(map(self._alike, now, was))
+        return all(value is None or type(value) is plain for value in (now, was))
+
+
+def attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function(*args)`; return what it does, or `name` if it fails: the rest must go on."""
+    try:
+        return function(*args)
+    except Exception:
+        return name
+
+
+def _put_back_array(name: str, array: Any, copy: Any) -> str:
+    if array.shape == copy.shape and array.tobytes() == copy.tobytes():
+        return ""
+    array[...] = copy
+    return name
+
+
+def _empty(name: str, table: Dict[Any, Any]) -> str:
+    if not dict.__len__(table):
+        return ""
+    table_base(table).clear(table)
+    return name

@@ -1,0 +1,252 @@
+"""Two rows of a step's first input, run once more through the module that the job trains.
+
+The run is eager and without gradients, under the autocast of the job's own forward, with all
+modules in the mode (train or eval) in which they were when the input was kept. It leaves no trace:
+every source of chance and the Python state of all modules are put back, and clones stand in for
+their tensors (`forward_inputs.py`); torch is told to run compiled code eagerly meanwhile, so that
+nothing is compiled and no guard is looked at. A `fixed` run is the same each time but for the
+weights: chance begins at SEED.
+
+Refused, with the reason, where that cannot be kept: several ranks, whose collectives would wait for
+each other; hooks of the job's own; inputs that are no tensors; buffers too large to keep a copy of;
+a forward that changes weights or counts something, which a trial finds out (`trial.py`).
+What a forward changes outside of its modules is not put back.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from ..runtime import rng
+from .forward_inputs import NeverError, RefusedError, Saved, attempt
+from .structure import leaves
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from ..capture.type_classes import Kinds
+    from ..probe import Probe
+    from .watch import Watch
+
+__all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
+
+ROWS = 2
+MOST_BYTES = 64 << 20  # of inputs
+SEED = 20220405
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_SIMPLE = (type(None), bool, int, float, str)
+
+
+class Inputs(NamedTuple):
+    """What a forward was given, and under what it ran.
+
+    Attributes:
+        device: type of the first tensor's. autocast: whether it was on there. dtype: of it.
+        modes: `training` of all modules, in order.
+    """
+
+    args: Tuple[Any, ...]
+    kwargs: Dict[str, Any]
+    device: str
+    autocast: bool
+    dtype: Any
+    modes: Tuple[bool, ...]
+
+    def values(self) -> Tuple[Any, ...]:
+        """Return all inputs in order."""
+        return (*self.args, *self.kwargs.values())
+
+
+def keep(probe: Probe, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
+    """Keep two rows of these inputs.
+
+    Raises:
+        RefusedError: they cannot be kept.
+    """
+    torch = probe.torch
+    first = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
+    if first is None or not first.dim():
+        raise RefusedError("the model takes no batch")
+    if not hasattr(torch, "get_autocast_dtype"):
+        raise RefusedError(f"torch {torch.__version__} does not tell of its autocast")
+    device = first.device.type
+    held = _Cut(torch, int(first.shape[0]))
+    return Inputs(
+        held.cut(args),
+        held.cut(kwargs),
+        device,
+        torch.is_autocast_enabled(device),
+        torch.get_autocast_dtype(device),
+        tuple(module.training for module in root.modules()),
+    )
+
+
+def run(
+    probe: Probe,
+    root: Any,
+    inputs: Inputs,
+    kinds: Kinds,
+    *,
+    watch: Optional[Watch] = None,
+    fixed: bool = False,
+    trial: bool = False,
+    take: Callable[[Any], Any] = lambda output: output,
+) -> List[Any]:
+    """Run the original of `root` on what was kept.
+
+    Args:
+        watch: looks on. fixed: see above.
+        trial: run it twice, from one to the next with whatever tensors it left behind, and compare
+            all weights bit for bit.
+        take: what is wanted of an output, while its tensors are still there.
+
+    Returns:
+        What `take` gave for each output.
+
+    Raises:
+        RefusedError: the modules have come or gone since, or cannot be kept.
+        NeverError: it changed what it must not; this was put back as far as it is known.
+    """
+    torch = probe.torch
+    original = root._modules.get("_orig_mod")
+    call = original if original is not None else root._call_impl
+    taken: List[Any] = []
+    with _undone(probe, root, inputs, kinds, trial) as saved:
+        autocast = torch.autocast(
+            device_type=inputs.device,
+            dtype=inputs.dtype,
+            enabled=inputs.autocast,
+            cache_enabled=False,
+        )
+        for _ in range(2 if trial else 1):
+            if fixed:
+                rng.seed(torch, SEED)
+                saved.seed(SEED)
+            args, kwargs = mapped(torch, (inputs.args, inputs.kwargs), torch.clone)
+            with autocast, watch or nullcontext():
+                output = call(*args, **kwargs)
+            taken.append(take(output))
+    return taken
+
+
+@contextmanager
+def _undone(probe: Probe, root: Any, inputs: Inputs, kinds: Kinds, trial: bool) -> Iterator[Saved]:
+    """Where a forward leaves no trace; raises as `run` does."""
+    torch = probe.torch
+    saved = Saved(torch, root, kinds)
+    if len(saved.modules) != len(inputs.modes):
+        raise RefusedError("modules of the model have come or gone since")
+    held = (*saved.weights.values(), *saved.tensors.values())
+    weights = Weights(torch, held, copies=trial)
+    chance = rng.global_states(torch)
+    probe.in_forward, inside = True, probe.in_forward
+    enabled = torch.is_grad_enabled()
+    try:
+        with torch.no_grad(), _eagerly(torch):
+            weights.begin()
+            saved.begin(inputs.modes)
+            yield saved
+    finally:
+        probe.in_forward = inside
+        probe._set_grad_enabled(False)
+        changed = saved.put_back()
+        moved = weights.put_back()
+        lost = [attempt(each.name, rng.restore, [each]) for each in chance]
+        probe._set_grad_enabled(enabled)
+    changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
+    if changed:
+        raise NeverError(f"a forward of the model changes {changed}")
+
+
+def check(probe: Probe, root: Any, compiled: bool) -> None:
+    """Look whether `root` can be run once more.
+
+    Args:
+        compiled: it is, or something in it.
+
+    Raises:
+        RefusedError: it cannot.
+    """
+    torch = probe.torch
+    if compiled and not hasattr(getattr(torch, "compiler", None), "set_stance"):
+        raise RefusedError(
+            f"torch {torch.__version__} cannot run compiled code eagerly for a while"
+        )
+    distributed = getattr(torch, "distributed", None)
+    if probe.world_size > 1 or (
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    ):
+        raise RefusedError("a model with several ranks is not run once more")
+    if torch.is_inference_mode_enabled():
+        raise RefusedError("what a forward keeps in inference mode cannot be trained with")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in root.modules()):
+        raise RefusedError("the model is a script")
+    _check_hooks(torch, root)
+    devices = {p.device.type for p in root.parameters()}
+    if not devices <= {"cpu", "cuda"}:
+        raise RefusedError(f"the model is on {', '.join(sorted(devices))}")
+    if any(hasattr(p, "_local_tensor") for p in root.parameters()):
+        raise RefusedError("the parameters are sharded")
+
+
+def _check_hooks(torch: Any, root: Any) -> None:
+    everywhere = torch.nn.modules.module
+    tables = [getattr(everywhere, f"_global{name}", {}) for name in _HOOKS]
+    tables += [getattr(module, name, {}) for module in root.modules() for name in _HOOKS]
+    for hook in (hook for table in tables for hook in table.values()):
+        if not (getattr(hook, "__module__", None) or "").startswith("torch."):
+            raise RefusedError("the job has forward hooks of its own")
+
+
+def _eagerly(torch: Any) -> Any:
+    """Where the compiler is not even loaded, nothing was compiled; asking it would load it."""
+    stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return stance("force_eager")
+
+
+def mapped(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and dicts with `function` of each tensor in its place."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(torch, item, function) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(torch, item, function) for item in value)
+    return value
+
+
+class _Cut:
+    """Copies inputs, the first rows of those that have the batch in front."""
+
+    def __init__(self, torch: Any, batch: int) -> None:
+        self._torch = torch
+        self._batch = batch
+        self._bytes = 0
+
+    def cut(self, value: Any) -> Any:
+        """Return a copy that the job cannot change.
+
+        Raises:
+            RefusedError: it is neither a plain tensor nor a plain value, or too large.
+        """
+        if type(value) is self._torch.Tensor:
+            value = value.detach()
+            if value.dim() and value.shape[0] == self._batch:
+                value = value[:ROWS]
+            self._bytes += value.numel() * value.element_size()
+            if self._bytes > MOST_BYTES:
+                raise RefusedError("the input is too large to keep")
+            return value.clone()
+        if type(value) in (tuple, list):
+            return type(value)(self.cut(item) for item in value)
+        if type(value) is dict:
+            return {key: self.cut(item) for key, item in value.items()}
+        if isinstance(value, (*_SIMPLE, self._torch.dtype, self._torch.device)):
+            return value
+        raise RefusedError(f"the model takes a {type(value).__name__}")

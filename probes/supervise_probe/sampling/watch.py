@@ -1,0 +1,297 @@
+"""Takes the samples that are due in a forward, while the job's own first forward of the step runs.
+
+`Sampler` is the probe's; `Watch` exists for one forward: hooks on blocks and routers and stand-ins
+for attention functions, all of which are gone when the forward returns or raises, so that no pickle
+or copy of a module ever holds one. Nothing is run twice, and no gradient is asked of anything.
+
+Under torch.compile none of that would be seen, or it would be traced: where anything was compiled
+in this process, inputs are kept for the side path instead (`side_forward.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from ..runtime.compiler_exclusion import hidden
+from . import side_forward
+from .activations import Activations
+from .attention import Attention
+from .routing import Routing
+from .stand_ins import StandIns
+from .structure import Structure, Structures, leaves
+from .trial import Trials
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+class Kept(NamedTuple):
+    """A forward that is to be run once more, for the sets that are due."""
+
+    root: Any
+    structure: Structure
+    due: FrozenSet[str]
+    inputs: side_forward.Inputs
+
+
+class Sampler:
+    """What is sampled in forwards, in one process.
+
+    Attributes:
+        kept: inputs that wait for the side path, else None.
+        wants_logits: the next logits that go into a loss are to be looked at.
+        refused: why the side path cannot be taken, "" while it can or nobody needs it.
+        trials: which models may be run once more.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._torch = probe.torch
+        self._structures = Structures(probe.torch)
+        self._part = probe.guard.part("sampler", share=1.0)
+        self._watch: Optional[Watch] = None
+        self.kept: Optional[Kept] = None
+        self.wants_logits = False
+        self.refused = ""
+        self.trials = Trials(probe)
+
+    def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+        """The first forward of a step with due samples is about to run."""
+        probe, sampling = self._probe, self._probe.sampling
+        if sampling.wanted:
+            sampling.wanted = False
+            probe.rollbacks.probe_batch.saw(root, compiled, args, kwargs)
+        due = frozenset(name for name in sampling.sets if sampling.due(name))
+        structure = self.structure(root)
+        if not structure.routers:
+            due -= {"routing"}
+        self.wants_logits = "activations" in due
+        if not due & {"attention", "activations", "routing"}:
+            return
+        if self.compiles(root, compiled):
+            self._keep(root, structure, due, args, kwargs)
+            return
+        self._watch = Watch(probe, structure, due, (*args, *kwargs.values()))
+        self._watch.start()
+
+    def leave(self, result: Any) -> None:
+        """That forward is over; `result` is None if it raised. Never raises."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+            self._probe.guard.run(self._part, self._take, watch, result)
+
+    def structure(self, root: Any) -> Structure:
+        """Return what an outermost module is made of."""
+        return self._structures.of(root, self._probe.registry.modules.changes)
+
+    def saw_logits(self, logits: Any) -> None:
+        """A loss was taken of these logits, outside a watched forward or inside."""
+        self.wants_logits = False
+        self._probe.sampling.run(
+            "activations", self._probe.without_grad, self._logits, logits.detach()
+        )
+
+    def side_pass(self) -> None:
+        """The optimizer is about to step: run what was kept through the original module."""
+        kept, self.kept = self.kept, None
+        if kept is None:
+            return
+        # The trial is no sample: what it costs it costs once.
+        if not self._probe.guard.run(self._part, self._may, self.trials.passed, kept):
+            return
+        name = next(iter(kept.due))
+        watch = Watch(self._probe, kept.structure, kept.due, kept.inputs.values())
+        outputs: List[Any] = []
+        again = partial(self.trials.run, watch=watch, take=outputs.append)
+        if self._probe.sampling.run(name, self._may, again, kept):
+            self._take(watch, outputs[0])
+
+    def _may(self, function: Callable[..., Any], kept: Kept) -> bool:
+        """Call `function` for what was kept; whether it was not refused."""
+        try:
+            side_forward.check(self._probe, kept.root, compiled=True)
+            function(kept.root, kept.inputs)
+        except side_forward.RefusedError as refusal:
+            self._side_path(str(refusal))
+            return False
+        return True
+
+    def _side_path(self, refused: str) -> None:
+        if refused != self.refused:
+            self.refused = refused
+            self._probe.status_changed()
+
+    def _keep(
+        self,
+        root: Any,
+        structure: Structure,
+        due: FrozenSet[str],
+        args: Tuple[Any, ...],
+        kwargs: Any,
+    ) -> None:
+        why, self.kept = "", None
+        try:
+            self.trials.check(root)
+            side_forward.check(self._probe, root, compiled=True)
+            inputs = side_forward.keep(self._probe, root, args, kwargs)
+            self.kept = Kept(root, structure, due, inputs)
+        except side_forward.RefusedError as refusal:
+            why = str(refusal)
+        self._side_path(why)
+
+    def compiles(self, root: Any, compiled: bool) -> bool:
+        """Whether `root` is `compiled`, or anything in this process: functions cannot be asked."""
+        if compiled or self.structure(root).compiled:
+            return True
+        frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+        return bool(frames or (counters and counters.get("stats")))
+
+    def _logits(self, logits: Any) -> None:
+        found = Activations(self._torch)
+        found.logits(logits.transpose(1, -1) if logits.dim() > 2 else logits)
+        self._report(found.values())
+
+    def _take(self, watch: Watch, result: Any) -> None:
+        """Let what was seen join the frame of the step."""
+        for name, part in watch.parts():
+            self._probe.sampling.run(
+                name, self._probe.without_grad, self._finish, part, watch.structure, result
+            )
+
+    def _finish(self, part: Any, structure: Structure, result: Any) -> None:
+        if isinstance(part, Activations) and self.wants_logits and result is not None:
+            part.output(result, structure.vocabularies)
+            self.wants_logits = part.logz is None
+        self._report(part.values())
+
+    def _report(self, found: Dict[str, Any]) -> None:
+        if not found:
+            return
+        stack = self._torch.stack([value.reshape(()).float() for value in found.values()])
+        scalars = self._probe.scalars
+        if scalars.reads(stack):
+            numbers = stack.tolist()
+        else:
+            wide = stack.to(
+                self._torch.float32 if stack.device.type == "mps" else self._torch.float64
+            )
+            numbers = list(wide.unbind())
+        self._probe.boundary.reported.update(
+            {k: v for k, v in zip(found, numbers) if k not in self._probe.boundary.reported}
+        )
+
+
+def around_forward(probe: Probe) -> Tuple[Any, Any]:
+    """Return what runs in front of and behind a forward with due samples."""
+
+    def enter(root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+        if probe.boundary.open:
+            return
+        probe.sampling.waiting = False
+        part = probe.guard.part("sampler")
+        probe.guard.run(part, probe.sampler.enter, root, compiled, args, kwargs)
+
+    def leave(result: Any) -> None:
+        probe.sampler.leave(result)
+
+    return hidden(probe.torch, enter), hidden(probe.torch, leave)
+
+
+class Watch:
+    """One forward being watched."""
+
+    def __init__(
+        self, probe: Probe, structure: Structure, due: FrozenSet[str], inputs: Tuple[Any, ...]
+    ) -> None:
+        self._probe = probe
+        torch = probe.torch
+        self.structure = structure
+        self._compiling = torch.compiler.is_compiling
+        self._modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
+        self._attention = Attention(torch, _batch(torch, inputs)) if "attention" in due else None
+        self._activations = Activations(torch) if "activations" in due else None
+        self._routing = Routing(torch) if "routing" in due else None
+        self._stand_ins: Optional[StandIns] = None
+        self._hooks: List[Any] = []
+
+    def start(self) -> None:
+        """Put hooks and stand-ins in place; all or none."""
+        try:
+            if self._activations is not None:
+                for index, block in enumerate(self.structure.blocks):
+                    self._hook(block(), "activations", self._activations.block, index)
+            if self._routing is not None:
+                for router in self.structure.routers:
+                    self._hook(router.module(), "routing", self._routing.router, router)
+            if self._attention is not None:
+                seen = self._attention
+                self._stand_ins = StandIns(
+                    self._probe.torch,
+                    lambda args, kwargs: self._look("attention", seen.sdpa, args, kwargs),
+                    lambda logits, dim: self._look("attention", seen.softmax, logits, dim),
+                    self._quiet,
+                )
+                self._stand_ins.up()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Take all of them away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._stand_ins is not None:
+            self._stand_ins.close()
+            self._stand_ins = None
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def parts(self) -> List[Tuple[str, Any]]:
+        """Return what looked, by the name of its set."""
+        every = (
+            ("attention", self._attention),
+            ("activations", self._activations),
+            ("routing", self._routing),
+        )
+        return [(name, part) for name, part in every if part is not None]
+
+    def _hook(self, module: Any, name: str, look: Callable[..., Any], which: Any) -> None:
+        if module is None:
+            return
+
+        def hook(module: Any, args: Any, output: Any) -> None:
+            if not self._compiling() and not self._quiet():
+                self._look(name, look, which, output)
+
+        self._hooks.append(module.register_forward_hook(hook))
+
+    def _quiet(self) -> bool:
+        """Whether a look would be taken for the job's own: another thread, a tracer, a mode."""
+        return bool(self._probe.off_duty() or self._modes())
+
+    def _look(self, name: str, look: Callable[..., Any], *args: Any) -> None:
+        self._probe.sampling.run(name, self._plainly, look, *args)
+
+    def _plainly(self, look: Callable[..., Any], *args: Any) -> None:
+        """Look without gradients and without autocast, whose casts would cost accuracy."""
+        torch = self._probe.torch
+        device = next((v.device.type for v in leaves(args) if isinstance(v, torch.Tensor)), "cpu")
+        with torch.autocast(device_type=device, enabled=False):
+            self._probe.without_grad(look, *args)
+
+
+def _batch(torch: Any, inputs: Tuple[Any, ...]) -> List[int]:
+    """Return the sizes that the batch dimension may have: those of the first input's first two."""
+    for value in leaves(inputs):
+        if isinstance(value, torch.Tensor) and value.dim() > 1:
+            return [int(size) for size in value.shape[:2]]
+    return []

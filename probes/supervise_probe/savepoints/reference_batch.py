@@ -1,0 +1,285 @@
+"""The fixed batch: two rows whose loss tells whether weights are those that they should be.
+
+They are of the first training input that was seen, and run once more through the model
+(`sampling/side_forward.py`, a `fixed` run) when a savepoint is taken, when the job saves a
+checkpoint, and when either was gone back to: a loss that is another one then means other weights.
+The value is the loss where the model's output holds a floating tensor of one element, else the mean
+of the squares of the first floating tensor in it.
+
+The batch stays the same for as long as checkpoints know their number by it: a later process reads
+it from the file that it was written to. It costs one forward of two rows per savepoint and save,
+nothing at any other step; and once a trial of the model (`sampled/trial.py`). What cannot be
+computed is said with its reason, and not judged: so is a save between a forward and its backward.
+
+On an accelerator the value of a savepoint and the two rows go to the host as all else does: a copy
+that nobody waits for, and only what has arrived is handed to the thread that writes.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from ..sampling import side_forward
+from ..sampling.trial import SAME, equal, value_of
+from . import files
+from .step_history import CLOSE
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from .controller import Rollbacks
+
+WHAT = "supervise probe batch 1"
+KEY = "probe_batch"  # of a savepoint's counters
+UNSEEN = "no batch had been seen when it was saved"
+DRIFTS = "a forward of the model changes what the next one gives"
+NO_BACKWARD = "a forward of the training has not had its backward"
+NO_MODEL = "no model here is like the one that it was kept of"
+
+
+class ProbeBatch:
+    """The fixed batch of one process.
+
+    Attributes:
+        why_not: why there is no value, "" while there is.
+    """
+
+    def __init__(self, probe: Probe, rollbacks: Rollbacks) -> None:
+        self._probe = probe
+        self._rollbacks = rollbacks
+        self._part = probe.guard.part(KEY, share=1.0)
+        self._root: Callable[[], Any] = lambda: None
+        self._compiled = False
+        self._inputs: Optional[side_forward.Inputs] = None
+        self._host: Any = None  # their args and kwargs on the host
+        self._arrivals: List[Any] = []  # events: they are there
+        self._path = ""
+        self._written = False
+        self._drifts: Optional[bool] = None  # a forward changes the next one
+        self.why_not = UNSEEN
+        self._given = probe.config.probe_batch
+        self._on = self._given is not None
+        self._proves = bool(self._on and probe.config.attempt and probe.config.first_step)
+        if not self._on:
+            return
+        if probe.world_size > 1:
+            self._refuse(f"one of {probe.world_size} ranks cannot run the model alone")
+        elif not (self._given or {}).get("path"):
+            probe.sampling.want()
+
+    # ── where it comes from ───────────────────────────────────────────────────────────────────
+
+    def saw(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Keep two rows of this input of a training forward."""
+        self._probe.guard.run(self._part, self._keep, root, compiled, args, kwargs)
+
+    def _keep(
+        self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> None:
+        probe = self._probe
+        try:
+            self._compiled = probe.sampler.compiles(root, compiled)
+            side_forward.check(probe, root, self._compiled)
+            probe.sampler.trials.check(root)
+            self._inputs = inputs = side_forward.keep(probe, root, args, kwargs)
+        except side_forward.RefusedError as refusal:
+            self._refuse(str(refusal))
+            return
+        to_host = partial(self._to_host, arrivals=self._arrivals)
+        self._host = side_forward.mapped(probe.torch, (inputs.args, inputs.kwargs), to_host)
+        self._root, self.why_not = weakref.ref(root), ""
+        home = os.path.join(os.path.dirname(probe.config.marks), KEY)  # of the run directory
+        self._path = os.path.join(home, f"{probe.config.attempt}.{probe.rank}.pt")
+
+    def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
+        """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
+        probe = self._probe
+        if probe.scalars.reads(tensor):
+            return tensor
+        host = probe.torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        host.copy_(tensor, non_blocking=True)
+        arrivals.append(probe.scalars.event(tensor.device))
+        return host
+
+    def _refuse(self, why: str) -> None:
+        """No batch is kept from now on."""
+        self.why_not, self._inputs, self._host = why, None, None
+        if self._probe.rank == 0:
+            self._probe.notice("note", f"no probe batch is kept: {why}", {KEY: {"why": why}})
+
+    # ── what it comes to ──────────────────────────────────────────────────────────────────────
+
+    def value(self) -> Optional[Any]:
+        """Run it with the present weights.
+
+        Returns:
+            A float; a tensor of one float64 where it would have to be waited for; or None, for
+            which `why_not` has the reason.
+        """
+        if self._inputs is None:
+            return None
+        self.why_not = "its forward failed"
+        return self._probe.guard.run(self._part, self._value)
+
+    def _value(self) -> Optional[Any]:
+        probe, inputs, root = self._probe, self._inputs, self._root()
+        try:
+            if root is None or inputs is None:
+                raise side_forward.RefusedError("the model that it was kept of is gone")
+            if probe.in_backward or probe.in_forward:
+                raise side_forward.RefusedError("weights change inside of the backward")
+            side_forward.check(probe, root, self._compiled)
+            trials = probe.sampler.trials
+            self._drifts = trials.passed(root, inputs)
+            take = partial(value_of, probe.torch)
+            found = trials.run(root, inputs, fixed=True, take=take)[-1]
+        except side_forward.NeverError as refusal:
+            self._refuse(str(refusal))
+            return None
+        except side_forward.RefusedError as refusal:
+            self.why_not = str(refusal)
+            return None
+        self.why_not = ""
+        return found.item() if probe.scalars.reads(found) else found
+
+    # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
+
+    def join(self, state: Dict[str, Any]) -> None:
+        """A savepoint with these counters is about to be taken."""
+        value = self.value() if self._on else None
+        if value is not None:
+            # On the host before the copies of the savepoint are, which go the same way behind it.
+            state[KEY] = value if isinstance(value, float) else self._to_host(value, [])
+
+    def of_save(self) -> Dict[str, Any]:
+        """Return what a notice of a checkpoint just saved tells of the batch: empty when off."""
+        if not self._on:
+            return {}
+        if self._drifts:
+            return {KEY: {"why": DRIFTS}}  # a new process is asked behind its first forward
+        if self._probe.times.forward_since():
+            return {KEY: {"why": NO_BACKWARD}}
+        value = self.value()
+        return {KEY: {"why": DRIFTS}} if self._drifts else self.told(value)
+
+    def told(self, value: Optional[Any]) -> Dict[str, Any]:
+        """Return the same for a value of before, a float or a tensor that has arrived on the host.
+
+        The batch is written to its file meanwhile.
+        """
+        if not self._on:
+            return {}
+        if value is None:
+            return {KEY: {"why": self.why_not or UNSEEN}}
+        root = self._root()
+        self._arrivals = [each for each in self._arrivals if not each.query()]
+        ready = root is not None and self._inputs is not None and not self._arrivals
+        if ready and not self._written:
+            self._written = True
+            self._rollbacks.background.do(self._write, self._inputs, self._host, _kind(root))
+        return {KEY: {"path": self._path, "value": float(value)}}
+
+    def restored(self, state: Mapping[str, Any]) -> None:
+        """This process went back to the savepoint with these counters."""
+        if self._on:
+            self._prove(state.get(KEY), self.why_not or UNSEEN, SAME)
+
+    # ── a checkpoint of an earlier process ────────────────────────────────────────────────────
+
+    def optimizer_appeared(self) -> None:
+        """The first update may be about to be made: the weights are still the checkpoint's."""
+        probe = self._probe
+        if self._proves and probe.boundary.current is not None:
+            if probe.boundary.number != probe.config.first_step:
+                self._proves = False  # the job did not take the checkpoint, which is told
+            elif not self._rollbacks.handover.waiting:
+                self.resumed()
+
+    def resumed(self) -> None:
+        """The job stands where the checkpoint left it."""
+        if not self._proves:
+            return
+        given = self._given or {}
+        if self._inputs is None and given.get("path"):
+            found = self._probe.guard.run(self._part, self._read, str(given["path"]))
+            if found is False:
+                self._tell({"verdict": "not judged", "why": NO_MODEL})
+                return  # it may come with the next optimizer
+        self._proves = False
+        if self._inputs is None and self._probe.world_size == 1:
+            self._probe.sampling.want()
+        close = CLOSE if self._inputs is not None and self._by_other_kernels() else SAME
+        self._prove(given.get("value"), str(given.get("why", UNSEEN)), close)
+
+    def _by_other_kernels(self) -> bool:
+        """Whether another process may round otherwise: half precision, or kernels that are chosen
+        by what is fastest, on a device that may be another one."""
+        torch, root, inputs = self._probe.torch, self._root(), self._inputs
+        types = {p.dtype for p in root.parameters()} if root is not None else set()
+        cuda = any(p.is_cuda for p in root.parameters()) if root is not None else False
+        autocast = inputs is not None and inputs.autocast
+        return cuda or autocast or bool(types & {torch.float16, torch.bfloat16})
+
+    def _prove(self, was: Optional[Any], unknown: str, close: float) -> None:
+        """Compare, and have it told."""
+        now = self.value() if was is not None else None
+        if was is None or now is None:
+            self._tell({"verdict": "not judged", "why": unknown if was is None else self.why_not})
+            return
+        was, now = float(was), float(now)
+        verdict = "equal" if equal(was, now, close) else "differs"
+        self._tell({"verdict": verdict, "was": was, "is": now})
+
+    def _tell(self, proof: Dict[str, Any]) -> None:
+        self._rollbacks.tape.proved(proof)
+
+    # ── the file ──────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, inputs: side_forward.Inputs, host: Any, kind: List[Any]) -> None:
+        torch = self._probe.torch
+        places: List[str] = []
+        side_forward.mapped(
+            torch, (inputs.args, inputs.kwargs), lambda t: places.append(str(t.device))
+        )
+        document = {
+            "what": WHAT,
+            "model": kind,
+            "args": host[0],
+            "kwargs": host[1],
+            "places": places,
+            "device": inputs.device,
+            "autocast": inputs.autocast,
+            "dtype": inputs.dtype,
+            "modes": list(inputs.modes),
+        }
+        files.write(torch.save, document, self._path, lambda: False)
+
+    def _read(self, path: str) -> bool:
+        """Take the batch of an earlier process; whether there is a model for it."""
+        probe, torch = self._probe, self._probe.torch
+        try:
+            document = files.read(torch.load, path)
+            if document["what"] != WHAT:
+                raise ValueError("it is no probe batch")
+            places = iter(document["places"])
+            given = document["args"], document["kwargs"]
+            args, kwargs = side_forward.mapped(torch, given, lambda tensor: tensor.to(next(places)))
+        except Exception as error:
+            self._refuse(f"{path} cannot be read: {error}")
+            return True
+        root = next((r for r in probe.registry.roots() if _kind(r) == document["model"]), None)
+        if root is None:
+            return False
+        self._compiled = probe.sampler.compiles(root, False)
+        self._root, self._path, self._written = weakref.ref(root), path, True
+        under = {name: document[name] for name in ("device", "autocast", "dtype")}
+        self._inputs = side_forward.Inputs(args, kwargs, modes=tuple(document["modes"]), **under)
+        return True
+
+
+def _kind(root: Any) -> List[Any]:
+    """What a model is known by in another process: its class, its modules and parameters."""
+    sizes = [parameter.numel() for parameter in root.parameters()]
+    return [type(root).__qualname__, sum(1 for _ in root.modules()), len(sizes), sum(sizes)]

@@ -1,0 +1,89 @@
+"""Gradients that the job throws away and goes on: what was seen of them belongs to no step.
+
+So do jobs that leave out a batch whose gradients are not finite or too large, that look around
+before they take the gradient that counts (SAM), that try again after an error inside backward, or
+that warm up. Backward begins anew there: the call of `zero_grad` tells, or the error, and that no
+parameter has a gradient any more; zeros that `zero_grad(set_to_none=False)` wrote are none.
+
+Kept are gradients that only went elsewhere: another loss of the same forward, whose graph the first
+backward retained (gradient surgery), and what the job moves into buffers of its own without
+`zero_grad`. Moved there and then zeroed, it cannot be told from thrown away, and counts as that; so
+do, the other way round, gradients that the job sets to None or zero by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Set
+
+from ..runtime.compiler_exclusion import hidden as hide
+from ..runtime.warning_stacklevel import uncounted
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+class Discards:
+    """What tells, at a backward, whether the one before counts.
+
+    Attributes:
+        failed: the newest backward raised.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.failed = False
+        self._zeroed: Set[int] = set()  # ids of parameters, since the newest backward
+        self._retained = False  # its graph
+
+    def zeroed(self, owner: Any) -> None:
+        """The gradients of a module or an optimizer were zeroed."""
+        if isinstance(owner, self._probe.torch.nn.Module):
+            self._zeroed.update(map(id, owner.parameters()))
+        else:
+            self._zeroed.update(id(p) for group in owner.param_groups for p in group["params"])
+
+    def before_backward(self, again: bool, first: bool, retains: bool) -> None:
+        """A backward begins: if all gradients of this step were thrown away, so is what was seen.
+
+        Args:
+            again: it is not the first of this step, of which no optimizer has stepped yet.
+            first: there was no step in this process. What a job tries before that has no owner,
+                and need not be zeroed.
+            retains: its graph, for another backward.
+        """
+        probe = self._probe
+        if again and (first or self.failed or self._zeroed) and self._all_gone():
+            probe.guard.run_all(probe.calls["forget"])
+            probe.scaling.forget()
+        self.failed, self._retained = False, retains
+        if self._zeroed:
+            self._zeroed = set()
+
+    def _all_gone(self) -> bool:
+        if self._retained and not self._probe.batches.went_in:
+            return False  # another loss of the same forward
+        return not self._probe.registry.holds_gradients(self._zeroed)
+
+
+def patch_zero_grad(torch: Any, probe: Probe) -> None:
+    """See `zero_grad` of optimizers and modules, where it comes between a backward and its step."""
+    compiling = torch.compiler.is_compiling
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        @uncounted
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if not compiling():
+                boundary = probe.boundary
+                if boundary.accumulates and not boundary.repeats and not probe.absent():
+                    probe.guard.run(probe.core, boundary.discards.zeroed, self)
+            return result
+
+        return zero_grad
+
+    optimizer, module = torch.optim.Optimizer, torch.nn.Module
+    original = optimizer.zero_grad  # no compiler looks into torch's own either
+    optimizer.zero_grad = functools.wraps(original)(hide(torch, wrap(original)))
+    module.zero_grad = wrap(module.zero_grad)

@@ -1,0 +1,294 @@
+"""Updates that a job writes by hand (`p -= lr * p.grad`): there a step is inferred from backward.
+
+A step is the backwards up to a change of the weights; it is over at the first forward, loss, batch
+or backward behind that change, and its time runs from one such sign to the next. Loss, gradient
+norm, update norm, tokens and batch are those of any other job. Rates, skipping and going back are
+out of reach, and that is said; gradients are measured as the last backward left them, before the
+job averages them over ranks or clips them by hand.
+
+Nothing is inferred before PATIENCE backwards went by without an optimizer in this process, and
+PROOF updates were then seen: until there nothing is published. The first optimizer that steps ends
+it for good. Weights that the job replaces by new tensors at each step are not followed.
+
+No value is read to find a step: version counters and addresses tell of a change, and where these
+are blind (`p.data.add_`), gradients that were thrown away do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+
+from ..torch_state.records import Known, Step, Update
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+    from ..runtime.scalars import Pending
+
+PATIENCE = 32  # backwards without an optimizer before anything is looked at
+LOOKS = 4  # backwards whose graphs are searched for weights
+PROOF = 3  # updates that must be seen
+WATCH = 64  # backwards in which they must be seen
+AGAIN = 1024  # backwards between two searches, once a job is known to write its updates
+NODES = 100_000  # of a graph that are searched
+COMPARED = 1024  # values of each weight that must have changed, where counters are blind
+WHY = "the job updates its weights without an optimizer"
+
+
+class ByHand:
+    """Stands in for the optimizer that the job does not have."""
+
+    def __init__(self, params: List[Any]) -> None:
+        self.param_groups: List[Dict[str, Any]] = [{"params": params}]
+        self.state: Dict[Any, Any] = {}
+
+
+class Handmade:
+    """The inferred steps of one process.
+
+    Attributes:
+        on: no optimizer has stepped yet.
+        active: the job is known to write its updates by hand.
+        pending: a backward has run, and its step may be over.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.on = True
+        self.active = self.pending = False
+        self._backwards = 0
+        self._search_at = PATIENCE
+        self._looks = 0
+        self._leaves: Dict[int, Tuple[Any, int]] = {}  # by id: weak reference, times found
+        self._watch = 0  # backwards left in which updates must be seen
+        self._seen = 0  # updates, while watching
+        self._hands: Optional[ByHand] = None
+        self._known: Optional[Known] = None
+        self._update: Optional[Update] = None  # measured, but not over yet
+        self._since = 0  # backwards of the step under way
+        self._usual = 0  # backwards of the step before
+        self._weights: List[Tuple[int, int]] = []
+        self._grads: List[Optional[Tuple[int, int]]] = []
+        self._visible = False  # version counters told of an update
+        self._blind = False  # the job makes room for gradients only when the next loss is there
+        self._old: List[Tuple[Any, Any]] = []  # pieces of weights, and what they were
+        self._proof: Optional[Pending] = None
+
+    # ── what the hooks call ───────────────────────────────────────────────────────────────────
+
+    def before_backward(self, tensors: Any) -> None:
+        """A backward is about to run, from one tensor or several."""
+        if self._probe.inside or self._probe.writer is None:
+            return
+        if self._looks:
+            self._look_through(tensors)
+            self._looks -= 1
+            if not self._looks:
+                self._searched()
+        elif self._backwards >= self._search_at and not self._watch:
+            self._looks = LOOKS
+        self._backwards += 1
+
+    def after_backward(self) -> None:
+        """It has run."""
+        if self._known is None or self._probe.inside:
+            return
+        self._since += 1
+        if self.active:
+            self._probe.without_grad(self._measure)
+        params = self._known.params
+        self._weights = [_place(p) for p in params]
+        self._grads = [_mark(p) for p in params]
+        self.pending = True
+        if self._watch:
+            self._watch -= 1
+            if not self._watch:
+                self._give_up()
+
+    def sign(self, backward: bool = False) -> None:
+        """A forward, a loss, a batch or a backward is about to come: the step may be over."""
+        probe = self._probe
+        probe.guard.run(probe.core, probe.without_grad, self._settle, backward)
+        probe.at_boundary(None)
+
+    def end(self) -> None:
+        """The process ends; a step that is as long as the one before has had its update."""
+        if self.pending:
+            self._blind = True
+            self._probe.without_grad(self._settle, False)
+
+    def optimizer_steps(self) -> None:
+        """An optimizer steps: from now on it alone tells where a step ends."""
+        if self.active:
+            self._unmeasure()
+            probe = self._probe
+            probe.boundary.infer(0)
+            probe.tools.cannot("")
+            probe.status_changed()
+        self.on = self.active = self.pending = False
+        self._hands = self._known = None
+        self._leaves.clear()
+        self._old.clear()
+
+    # ── which weights there are ───────────────────────────────────────────────────────────────
+
+    def _look_through(self, tensors: Any) -> None:
+        one = isinstance(tensors, self._probe.torch.Tensor)
+        roots = [tensors] if one else list(tensors)
+        for leaf in _leaves(roots):
+            reference, times = self._leaves.get(id(leaf), (None, 0))
+            if reference is None or reference() is not leaf:
+                reference, times = weakref.ref(leaf), 0
+            self._leaves[id(leaf)] = reference, times + 1
+
+    def _searched(self) -> None:
+        """Weights are leaves that stay; in a checkpointed block the module alone knows them."""
+        found = [reference() for reference, times in self._leaves.values() if times > 1]
+        params = {id(p): p for p in found if p is not None}
+        self._leaves.clear()
+        for module in self._probe.registry.modules:
+            for p in module.parameters(recurse=False):
+                if p.requires_grad and p.grad is not None:
+                    params[id(p)] = p
+        self._search_at = self._backwards + AGAIN if self.active else 2 * self._backwards
+        known = self._known
+        if not params or (known is not None and known.ids == params.keys()):
+            return
+        self._hands = ByHand(list(params.values()))
+        self._known = Known(self._hands)
+        self._update, self.pending = None, False
+        self._probe.optimizer_appeared(self._hands)  # its modules' forwards are signs
+        if not self.active:
+            self._watch, self._seen, self._since = WATCH, 0, 0
+            tensors = [getattr(p, "_local_tensor", p) for p in self._known.params]
+            pieces = [tensor.detach().reshape(-1)[:COMPARED] for tensor in tensors]
+            self._old = [(piece, piece.clone()) for piece in pieces]
+
+    def _give_up(self) -> None:
+        """Backward has another purpose here, as it seems."""
+        self.pending = False
+        self._hands = self._known = self._proof = None
+        self._old.clear()
+
+    # ── where a step ends ─────────────────────────────────────────────────────────────────────
+
+    def _settle(self, backward: bool) -> None:
+        if self._known is None or not self._over(backward):
+            if backward:
+                self._unmeasure()
+            return
+        self.pending = False
+        length, self._since = self._since, 0
+        if self.active:
+            self._close()
+        else:
+            self._seen += 1
+            if self._seen >= PROOF and length == self._usual and self._proven():
+                self._activate(length)
+        self._usual = length
+
+    def _over(self, backward: bool) -> bool:
+        assert self._known is not None
+        params = self._known.params
+        if any(_place(p) != was for p, was in zip(params, self._weights)):
+            self._visible = True
+            return True
+        if any(_mark(p) != was for p, was in zip(params, self._grads)):
+            self._blind = self._blind or (backward and not self._visible)
+            return True
+        return self._blind and self._since >= self._usual
+
+    def _proven(self) -> bool:
+        """Whether weights have changed since the watch began; on a device told a step late."""
+        if self._visible:
+            return True
+        scalars = self._probe.scalars
+        if self._proof is None:
+            changed: Any = 0.0
+            for piece, old in self._old:
+                changed = changed + scalars.value((piece != old).any())
+            self._proof = scalars.pack({"changed": changed})
+            if self._proof is None:
+                return bool(changed)
+        if not self._proof.ready():
+            return False
+        proof, self._proof = self._proof, None
+        return bool(proof.read().get("changed"))
+
+    def _activate(self, length: int) -> None:
+        """What was seen so far belongs to steps that are over: count them, and begin."""
+        probe, boundary = self._probe, self._probe.boundary
+        assert self._known is not None
+        self.active, self._watch = True, 0
+        self._old.clear()
+        number = self._backwards // length
+        probe.guard.run_all(probe.calls["after_update"], Update(self._hands, False, self._known))
+        self._forget()
+        probe.collectors["counters"].rewind({"steps_seen": float(number)})
+        self._search_at = self._backwards + AGAIN
+        boundary.infer(id(self._hands), probe.config.first_step + number)
+        probe.rollbacks.never(WHY)
+        probe.tools.cannot(WHY)
+        probe.notice(
+            "note",
+            f"{WHY}: steps are inferred from backward, the first {number} have no frame; "
+            "rate, skipping and rollback are out of reach",
+        )
+
+    # ── what a step is ────────────────────────────────────────────────────────────────────────
+
+    def _measure(self) -> None:
+        """The weights are the old ones; the gradients are final if the step is as long as usual."""
+        probe, update = self._probe, self._update
+        if update is None:
+            assert self._known is not None
+            self._update = update = Update(self._hands, False, self._known)
+            probe.guard.run_all(probe.calls["before_update"], update)
+        if self._since >= self._usual:
+            update.measured = True
+            if probe.drills.active:
+                probe.drills.before_update(update.params)
+            probe.guard.run_all(probe.calls["measure"], update)
+
+    def _unmeasure(self) -> None:
+        """More gradients come to those that were measured: only the sum counts."""
+        if self._update is None or not self._update.measured:
+            return
+        self._update = None
+        loss = self._probe.collectors["loss"].total
+        self._forget()
+        self._probe.collectors["loss"].total = loss
+
+    def _forget(self) -> None:
+        self._probe.guard.run_all(self._probe.calls["collect"], Step(0, 0, 0, None), {})
+
+    def _close(self) -> None:
+        """Of a step that was shorter than the one before, gradients have no metric."""
+        update, self._update = self._update, None
+        if update is not None:
+            self._probe.boundary.infer(id(self._hands))
+            self._probe.boundary.inferred(update)
+
+
+def _leaves(roots: List[Any]) -> Iterator[Any]:
+    """Find the tensors that a backward from `roots` gives gradients to."""
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(stack)
+    while stack and len(seen) < NODES:
+        node = stack.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def _place(p: Any) -> Tuple[int, int]:
+    tensor = getattr(p, "_local_tensor", p)
+    return tensor._version, tensor.data_ptr()
+
+
+def _mark(p: Any) -> Optional[Tuple[int, int]]:
+    grad = p.grad
+    return None if grad is None else (id(grad), grad._version)

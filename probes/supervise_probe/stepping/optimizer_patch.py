@@ -1,0 +1,145 @@
+"""The optimizer's step: the one place where the probe stands around a call of the job.
+
+`Optimizer.profile_hook_step` is what torch wraps around the `step` of every optimizer class. The
+public step hooks would not do: they cannot skip, do not run when a step raises, and run twice where
+one class calls the step of another.
+"""
+
+from __future__ import annotations
+
+import functools
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from ..runtime.compiler_exclusion import Hidden, as_it_is
+from ..runtime.compiler_exclusion import hidden as hide
+from ..runtime.guard import from_signal_handler
+from ..runtime.warning_stacklevel import uncounted
+from ..torch_state.records import SkipUpdate, Update
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+
+def patch_optimizer(torch: Any, probe: Probe, hidden: Hidden) -> None:
+    """See every `optimizer.step()` of every class that is used for the first time from now on."""
+    original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
+    around, shy = _around(torch, probe, as_it_is), _around(torch, probe, hidden)
+
+    def profile_hook_step(function: Callable[..., Any]) -> Any:
+        inner = original(function)
+        return functools.wraps(inner)(hide(torch, shy(inner), recursive=False, plain=around(inner)))
+
+    torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+
+
+def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
+    """Return what makes of an optimizer's `step` ours."""
+    guard, core = probe.guard, probe.core
+
+    @hidden
+    def before(optimizer: Any, closure: bool) -> Any:
+        return guard.run(core, probe.without_grad, probe.boundary.before_step, optimizer, closure)
+
+    @hidden
+    def measure(update: Update) -> None:
+        guard.run(core, probe.without_grad, probe.boundary.measure, update)
+
+    @hidden
+    def limit(update: Update) -> None:
+        guard.run(core, probe.without_grad, probe.tools.limit, update)
+
+    @hidden
+    def restore() -> None:
+        guard.run(core, probe.rate.restore)
+
+    @hidden
+    def after(update: Update) -> None:
+        guard.run(core, probe.without_grad, probe.boundary.after_step, update)
+
+    @hidden
+    def claims() -> bool:
+        return probe.threads.steps_first()
+
+    @hidden
+    def unseen(optimizer: Any) -> None:
+        try:  # not `guard.run`: the clocks are of the thread that is watched
+            probe.threads.stepped(optimizer)
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            guard.failed(core, error)
+
+    def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            if not update.measured:
+                measure(update)
+                if update.skip:
+                    update.result = result
+                    raise SkipUpdate
+            else:
+                limit(update)
+            return result
+
+        return evaluate
+
+    @uncounted
+    def skip(update: Update, closure: Optional[Callable[..., Any]]) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():  # the batch is used up and the caller gets its loss
+            result = closure()
+        if not update.measured:
+            measure(update)
+        return result
+
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @uncounted
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if probe.inside or (probe.absent() and not claims()):
+                result = inner(*args, **kwargs)
+                unseen(args[0])
+                return result
+            optimizer = args[0]
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            closure = closure if callable(closure) else None
+            probe.inside = True
+            update: Optional[Update] = None
+            try:
+                update = before(optimizer, closure is not None)
+                if update is None:
+                    return inner(*args, **kwargs)
+                probe.drills.block()
+                times = probe.times
+                began, apart = monotonic_ns(), times.inside()
+                if update.skip:
+                    result = skip(update, closure)
+                else:
+                    if closure is not None:
+                        first = first_evaluation(update, closure)
+                        if "closure" in kwargs:
+                            kwargs = {**kwargs, "closure": first}
+                        else:
+                            args = (optimizer, first, *args[2:])
+                    try:
+                        result = inner(*args, **kwargs)
+                    except SkipUpdate:
+                        result = update.result
+                elapsed = monotonic_ns() - began - (times.inside() - apart)
+                times.optimizer += elapsed
+            except BaseException:
+                if update is not None:
+                    probe.boundary.abandon(update)
+                raise
+            finally:
+                if probe.rate.changed:
+                    restore()
+                probe.inside = False
+            after(update)
+            return probe.at_boundary(result)
+
+        return step
+
+    return around

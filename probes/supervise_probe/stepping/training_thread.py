@@ -1,0 +1,111 @@
+"""Which thread trains: the one that steps first, until it stops and another one goes on.
+
+One thread is watched at a time, and all others run free: numbers of two trainings are never mixed.
+The one that is watched stays while it gives any sign of life. It is followed by another that steps
+an optimizer when it has ended, or when it has been still for long and the other made several steps
+meanwhile. A thread that waits for another is believed sooner: `Thread.join`, `Future.result`.
+
+What is not seen: the steps of the new thread until then. The first is seen from its forward on; of
+threads that begin together, the first frame may hold the others' inputs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from threading import get_ident
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..probe import Probe
+
+STEPS = 3  # of another thread, since the newest of the one that is watched
+WAITING_NS, STILL_NS = 1_000_000_000, 10_000_000_000  # well below the time that makes a hang
+USUAL = 8  # times the usual time between two steps of the thread that is watched
+
+
+class Threads:
+    """The threads of one process, as far as they train."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._began = 0, 0  # when the one that is watched was first, and how many steps were before
+        self._seen = 0, 0  # its steps
+        self._others = 0  # steps of others since then
+        self._told = False
+
+    def begins(self) -> None:
+        """The process becomes a rank in this thread, by a backward or a step."""
+        if self._probe.thread is None:
+            self._watch()
+
+    def steps_first(self) -> bool:
+        """Whether this thread is the first to step, and is watched from here on."""
+        probe, watched = self._probe, self._probe.thread
+        if probe.boundary.entries or watched in (None, get_ident()) or not probe.on:
+            return False
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if probe.boundary.entries or probe.thread != watched:
+                return False
+            self._watch()
+            probe.guard.run(probe.core, self._forget)
+        finally:
+            self._lock.release()
+        return not probe.absent()
+
+    def _watch(self) -> None:
+        self._probe.thread = get_ident()
+        self._began = monotonic_ns(), self._probe.boundary.entries
+
+    def _forget(self) -> None:
+        """What was seen since the last step is another thread's."""
+        self._probe.batches.look()
+        self._probe.guard.run_all(self._probe.calls["forget"])
+
+    def stepped(self, optimizer: Any) -> None:
+        """A step that is not looked at has just been made, perhaps in another thread."""
+        probe, watched = self._probe, self._probe.thread
+        if watched is None or get_ident() == watched or not probe.on:
+            return
+        seen = probe.boundary.entries, probe.boundary.number
+        if seen != self._seen:
+            self._seen, self._others = seen, 0
+        self._others += 1
+        if not self._stopped(watched) or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if probe.thread == watched:  # else a third one was faster
+                probe.guard.run(probe.core, self._follow, optimizer)
+        finally:
+            self._lock.release()
+
+    def _stopped(self, watched: int) -> bool:
+        """Whether the thread that is watched trains no more, as far as can be told."""
+        probe = self._probe
+        frame = sys._current_frames().get(watched)
+        if frame is None:
+            return True
+        if self._others < STEPS or probe.inside or probe.in_backward or probe.in_forward:
+            return False
+        waits = frame.f_globals is vars(threading)
+        heard: int = probe.writer.heard_ns()
+        began, before = self._began
+        usual = (heard - began) // max(1, probe.boundary.entries - before)
+        limit = max(WAITING_NS if waits else STILL_NS, USUAL * usual)
+        return monotonic_ns() - heard > limit
+
+    def _follow(self, optimizer: Any) -> None:
+        """This thread is watched from now on; it stands right behind its step."""
+        probe = self._probe
+        self._watch()
+        probe.boundary.pass_on(optimizer)
+        self._forget()
+        probe.beat("step")
+        if not self._told:
+            self._told = True
+            name = threading.current_thread().name
+            probe.notice("note", f"the thread {name!r} trains from now on; the one before stopped")

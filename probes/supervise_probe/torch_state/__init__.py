@@ -1,0 +1,1 @@
+"""The job's modules, optimizers, schedulers and batches, as torch shows them."""

@@ -1,0 +1,125 @@
+"""What went into the model and the losses, until the backward begins; then it is looked at.
+
+Right behind a forward the caches are cold, and a look costs ten times as much as next to the other
+looks of the backward. Until then autograd itself holds the job to leaving these tensors as they
+are.
+
+A job may look at a loss and go on without a backward. Then the graph of the loss is gone when the
+next backward begins, while all that takes part in that one are there: what `cross_entropy` and
+`nll_loss` return is marked, and what was left out is not looked at. Other losses tell nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    from ..runtime.guard import Guard
+
+FORWARDS = 8  # forwards without a backward whose tensors are kept waiting
+KEY = "supervise"  # in the metadata of a node of the graph
+
+
+class _Mark:
+    """Lives as long as the node that it is attached to: held by nothing else."""
+
+    __slots__ = ("__weakref__",)
+
+
+Loss = Tuple["Optional[weakref.ref[_Mark]]", int]  # its mark, and how many inputs came before it
+
+
+def _marked(loss: Any) -> "weakref.ref[_Mark]":
+    mark = loss.grad_fn.metadata[KEY] = _Mark()
+    return weakref.ref(mark)
+
+
+class Batches:
+    """The inputs and targets of one process that were not looked at yet."""
+
+    def __init__(self, guard: Guard, collectors: Dict[str, Any]) -> None:
+        self._guard = guard
+        self._batch, self._tokens = collectors["batch"], collectors["tokens"]
+        self._flops = collectors["flops"]
+        self._batch_part, self._tokens_part = guard.part("batch"), guard.part("tokens")
+        self._sanity, self._sanity_part = collectors["batch_sanity"], guard.part("batch_sanity")
+        self._inputs: List[Tuple[Any, ...]] = []
+        self._targets: List[Tuple[Any, int]] = []
+        self._losses: List[Loss] = []  # one of each of the targets
+
+    def inputs(self, values: Tuple[Any, ...]) -> None:
+        """These go into the model."""
+        self._inputs.append(values)
+        if len(self._inputs) > FORWARDS:
+            self.look()
+
+    def targets(self, target: Any, ignored: int, loss: Any) -> None:
+        """A loss was taken against these class indices; `ignored` is none of them.
+
+        Args:
+            loss: None where it says nothing that its graph is gone.
+        """
+        mark = None if loss is None else self._guard.run(self._tokens_part, _marked, loss)
+        self._targets.append((target, ignored))
+        self._losses.append((mark, len(self._inputs)))
+        if len(self._targets) > FORWARDS:
+            self.look()
+
+    @property
+    def went_in(self) -> bool:
+        """Whether anything went into the model since the newest backward."""
+        return bool(self._inputs)
+
+    def before_backward(self) -> None:
+        """A backward begins: look at what it can be of.
+
+        If the graphs of all losses are gone, that says nothing: some compute their gradient in
+        their forward.
+        """
+        if len(self._losses) > 1:
+            self._guard.run(self._tokens_part, self._leave_out, False)
+        self.look()
+
+    def before_update(self, backward: bool) -> None:
+        """An optimizer is about to step; what waits has had no `backward`, if there was one."""
+        if backward and self._losses:
+            self._guard.run(self._tokens_part, self._leave_out, True)
+        self.look()
+
+    def _leave_out(self, even_all: bool) -> None:
+        """Drop losses whose graph is gone, and what went into the model for them alone."""
+        lives = [mark is None or mark() is not None for mark, _ in self._losses]
+        if all(lives) or not (even_all or any(lives)):
+            return
+        ends = [end for _, end in self._losses]
+        needed = {end for end, lives_on in zip(ends, lives) if lives_on}
+        inputs, begin = [], 0
+        for end in sorted({*ends, len(self._inputs)}):
+            if end in needed or end > ends[-1]:
+                inputs += self._inputs[begin:end]
+            begin = end
+        self._inputs = inputs
+        self._targets = [target for target, lives_on in zip(self._targets, lives) if lives_on]
+
+    def look(self) -> None:
+        """Look at everything that waits."""
+        self._losses.clear()
+        if self._inputs:
+            inputs, self._inputs = self._inputs, []
+            self._guard.run(self._batch_part, self._look_at, inputs)
+        if self._targets:
+            targets, self._targets = self._targets, []
+            self._guard.run(self._tokens_part, self._tokens.saw_targets, targets)
+
+    def _look_at(self, inputs: List[Tuple[Any, ...]]) -> None:
+        for values in inputs:
+            hashed = self._batch.saw(values)
+            if hashed is None:
+                continue
+            if hashed.is_floating_point():  # vectors
+                self._flops.saw(hashed.shape[:-1])
+                continue
+            self._tokens.saw_inputs(self._flops.saw(hashed.shape))
+            if self._sanity.due:
+                self._guard.run(self._sanity_part, self._sanity.saw, hashed)

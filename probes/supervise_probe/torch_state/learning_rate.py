@@ -1,0 +1,143 @@
+"""The learning rate: scaled just before the optimizer uses it, put back right after.
+
+So it composes with every scheduler, and with loops that write `group["lr"]` each step: the job's
+own schedule never sees the scale. Knows no policy and no drill.
+
+What was asked for stays until somebody takes it back: over a rollback, which leaves it alone, and
+over a relaunch, for which it is written down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+from ..runtime import files
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+HELD = "learning-rate.json"  # among the marks: what the next launch begins with
+
+
+class Ramp:
+    """A factor that starts at `value` and goes linearly to 1 over `steps`; 0 steps: it stays.
+
+    Attributes:
+        now: the factor of the step under way. moves: whether that of the next one may differ.
+    """
+
+    __slots__ = ("_done", "_steps", "_value", "moves", "now")
+
+    def __init__(self, value: float = 1.0, steps: int = 0, done: int = 0) -> None:
+        """Begin; with `done` where it is after so many steps."""
+        self._value, self._steps, self._done = value, steps, done
+        self._look()
+
+    @property
+    def progress(self) -> float:
+        """How far the ramp is in the step under way, from 0 to 1; 1 where there is none."""
+        return self._done / self._steps if self.moves else 1.0
+
+    def advance(self) -> None:
+        """A step ended."""
+        if self.moves:
+            self._done += 1
+            self._look()
+
+    def _look(self) -> None:
+        self.moves = self._done < self._steps
+        done = self._done / self._steps if self._steps else 0.0
+        self.now = self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
+
+
+class LearningRate:
+    """The probe's hand on the learning rates of all optimizers.
+
+    Attributes:
+        held: what `lr_scale` asked for.
+        warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
+    """
+
+    def __init__(self, torch: Any, config: Config) -> None:
+        """Begin; a later launch with what the one before held, and its re-warm."""
+        self._torch = torch
+        self._path = os.path.join(config.marks, HELD)
+        self.held = _kept(self._path, config.first_step) if config.attempt else Ramp()
+        rewarm = config.rewarm
+        self.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"])) if rewarm else Ramp()
+        self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
+
+    def hold(self, value: float, steps: int, first: int) -> None:
+        """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.
+
+        Raises:
+            OSError: it is so, but a later launch will not know.
+        """
+        self.held = Ramp(value, steps)
+        if value == 1.0:
+            self._forget()
+            return
+        kept = {"value": value, "steps": steps, "first": first}
+        files.replace(self._path, json.dumps(kept).encode())
+
+    def factor(self) -> float:
+        """Return the multiplier of the step under way, drills excluded."""
+        return self.held.now * self.warming.now
+
+    def apply(self, optimizer: Any, factor: float) -> None:
+        """Multiply the rate of every group by `factor` until `restore`."""
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if isinstance(rate, self._torch.Tensor):
+                own = rate.clone()
+                self._changed.append((group, own, rate, factor))
+                with self._torch.no_grad():
+                    rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
+            elif rate is not None:
+                used = rate * factor
+                self._changed.append((group, rate, used, factor))
+                group["lr"] = used
+
+    @property
+    def changed(self) -> bool:
+        """Whether a rate is scaled now."""
+        return bool(self._changed)
+
+    def restore(self) -> None:
+        """Put back what the job had set, bit for bit."""
+        while self._changed:
+            group, own, used, factor = self._changed.pop()
+            if group.get("lr") is not used:  # the optimizer chose a new rate during its step
+                group["lr"] = group["lr"] / factor
+            elif isinstance(used, self._torch.Tensor):
+                with self._torch.no_grad():
+                    used.copy_(own)
+            else:
+                group["lr"] = own
+
+    def advance(self) -> None:
+        """A step ended."""
+        if self.warming.moves:
+            self.warming.advance()
+        if self.held.moves:
+            self.held.advance()
+            if not self.held.moves:
+                with suppress(OSError):  # then a later launch goes through the ramp once more
+                    self._forget()
+
+    def _forget(self) -> None:
+        with suppress(FileNotFoundError):
+            os.remove(self._path)
+
+
+def _kept(path: str, step: int) -> Ramp:
+    """Return what an earlier launch held, as it was at `step`; before that, as it began."""
+    try:
+        kept = json.loads(files.read(path))
+        steps = int(kept["steps"])
+        return Ramp(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
+    except (OSError, ValueError, TypeError, KeyError):
+        return Ramp()

@@ -1,0 +1,189 @@
+"""The nouns of a step, which collectors are shown.
+
+Plain records; whoever fills them is in stepping/step_tracker.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from itertools import chain
+from operator import is_, itemgetter
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
+
+if TYPE_CHECKING:
+    from ..runtime.scalars import Number
+
+_MEMBERS = itemgetter("params")
+
+
+class SkipUpdate(BaseException):
+    """Leaves `optimizer.step(closure)` from inside the closure, before the update."""
+
+
+class Known:
+    """What stays the same of an optimizer from step to step.
+
+    Attributes:
+        params: all its parameters. ids: their ids.
+        real: false where they hold no values, or where there are none.
+        clipped_as: a list of parameters that is known to hold all of these.
+        groups: how many parameter groups it has. first_group: flat number of the first of them.
+        everyone: all that are counted through with it, itself among them.
+        shared: ids of parameters that another one holds too.
+    """
+
+    __slots__ = (
+        "__weakref__", "clipped_as", "everyone", "first_group", "groups", "ids", "params", "real",
+        "reference", "shared",
+    )  # fmt: skip
+
+    def __init__(self, optimizer: Any) -> None:
+        self.reference = weakref.ref(optimizer)
+        self.first_group = self.groups = 0
+        self.everyone: List[weakref.ref[Known]] = []
+        self.params: List[Any] = []
+        self.ids: FrozenSet[int] = frozenset()
+        self.shared: FrozenSet[int] = frozenset()
+        self.clipped_as: List[Any] = []
+        self.real = False
+        self.refresh(optimizer)
+
+    def refresh(self, optimizer: Any) -> bool:
+        """Read all again if parameters or groups are others, or in another order; whether they are.
+
+        A job may put another one into the list of a group, so every one is looked at, by C alone.
+        """
+        groups = optimizer.param_groups
+        params = list(chain.from_iterable(map(_MEMBERS, groups)))
+        if (
+            len(params) == len(self.params)
+            and len(groups) == self.groups
+            and all(map(is_, params, self.params))
+        ):
+            return False
+        self.groups = len(groups)
+        self.params = self.clipped_as = params
+        self.ids = frozenset(map(id, params))
+        first = params[0] if params else None
+        self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
+        _count(self.everyone)
+        return True
+
+
+def in_order(known: Dict[int, Known], key: int, new: Known, beside: List[int]) -> Dict[int, Known]:
+    """Return those whose optimizers live and a `new` one, their groups counted through.
+
+    They stand in order of first step, but for one that takes parameters over: it stands in front
+    of whoever had them, and mostly steps no more.
+
+    Args:
+        beside: keys of those that it steps together with.
+    """
+    living: Dict[int, Known] = {}
+    for other, each in known.items():
+        if other == key or each.reference() is None:
+            continue
+        if other not in beside and not new.ids.isdisjoint(each.ids):
+            living.setdefault(key, new)
+        living[other] = each
+    living.setdefault(key, new)
+    everyone = list(map(weakref.ref, living.values()))  # a cycle would keep weights alive
+    for each in living.values():
+        each.everyone = everyone
+    _count(everyone)
+    return living
+
+
+def _count(everyone: List[weakref.ref[Known]]) -> None:
+    """Number the groups flat over the optimizers, and see what several of these hold."""
+    living = [each for reference in everyone if (each := reference()) is not None]
+    number, times = 0, Counter(chain.from_iterable(each.ids for each in living))
+    several = frozenset(key for key, count in times.items() if count > 1)
+    for each in living:
+        each.first_group, each.shared = number, each.ids & several
+        number += each.groups
+
+
+class Update:
+    """One optimizer's part of a step.
+
+    Attributes:
+        known: what stays the same of the optimizer.
+        params: its parameters that have a gradient; `all_params` has the others too.
+        scaler: the GradScaler that runs this step, else None; `scale` is its loss scale.
+        found_inf: above 0 when a fused optimizer will mask its update, for overflow.
+        scheduled: the rate of its first group before the probe scaled it.
+        gradient_norm: of `params`, unscaled; None when nobody measured it.
+        skip: why the update is not applied, "" when it is.
+        closure: whether gradients come from a closure inside the step.
+        measured: whether the gradients have been looked at.
+    """
+
+    __slots__ = (
+        "closure", "found_inf", "gradient_norm", "known", "measured", "optimizer", "result",
+        "scale", "scaler", "scheduled", "skip",
+    )  # fmt: skip
+
+    def __init__(self, optimizer: Any, closure: bool, known: Known) -> None:
+        self.optimizer = optimizer
+        self.closure = closure
+        self.known = known
+        self.scaler: Any = None
+        self.scale: Number = 1.0
+        self.found_inf: Optional[Number] = None
+        self.scheduled: Any = None
+        self.gradient_norm: Optional[Number] = None
+        self.skip = ""
+        self.measured = False
+        self.result: Any = None
+
+    @property
+    def all_params(self) -> List[Any]:
+        return self.known.params
+
+    @property
+    def params(self) -> List[Any]:
+        return [p for p in self.known.params if p.grad is not None]
+
+
+class Step:
+    """A step that is over. `elapsed_ns` is None for the first of a process."""
+
+    __slots__ = ("at_ns", "attempt", "elapsed_ns", "number")
+
+    def __init__(self, number: int, attempt: int, at_ns: int, elapsed_ns: Optional[int]) -> None:
+        self.number = number
+        self.attempt = attempt
+        self.at_ns = at_ns
+        self.elapsed_ns = elapsed_ns
+
+
+def rate_of(torch: Any, optimizer: Any) -> Any:
+    """Return the rate of its first group as it is now, None where it has none."""
+    rate = optimizer.param_groups[0].get("lr")
+    if type(rate) is not float and isinstance(rate, torch.Tensor):
+        return rate.clone()
+    return rate
+
+
+def is_phantom(torch: Any, update: Update, backward: bool) -> bool:
+    """Whether the job only pretends to step: rate 0 and gradients 0, to create its state.
+
+    Args:
+        backward: whether one has run since the last step.
+    """
+    for group in update.optimizer.param_groups:
+        rate = group.get("lr")
+        if type(rate) is not float and isinstance(rate, torch.Tensor):
+            if rate.device.type != "cpu":
+                return False
+            rate = rate.item()
+        if rate != 0:
+            return False
+    if update.closure:
+        return False
+    grads = [p.grad for p in update.all_params if p.grad is not None]
+    if any(g.device.type != "cpu" for g in grads):
+        return not backward
+    return not any(bool((g != 0).any()) for g in grads)

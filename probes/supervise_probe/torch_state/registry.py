@@ -1,0 +1,180 @@
+"""Which modules, optimizers, schedulers and scalers of the job are alive.
+
+Rule 1: everything is referenced weakly; a model that the job deletes goes away.
+Rule 2: objects are recognised by identity; a class of the job's may define `__eq__` or `__len__`.
+
+Modules announce themselves by torch's official registration hooks, which fire for every parameter,
+buffer and child. A deepcopied or unpickled module does not pass there; its `__setstate__` does.
+"""
+
+import functools
+import gc
+import weakref
+from types import ModuleType
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+from ..runtime.warning_stacklevel import uncounted
+
+_HOOKS = (
+    "register_module_module_registration_hook",
+    "register_module_parameter_registration_hook",
+    "register_module_buffer_registration_hook",
+)
+# These four do not call each other's constructor.
+_SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
+
+
+class Alive:
+    """A weak set by identity, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._references: Dict[int, Any] = {}
+        self.changes = 0  # grows with every arrival and departure
+
+    def add(self, thing: Any) -> None:
+        """Note an object; twice is once."""
+        number = id(thing)
+        known = self._references.get(number)
+        if known is not None and known() is thing:
+            return
+        references = weakref.ref(self)
+
+        def forget(reference: Any) -> None:
+            alive = references()
+            if alive is not None and alive._references.get(number) is reference:
+                del alive._references[number]
+                alive.changes += 1
+
+        self._references[number] = weakref.ref(thing, forget)
+        self.changes += 1
+
+    def __iter__(self) -> Iterator[Any]:
+        for reference in list(self._references.values()):
+            thing = reference()
+            if thing is not None:
+                yield thing
+
+
+class Registry:
+    """The job's training objects that are alive now."""
+
+    def __init__(self) -> None:
+        self.modules = Alive()
+        self.optimizers = Alive()
+        self.schedulers = Alive()
+        self.scalers = Alive()
+        self._torch: Any = None
+        self._searched: Tuple[int, int] = (-1, -1)
+        self._roots: Tuple[Tuple[int, int], List[Any]] = ((-1, -1), [])
+
+    def install(self, torch: ModuleType) -> None:
+        """Be told of every such object from now on. To be called once, when torch is imported."""
+        self._torch = torch
+        for name in _HOOKS:
+            hook = getattr(torch.nn.modules.module, name, None)
+            if hook is not None:
+                hook(self._saw_registration)
+        _call_after(torch.nn.Module, "__setstate__", self.modules.add)
+        _call_after(torch.optim.Optimizer, "__init__", self.optimizers.add)
+        for name in _SCHEDULERS:
+            kind = getattr(torch.optim.lr_scheduler, name, None)
+            if kind is not None:
+                _call_after(kind, "__init__", self.schedulers.add)
+        for home in (torch.amp, torch.cuda.amp):
+            if "GradScaler" in vars(home):
+                _call_after(home.GradScaler, "__init__", self.scalers.add)
+
+    def saw_optimizer(self, optimizer: Any) -> None:
+        """An optimizer stepped that may have been made before `install`."""
+        self.optimizers.add(optimizer)
+
+    def saw(self, thing: Any) -> None:
+        """Note a training object that came by in some other way."""
+        torch = self._torch
+        if isinstance(thing, torch.nn.Module):
+            self.modules.add(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            self.optimizers.add(thing)
+        elif isinstance(thing, torch.amp.GradScaler):
+            self.scalers.add(thing)
+        else:
+            self.schedulers.add(thing)
+
+    def roots(self) -> List[Any]:
+        """The outermost modules that own parameters of the optimizers, in order of arrival.
+
+        The list is kept until a module or optimizer comes or goes.
+        """
+        state = (self.modules.changes, self.optimizers.changes)
+        if self._roots[0] != state:
+            trained = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+            self._find_owners(trained)
+            references = [weakref.ref(module) for module in self._outermost(trained)]
+            self._roots = ((self.modules.changes, self.optimizers.changes), references)
+        alive = [reference() for reference in self._roots[1]]
+        return [module for module in alive if module is not None]
+
+    def holds_gradients(self, zeroed: "set[int]") -> bool:
+        """Whether anything is left of a backward in other parameters than these ids.
+
+        Sharded parameters do not show what they gather: they count as gradients.
+        """
+        known = False
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    known = True
+                    if _full(p) and id(p) not in zeroed:
+                        return True
+        return not known and any(
+            _full(p) and id(p) not in zeroed
+            for module in self.modules
+            for p in module.parameters(recurse=False)
+        )
+
+    def _outermost(self, trained: "set[int]") -> List[Any]:
+        modules = list(self.modules)
+        inner = {id(child) for module in modules for child in module.children()}
+        return [
+            module
+            for module in modules
+            if id(module) not in inner and any(id(p) in trained for p in module.parameters())
+        ]
+
+    def _find_owners(self, trained: "set[int]") -> None:
+        """Look through all objects for modules made before `install`, if a parameter has no owner.
+
+        Once for a set of optimizers: a look takes about 60 ms. `type()`, not `isinstance`, which
+        would ask `__class__` of lazy modules and the like.
+        """
+        owned = {id(p) for m in self.modules for p in m.parameters(recurse=False)}
+        if trained <= owned or self._searched == (self.optimizers.changes, len(trained)):
+            return
+        self._searched = (self.optimizers.changes, len(trained))
+        kind = self._torch.nn.Module
+        for thing in gc.get_objects():
+            if issubclass(type(thing), kind):
+                self.modules.add(thing)
+
+    def _saw_registration(self, module: Any, name: str, member: Any) -> None:
+        self.modules.add(module)
+        if isinstance(member, self._torch.nn.Module):
+            self.modules.add(member)
+
+
+def _full(p: Any) -> bool:
+    return p.grad is not None or hasattr(p, "_local_tensor")
+
+
+def _call_after(kind: type, name: str, tell: Callable[[Any], None]) -> None:
+    """Wrap a method of `kind` so that `tell` gets the object after it."""
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    @uncounted
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        tell(self)
+        return result
+
+    setattr(kind, name, wrapper)
