@@ -278,9 +278,11 @@ HOOKS = {
     "ignored_chld": "signal.signal(17, signal.SIG_IGN)\nsubprocess.run(['true'])",
     "alarms": "n = [0]\nsignal.signal(14, lambda *_: n.append(0))\n"
               "signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
-              "end = time.time() + 1\nwhile time.time() < end: pass\nassert len(n) > 50",
+              "end = time.time() + 1\nwhile time.time() < end: pass\nassert len(n) > 50\n"
+              "signal.setitimer(signal.ITIMER_REAL, 0)",  # else it may end Python's end
     "profiling_timer": "signal.signal(27, lambda *_: None)\n"
-                       "signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)\nsum(range(10**7))",
+                       "signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)\nsum(range(10**7))\n"
+                       "signal.setitimer(signal.ITIMER_PROF, 0)",
     "wakeup_fd": "r, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\n"
                  "signal.signal(10, lambda *_: None); os.kill(os.getpid(), 10); os.read(r, 1)",
     "excepthook": "sys.excepthook = lambda *e: print('hooked', e[0].__name__)\n1 / 0",
