@@ -14,14 +14,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test test-fast lint style chaos fuzz bench soak clean
+.PHONY: help demo test test-fast lint graph style chaos fuzz bench soak clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo        train the example, break it on purpose, watch it being saved (3 min)'
 	@echo 'make test        lint, types and the whole suite (15 min)'
 	@echo 'make test-fast   the tests that start no training (1 min)'
-	@echo 'make lint        ruff and mypy'
+	@echo 'make lint        ruff, mypy and the contracts between the rooms'
+	@echo 'make graph       which room imports which, and that none do so in a circle'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of seven surfaces (70 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
@@ -46,6 +47,10 @@ test-fast: .venv/installed-dev
 
 lint: style
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+graph: .venv/installed-dev
+	$(BIN)/python -m tests.import_graph
 
 style: .venv/installed-dev
 	$(BIN)/ruff check .

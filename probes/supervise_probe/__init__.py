@@ -30,9 +30,7 @@ def report(**values: Any) -> None:
             know better. A frame has room for 64 names in all, whichever come first.
     """
     if _probe is not None:
-        from .control.reporting import take
-
-        _probe.guard.run(_probe.reporting, take, _probe, values)
+        _probe.report(values)
 
 
 def shard(name: Any, offset: Any = None) -> None:
@@ -51,9 +49,7 @@ def shard(name: Any, offset: Any = None) -> None:
         offset: where in the shard the batch begins: a whole number in whatever unit, or a key.
     """
     if _probe is not None:
-        from .control.reporting import shard
-
-        _probe.guard.run(_probe.reporting, shard, _probe, name, offset)
+        _probe.shard(name, offset)
 
 
 def is_quarantined(name: Any) -> bool:
@@ -66,11 +62,7 @@ def is_quarantined(name: Any) -> bool:
     Args:
         name: of the shard, written as `shard`, the batch or the dataset tells it.
     """
-    if _probe is None:
-        return False
-    from .control.reporting import is_quarantined
-
-    return bool(_probe.guard.run(_probe.reporting, is_quarantined, _probe, name))
+    return _probe is not None and bool(_probe.is_quarantined(name))
 
 
 def arm(torch: Any, path: str) -> None:
@@ -93,6 +85,4 @@ def arm(torch: Any, path: str) -> None:
 def listen(library: Any) -> None:
     """Hear what a training library knows. Called when this module of it is imported."""
     if _probe is not None:
-        from .adapters import listen
-
-        listen(_probe, library)
+        _probe.listen(library)

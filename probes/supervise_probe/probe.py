@@ -1,4 +1,4 @@
-"""The probe of one process: its parts, its life from import of torch to exit.
+"""The probe of one process: its life from import of torch to exit.
 
 It is quiet until the job runs its first backward or optimizer step, and only then becomes a rank
 with a segment; data-loader workers and compilers never do. It is off for good when it cannot work,
@@ -9,134 +9,98 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections import deque
-from threading import Lock, get_ident
-from time import monotonic_ns
-from typing import Any, Deque, Dict, Optional
+from threading import Lock
+from typing import Any, Dict, Mapping
 
-from . import collectors as catalog
 from . import config as settings
-from . import sampling
-from .collectors.timing import Times
-from .control import evidence, reporting, status, verbs
-from .control.commands import Commands
-from .faults.injector import Drills
-from .ipc.publisher import Publisher
-from .patches import install
+from .context import ProbeContext
+from .control import evidence, status
+from .listeners.listeners import Listeners
+from .parts import Life, Parts, RankParts
+from .patches import forward, install
 from .runtime import exit_status, files
+from .runtime.gate import Gate
 from .runtime.guard import Guard, Part
+from .runtime.position import Position
+from .runtime.reporter import Reporter
 from .runtime.scalars import Scalars
-from .safeguards import Tools
-from .stepping.step_tracker import Boundary
-from .stepping.training_thread import Threads
-from .torch_state import forward_patch
-from .torch_state.batch_observer import Batches
-from .torch_state.grad_scaler import Scaling
-from .torch_state.learning_rate import LearningRate
+from .runtime.times import Times
 from .torch_state.registry import Registry
-
-BATCHES = 64  # fingerprints kept for a snapshot
-STATUS_EVERY = 64  # steps between two statuses when nothing happened
 
 
 class Probe:
-    """Everything that watches one process.
+    """What stays when a process forks, and the parts of this one.
 
     Attributes:
-        on: false once the probe is off for good.
-        inside: an optimizer's step is running. in_backward, in_forward: likewise.
-        calls: for each call of a collector, the (part, method) pairs of the step under way.
-        fingerprints: the newest batches, oldest first.
-        adapted: whether the job reports values of its own.
-        finite: whether the newest frame held finite values only.
-        phase: of the newest beat.
-        thread: the one that is watched, None before any backward; `pristine`: counters then.
-        has_cuda: this torch was built for such devices.
+        gate: whether hooks must keep still. guard: runs the pieces. The patches hold both.
+        parts: of this process; a forked child makes its own.
     """
 
     def __init__(self, torch: Any, config: settings.Config) -> None:
-        self.torch = torch
-        self.config = config
-        self.on = True
-        self.inside = self.in_backward = self.in_forward = False
-        self.rank, self.world_size = 0, 1
-        self.guard = Guard(self._part_off)
-        self.core = self.guard.part("core", vital=True)
-        self.reporting = self.guard.part("report", share=1.0)
-        self.registry = Registry()
-        self.writer: Any = None
-        self.has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))
-        self._transforming = getattr(torch._C, "_are_functorch_transforms_active", bool)
-        self._tracing = torch._C._get_tracing_state
-        self._set_grad_enabled = torch._C._set_grad_enabled
-        self._is_grad_enabled = torch.is_grad_enabled
-        self._modules = catalog.modules()
-        self._before_forward = install.before_forward(self)
-        self.watching = sampling.around_forward(self)
-        self._start_clean()
+        self._torch = torch
+        self.gate, self.guard = Gate(torch), Guard(self._part_off)
+        self._report_part = self.guard.part("report", share=1.0)
+        self._registry, self._times = Registry(), Times()
+        self.parts = self._fresh(config)
+        parts = self.parts
+        self._listeners = Listeners(
+            parts.steps, parts.forward, parts.loader, parts.saves, parts.trainer
+        )
+        self._around = forward.around(torch, self.gate, self._times, self._listeners)
 
-    def _start_clean(self) -> None:
-        """Become a process that has not trained yet."""
-        self.scalars = Scalars(self.torch, late=self.config.late)
-        self.scaling = Scaling(self.scalars)
-        self.rate = LearningRate(self.torch, self.config)
-        self.times = Times()
-        self.boundary = Boundary(self)
-        self.drills = Drills(self, [])
-        self.tools = Tools(self)
-        self.collectors: Dict[str, Any]
-        self.collectors, self.plan = catalog.start(self, self._modules)
-        self.calls = self.plan.usual
-        self.batches = Batches(self.guard, self.collectors)
-        self.fingerprints: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
-        self.sampling, self.sampler, self.snapshots = sampling.start(self)
-        self.publisher: Any = None
-        self.commands: Any = None
-        self._mailbox: Any = None
-        self.rollbacks: Any = None
-        self.on_demand: Any = None
-        self._phases: Dict[str, int] = {}
-        self.finite, self.phase, self.adapted = True, "", False
-        self.thread: Optional[int] = None
-        self.threads = Threads(self)
+    def _fresh(self, config: settings.Config) -> Parts:
+        """Return the parts of a process that has not trained yet."""
         self._opening = Lock()
-        self._status_due, self._status_age = True, 0
-        self.pristine = self.state()
+        position = Position(config.first_step, config.attempt)
+        context = ProbeContext(
+            self._torch,
+            config,
+            self.guard,
+            self.gate,
+            self._registry,
+            Scalars(self._torch, late=config.late),
+            position,
+            Reporter(position),
+        )
+        life = Life(self.open, self._another_training, self._attach, self._attach_inside)
+        return Parts(context, self._times, life)
+
+    def begin(self, config: settings.Config) -> None:
+        """Become a process that has not trained yet, as after a fork."""
+        self.gate.reset()
+        self.guard.reset()
+        self._times.reset()
+        parts = self.parts = self._fresh(config)
+        self._listeners.put(parts.steps, parts.forward, parts.loader, parts.saves, parts.trainer)
 
     def install(self) -> None:
         """Patch torch, and be told of forks and of the exit. To be called once."""
-        self.registry.install(self.torch)
-        install.install(self.torch, self)
+        self._registry.install(self._torch)
+        install.install(self._torch, self.gate, self.guard, self._times, self._listeners)
         exit_status.install()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)
 
-    # ── when to keep still ────────────────────────────────────────────────────────────────────
+    def listen(self, library: Any) -> None:
+        """Hear what a training library, which was just imported, will do."""
+        from .adapters.install import listen
+        from .adapters.wrap import Hold
 
-    def absent(self) -> bool:
-        """Whether a hook must do nothing where no functorch transform can be at work.
+        listen(Hold(self.gate, self.guard, self._times, self._listeners), library)
 
-        Off; in another thread than the one that trains; while a tracer or a capture is at work.
-        """
-        return (
-            not self.on
-            or (self.thread is not None and get_ident() != self.thread)
-            or self._tracing() is not None
-            or (self.has_cuda and self._captures())
-        )
+    def _attach(self) -> None:
+        for root in self._registry.roots():
+            forward.attach(root, self._around)
 
-    def _captures(self) -> bool:
-        cuda = self.torch.cuda
-        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    def _attach_inside(self) -> None:
+        forward.attach_inside(self._registry, self._around)
 
-    def off_duty(self) -> bool:
-        """Whether a hook must do nothing: as `absent`, or inside a functorch transform."""
-        return self.absent() or self._transforming()
+    # ── a rank ────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> bool:
         """Become a rank, if this process is none yet; whether it is one."""
-        if self.writer is not None or not self.on:
-            return self.on
+        if self.parts.context.reporter.writer is not None or not self.gate.on:
+            return self.gate.on
         if not self._opening.acquire(blocking=False):
             return False  # another thread is at it
         try:
@@ -149,156 +113,127 @@ class Probe:
         from .ipc.mailbox import Mailbox
         from .ipc.writer import Writer
 
-        config = self.config
-        self.rank, self.world_size = settings.place(dict(os.environ), self.torch)
+        parts, context = self.parts, self.parts.context
+        config, position = context.config, context.position
+        position.rank, position.world_size = settings.place(dict(os.environ), self._torch)
         try:
-            self.writer = Writer.create(
-                config.shm, config.run, self.rank, self.world_size, config.slots, config.capacity
+            writer = Writer.create(
+                config.shm,
+                config.run,
+                position.rank,
+                position.world_size,
+                config.slots,
+                config.capacity,
             )
         except (OSError, wire.WireError) as error:
             self.off(f"no segment in {config.shm}: {error}")
             return False
-        self.threads.begins()
-        self._phases = {name: index for index, name in enumerate(wire.PHASES)}
-        self._mailbox = Mailbox(self.writer)
+        mailbox = Mailbox(writer)
+        phases = {name: index for index, name in enumerate(wire.PHASES)}
+        context.reporter.connect(writer, mailbox, phases, self._describe)
+        parts.threads.begins()
         try:
-            self.commands = Commands(self, self._mailbox, self.world_size, config.lease_s)
-            self.publisher = Publisher(self.writer, self.scalars, self._finish, self.notice)
-            verbs.start(self)
-            self.drills = Drills(self, config.drills)
-            self.drills.begin(self.boundary.number)
+            RankParts(parts, mailbox, self._times)
         except Exception as error:  # half a probe would only tell a later, stranger error
             self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False
         evidence.listen(config.marks)
-        self._write_status()
+        context.reporter.write_status()
         return True
+
+    def _another_training(self) -> None:
+        """Another training begins with the step under way; what is known of that stays."""
+        parts, context = self.parts, self.parts.context
+        parts.rank.publisher.flush()
+        parts.rank.rollbacks.close()
+        context.reporter.writer.close()
+        context.reporter.writer = None
+        # What this launch was to begin with was for the one before.
+        context.config = context.config._replace(first_step=0, resume=None, rewarm=None, skip=())
+        parts.collectors.rewind(parts.pristine)
+        if self.open():
+            step = context.position.step
+            said = f"another training begins with step {step}: the one before is over"
+            context.reporter.notice("note", said)
 
     def off(self, reason: str) -> None:
         """Switch the whole probe off; the job goes on as if it had never been there."""
-        if not self.on:
+        if not self.gate.on:
             return
-        self.on = False
+        self.gate.on = False
         try:
-            path = os.path.join(self.config.marks, f"off.{os.getpid()}")
+            path = os.path.join(self.parts.context.config.marks, f"off.{os.getpid()}")
             text = reason.replace("\n", " ") + "\n"
             files.replace(path, text.encode("utf-8", "replace"))
-            self._write_status()
+            self.parts.context.reporter.write_status()
         except Exception:  # nobody is left to tell
             pass
-
-    # ── words to the supervisor ───────────────────────────────────────────────────────────────
-
-    def beat(self, phase: str) -> None:
-        """Show a sign of life."""
-        if self.writer is not None:
-            self.phase = phase
-            self.writer.beat(monotonic_ns(), self._phases[phase])
-
-    def notice(self, kind: str, message: str, data: Any = None, step: int = -1) -> None:
-        """Say something about the watching itself, at the step under way or at `step`."""
-        if self._mailbox is not None:
-            at = self.boundary.number if step < 0 else step
-            self._mailbox.notice(kind, message, at, data or {})
-            self.status_changed()
-
-    def status_changed(self) -> None:
-        """The status is to be written at the next boundary; at once while the job is held."""
-        self._status_due = True
-        if self.commands is not None and self.commands.paused:
-            self._write_status()
-
-    def _write_status(self) -> None:
-        self._status_due, self._status_age = False, 0
-        if self.writer is not None:
-            self.writer.status(status.describe(self))
 
     def _part_off(self, part: Part, reason: str) -> None:
         if part.vital:
             self.off(f"{part.name}: {reason}")
         else:
-            self.notice("collector-off", f"{part.name} is off: {reason}", {"collector": part.name})
+            said = f"{part.name} is off: {reason}"
+            self.parts.context.reporter.notice("collector-off", said, {"collector": part.name})
 
-    def without_grad(self, function: Any, *args: Any) -> Any:
-        """Call `function` with gradients off. As `torch.no_grad`, at a tenth of its cost."""
-        enabled = self._is_grad_enabled()
-        self._set_grad_enabled(False)
-        try:
-            return function(*args)
-        finally:
-            self._set_grad_enabled(enabled)
+    def _describe(self) -> Dict[str, Any]:
+        """Return the status."""
+        parts, rank, safeguards = self.parts, self.parts.rank, self.parts.safeguards
+        why = parts.no_optimizer()
+        return {
+            "tier": status.tier(self.gate.on, parts.reports.adapted),
+            **status.of_process(parts.context, parts.collectors.by_name),
+            "update_to_weight": parts.wired.updates.mode,
+            "mfu": parts.wired.flops.told,
+            **status.of_savepoints(None if rank is None else rank.rollbacks),
+            "paused": parts.context.reporter.held,
+            "drills": parts.drills.names(),
+            "sampling": parts.sampling.describe(),
+            **status.known(
+                steps=why and f"inferred from backward: {why}",
+                shards=parts.wired.shards.newest(),
+                quarantine=parts.wired.quarantine.describe(),
+                standing_orders=safeguards.standing(),
+                in_force=safeguards.describe(),
+            ),
+        }
 
-    # ── a step ────────────────────────────────────────────────────────────────────────────────
+    # ── what the job says itself ──────────────────────────────────────────────────────────────
 
-    def optimizer_appeared(self, optimizer: Any) -> None:
-        """An optimizer steps for the first time: look which modules it trains."""
-        self.registry.saw_optimizer(optimizer)
-        for root in self.registry.roots():
-            forward_patch.attach(self, root, self._before_forward)
-        self.rollbacks.probe_batch.optimizer_appeared()
+    def report(self, values: Mapping[str, Any]) -> None:
+        """See the package's `report`."""
+        self.guard.run(self._report_part, self.parts.reports.take, values)
 
-    def at_boundary(self, result: Any) -> Any:
-        """If a step has just ended on time: keep a savepoint, obey commands.
+    def shard(self, name: Any, offset: Any) -> None:
+        """See the package's `shard`."""
+        self.guard.run(self._report_part, self.parts.reports.shard, name, offset)
 
-        Args:
-            result: what the optimizer's step is about to return.
-
-        Returns:
-            What it shall return: after a rollback, the result of the step that was gone back to.
-
-        Raises:
-            KeyboardInterrupt: the supervisor wants the job to stop.
-        """
-        if not self.boundary.on_time or not self.on:
-            return result
-        self.boundary.on_time = False
-        self.boundary.spent_ns = self.guard.turn()
-        self.rollbacks.result = result
-        if self.rollbacks.due():
-            self.guard.run(self.guard.part("savepoints", share=1.0), self.rollbacks.regular)
-        self._status_age += 1
-        if self._status_due or self._status_age >= STATUS_EVERY:
-            self.guard.run(self.core, self._write_status)
-        self.commands.run()
-        result, self.rollbacks.result = self.rollbacks.result, None
-        return result
-
-    def state(self) -> Dict[str, float]:
-        """Return the counters that go back with a rollback."""
-        state: Dict[str, float] = {}
-        for collector in self.collectors.values():
-            state.update(collector.state())
-        return state
-
-    def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
-        self.guard.run_all(self.calls["finish"], values)
-        self.finite = not values.get("nan_inf_events")
-        self.rollbacks.finished(step, attempt, values)
+    def is_quarantined(self, name: Any) -> bool:
+        """See the package's `is_quarantined`."""
+        return bool(self.guard.run(self._report_part, self.parts.reports.is_quarantined, name))
 
     # ── the ends of a process ─────────────────────────────────────────────────────────────────
 
     def _forked(self) -> None:
-        self.writer = None  # the parent's; its `Writer` is inert in a child
-        self.inside = self.in_backward = self.in_forward = False
-        self.guard.reset()
-        if self.on:
+        if self.gate.on:
             try:
-                self._start_clean()
+                self.begin(self.parts.context.config)
             except Exception:  # the child must run
-                self.on = False
+                self.gate.on = False
 
     def _exit(self) -> None:
-        if self.writer is None or not self.on:
+        parts, reporter = self.parts, self.parts.context.reporter
+        if reporter.writer is None or not self.gate.on:
             return
         try:
-            self.boundary.end()
-            self.tools.end()
-            self.publisher.flush()
-            reporting.tell_rest(self)
-            self.beat("exiting")
-            self.writer.last_words(*exit_status.last_words())
-            self.rollbacks.close()
-            self.writer.close()
+            parts.steps.end()
+            parts.safeguards.end()
+            parts.rank.publisher.flush()
+            parts.reports.end()
+            reporter.beat("exiting")
+            reporter.writer.last_words(*exit_status.last_words())
+            parts.rank.rollbacks.close()
+            reporter.writer.close()
         except Exception:  # at exit nobody is left to tell
             pass
-        self.on = False
+        self.gate.on = False

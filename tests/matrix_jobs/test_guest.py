@@ -9,11 +9,13 @@ WATCH = '''
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OURS = "_supervise_probe"
-PASSED_ON = {("step_hook", "step"), ("step_hook", "run"), ("hooks", "step_"), ("hooks", "scale_"),
-             ("hooks", "unscale_"), ("hooks", "clip"), ("hooks", "loss"), ("hooks", "backward"),
-             ("loading", "fetch"), ("loading", "start"), ("forward", "__call__")}
-ARRIVED = {("scalars", "read"),                # values, a step ago
-           ("sampled.snapshots", "_router")}   # a copy on the host: `Snapshots.arriving` is over
+PASSED_ON = {("patches.optimizer", "step"), ("patches.install", "step_"),
+             ("patches.install", "scale_"), ("patches.install", "unscale_"),
+             ("patches.install", "clip"), ("patches.install", "loss"),
+             ("patches.install", "backward"), ("patches.dataloader", "fetch"),
+             ("patches.dataloader", "start"), ("patches.forward", "__call__")}
+ARRIVED = {("runtime.scalars", "read"),        # values, a step ago
+           ("sampling.snapshots", "_router")}  # a copy on the host: `Snapshots.arriving` is over
 waited = {}
 
 

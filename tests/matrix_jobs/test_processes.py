@@ -225,7 +225,7 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         probe = sys.modules.get("_supervise_probe")
-        silent = probe is None or probe._probe.writer is None
+        silent = probe is None or probe._probe.parts.context.reporter.writer is None
         return torch.randn(8), torch.tensor(i % 4), silent
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import beside
+from .wrap import beside
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from .wrap import Hold
 
 
-def listen(probe: Probe, library: Any) -> None:
+def listen(hold: Hold, library: Any) -> None:
     """Stand beside `clip_grad_norm_`.
 
     Raises:
@@ -28,9 +28,7 @@ def listen(probe: Probe, library: Any) -> None:
         if not any(handle.uses_sharded_strategy for handle in self._all_handles):
             return
         params = list(self.parameters())
-        if probe.sampling.due("gradients"):
-            before = probe.collectors["groups"].before_clip
-            probe.sampling.run("gradients", probe.without_grad, before, params)
-        probe.collectors["gradient"].saw_clip(params, None)
+        hold.listeners.step.before_clip(params)
+        hold.listeners.step.clipped(params, None, None)
 
-    wrapper.clip_grad_norm_ = beside(probe, wrapper.clip_grad_norm_, heard, "gradient")
+    wrapper.clip_grad_norm_ = beside(hold, wrapper.clip_grad_norm_, heard, "gradient")

@@ -17,11 +17,10 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Mapping, Tuple
 
-from ..checkpoints.resume import resuming
-from . import around_save, beside
+from .wrap import around_save, beside, resuming
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from .wrap import Hold
 
 # How people call the loss of their validation, in the order in which we look.
 NAMES = tuple(
@@ -30,7 +29,7 @@ NAMES = tuple(
 SLICE = "/dataloader_idx_"
 
 
-def listen(probe: Probe, library: Any) -> None:
+def listen(hold: Hold, library: Any) -> None:
     """Stand beside `_call_callback_hooks`, around `_fit_impl`, `training_step`, `save_checkpoint`.
 
     Raises:
@@ -41,12 +40,12 @@ def listen(probe: Probe, library: Any) -> None:
     strategy = calls._call_strategy_hook
 
     def heard(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        library = probe.collectors["library"]
+        library = hold.listeners.trainer
         if hook_name == "on_train_batch_start":
             library.epoch(trainer.current_epoch + _fraction(args[1], trainer.num_training_batches))
         elif hook_name == "on_train_start":
             library.trained_by("Lightning")
-            library.resume.began(trainer.global_step, _inexact(trainer))
+            library.began(trainer.global_step, _inexact(trainer))
             library.length(*_length(trainer))
         elif hook_name == "on_train_batch_end":
             path = library.take_order()
@@ -65,20 +64,20 @@ def listen(probe: Probe, library: Any) -> None:
         """The model is not called from outside, so its forward is the rest of `training_step`."""
         module = getattr(trainer, "lightning_module", None)
         automatic = getattr(module, "automatic_optimization", False)
-        if hook_name != "training_step" or not automatic or probe.off_duty():
+        if hook_name != "training_step" or not automatic or hold.gate.off_duty():
             return strategy(trainer, hook_name, *args, **kwargs)
-        began, apart = monotonic_ns(), probe.times.inside()
+        began, apart = monotonic_ns(), hold.times.inside()
         try:
             return strategy(trainer, hook_name, *args, **kwargs)
         finally:
-            elapsed = monotonic_ns() - began - (probe.times.inside() - apart)
-            probe.times.forward += max(0, elapsed)
+            elapsed = monotonic_ns() - began - (hold.times.inside() - apart)
+            hold.times.forward += max(0, elapsed)
 
-    fit = resuming(probe, trainer._fit_impl, "ckpt_path", _unfit)
+    fit = resuming(hold, trainer._fit_impl, "ckpt_path", _unfit)
     trainer._fit_impl = fit
-    calls._call_callback_hooks = beside(probe, hook, heard)
+    calls._call_callback_hooks = beside(hold, hook, heard)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
-    trainer.save_checkpoint = around_save(probe, save, what)
+    trainer.save_checkpoint = around_save(hold, save, what)
 
 
 def _unfit(path: str) -> str:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import beside
+from .wrap import beside
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from .wrap import Hold
 
 
-def listen(probe: Probe, library: Any) -> None:
+def listen(hold: Hold, library: Any) -> None:
     """Stand beside `scale_grads`, where there is one.
 
     Raises:
@@ -29,6 +29,6 @@ def listen(probe: Probe, library: Any) -> None:
 
     def heard(self: Any, grad_scale_factor: int) -> None:
         if self.is_last:  # the others have no loss
-            probe.collectors["loss"].averaged(grad_scale_factor)
+            hold.listeners.step.averaged(grad_scale_factor)
 
-    stage.scale_grads = beside(probe, stage.scale_grads, heard, "loss")
+    stage.scale_grads = beside(hold, stage.scale_grads, heard, "loss")

@@ -13,18 +13,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Mapping, Tuple
 
-from ..checkpoints.resume import resuming
-from . import around_save, beside
+from .wrap import around_save, beside, resuming
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from .wrap import Hold
 
 PREFIX, SUFFIX = "eval_", "_loss"
 STATE = "trainer_state.json"
 ANEW = "ignore_data_skip is set, so the epoch begins anew, with its first batch"
 
 
-def listen(probe: Probe, library: Any) -> None:
+def listen(hold: Hold, library: Any) -> None:
     """Stand beside `CallbackHandler.call_event`, around `Trainer.train` and `_save_checkpoint`.
 
     Raises:
@@ -34,12 +33,12 @@ def listen(probe: Probe, library: Any) -> None:
     call, save = handler.call_event, trainer._save_checkpoint
 
     def heard(self: Any, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        library = probe.collectors["library"]
+        library = hold.listeners.trainer
         if event == "on_step_begin":
             library.epoch(float(state.epoch or 0.0))
         elif event == "on_train_begin":
             library.trained_by("Trainer", names_saves=True)
-            library.resume.began(state.global_step, ANEW if args.ignore_data_skip else "")
+            library.began(state.global_step, ANEW if args.ignore_data_skip else "")
             library.length(state.max_steps, state.global_step)
         elif event == "on_step_end":
             control.should_save |= library.take_order() is not None
@@ -56,10 +55,10 @@ def listen(probe: Probe, library: Any) -> None:
         trial = kwargs.get("trial", args[1] if len(args) > 1 else None)
         return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{step}"), step
 
-    train = resuming(probe, trainer.train, "resume_from_checkpoint", _unfit)
+    train = resuming(hold, trainer.train, "resume_from_checkpoint", _unfit)
     trainer.train = train
-    handler.call_event = beside(probe, call, heard)
-    trainer._save_checkpoint = around_save(probe, save, what)
+    handler.call_event = beside(hold, call, heard)
+    trainer._save_checkpoint = around_save(hold, save, what)
 
 
 def _unfit(path: str) -> str:

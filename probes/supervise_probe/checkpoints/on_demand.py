@@ -13,19 +13,21 @@ from __future__ import annotations
 import os
 from time import monotonic_ns
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional
 
 from ..capture.call_stack import CannotRestore, job_frames
 from ..errors import Refused
 from ..runtime import files
 from ..runtime.guard import describe
-from . import save_hooks, save_site
+from . import save_site
 from .layout import Layout, Learner, containers
 from .layout_entries import Now
 from .variable_lookup import Name, Scene
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors.library import Collector as LibraryCollector
+    from ..context import ProbeContext
+    from .save_reports import SaveReports
 
 NOTHING = "the job has not saved a checkpoint yet, from which its layout could be learned"
 HALVES = "no file that the job saves holds both its weights and its optimizer's state"
@@ -47,37 +49,50 @@ class Saved(NamedTuple):
 
 
 class OnDemand:
-    """The verb `checkpoint`, and what it has to know by then."""
+    """The verb `checkpoint`, and what it has to know by then.
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self._part = probe.guard.part("checkpoint", share=1.0)
+    Args:
+        library: whose loop trains, if one does.
+        finite: whether the newest frame held finite values only.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        library: LibraryCollector,
+        reports: SaveReports,
+        finite: Callable[[], bool],
+    ) -> None:
+        self._context, self._torch, self._guard = context, context.torch, context.guard
+        self._position, self._registry = context.position, context.registry
+        self._library, self._finite = library, finite
+        self._reports = reports
+        self._part = context.guard.part("checkpoint", share=1.0)
         self._saved: Optional[Saved] = None
         self._why = NOTHING
         self._waiting = False
 
     def saw(self, saved: Any, path: str) -> None:
         """The job has saved this, by `torch.save`."""
-        self._probe.guard.run(self._part, self._learn, saved, path)
+        self._guard.run(self._part, self._learn, saved, path)
 
     def _learn(self, saved: Any, path: str) -> None:
-        probe = self._probe
         self._why = HALVES if self._why == NOTHING else self._why
         if not isinstance(saved, dict):
             return
         if self._is_sharded():
             self._why = SHARDED
             return
-        frames = job_frames(probe.torch)
+        frames = job_frames(self._torch)
         scene = Scene(frames, set(map(id, containers(saved))))
-        steps = probe.boundary.number
-        layout = Learner(probe.torch, probe.registry, scene, steps).learn(saved)
+        steps = self._position.step
+        layout = Learner(self._torch, self._registry, scene, steps).learn(saved)
         if layout.kinds >= {"module", "optimizer"}:
             self._saved = Saved(layout, save_site.stack(frames), path)
 
     def _is_sharded(self) -> bool:
         """Whether a state dict would need other ranks, or be a part of it only."""
-        registry = self._probe.registry
+        registry = self._registry
         things = [*registry.modules, *registry.optimizers]
         if any(type(thing).__module__.startswith(OF_SEVERAL_RANKS) for thing in things):
             return True
@@ -90,41 +105,40 @@ class OnDemand:
         The file is there when a notice `checkpoint-saved` says so, or `checkpoint-refused` why not;
         both come before the next step ends. `step` counts the steps that are in it.
         """
-        probe = self._probe
-        library = probe.collectors["library"]
+        library, position = self._library, self._position
         if not self._part.on:
             raise Refused(f"this part of the probe is off: {self._part.reason}")
-        if not probe.finite:
+        if not self._finite():
             raise Refused("the newest step was not finite, which is nothing to keep")
         path = os.path.abspath(args["path"]) if args.get("path") else ""
         if path and os.path.exists(path):
             raise Refused(f"{path} exists, and nothing is overwritten")
         if library.trainer:
-            return self._by_library(library, path)
-        if probe.rank:
+            return self._by_library(path)
+        if position.rank:
             if self._saved is not None:
                 raise Refused("each rank of the job saves a file of its own")
-            return {"path": None, "step": probe.boundary.number, "how": "rank 0 writes it"}
+            return {"path": None, "step": position.step, "how": "rank 0 writes it"}
         if self._saved is None:
             raise Refused(self._why)
         return self._order(self._saved, path)
 
-    def _by_library(self, library: Any, path: str) -> Dict[str, Any]:
-        if self._probe.world_size > 1:
+    def _by_library(self, path: str) -> Dict[str, Any]:
+        library = self._library
+        if self._position.world_size > 1:
             raise Refused(
                 f"{library.trainer} saves on all ranks at once, which needs step-fenced commands"
             )
         if path and library.names_saves:
             raise Refused(f"{library.trainer} names its checkpoints itself; leave the path out")
         library.order_save(path)
-        step = self._probe.boundary.number
+        step = self._position.step
         return {"path": path or None, "step": step, "how": library.trainer}
 
     def _order(self, saved: Saved, path: str) -> Dict[str, Any]:
         if self._waiting:
             raise Refused("another one is about to be written")
-        probe = self._probe
-        step = probe.boundary.number
+        guard, position, step = self._guard, self._position, self._position.step
         frames = self._frames()
         frame, place = save_site.find(saved.stack, frames)
         stem = os.path.splitext(saved.path)[0]
@@ -133,16 +147,16 @@ class OnDemand:
         save_site.call_at(
             frame,
             place,
-            there=lambda: probe.guard.run(self._part, self._arrived, saved, place, path, frame),
-            gone=lambda: probe.guard.run(self._part, self._end, LEFT),
-            over=lambda: bool(probe.boundary.number != step),
+            there=lambda: guard.run(self._part, self._arrived, saved, place, path, frame),
+            gone=lambda: guard.run(self._part, self._end, LEFT),
+            over=lambda: position.step != step,
         )
         self._waiting = True
         return {"path": path, "step": step, "how": "on-demand"}
 
     def _frames(self) -> Any:
         try:
-            return job_frames(self._probe.torch)
+            return job_frames(self._torch)
         except CannotRestore as problem:
             raise Refused(str(problem)) from problem
 
@@ -150,38 +164,36 @@ class OnDemand:
         self, saved: Saved, place: save_site.Place, traced: Optional[FrameType] = None
     ) -> Any:
         """What the job would save in front of this place."""
-        probe = self._probe
         scope = place.scope
 
         def stale(name: Name, container: bool) -> bool:
             return name.scope == scope and place.makes((name.variable, *name.way), container)
 
         scene = Scene(self._frames(), set(), traced)
-        with probe.torch.no_grad():
-            return saved.layout.build(Now(scene, stale, probe.boundary.number))
+        with self._torch.no_grad():
+            return saved.layout.build(Now(scene, stale, self._position.step))
 
     def _arrived(self, saved: Saved, place: save_site.Place, path: str, frame: FrameType) -> None:
-        probe = self._probe
-        library = probe.collectors["library"]
         began = monotonic_ns()
-        library.saving = True
-        probe.beat("checkpoint")
+        self._reports.begins()
         try:
-            _write(probe.torch, self._build(saved, place, frame), path)
+            _write(self._torch, self._build(saved, place, frame), path)
         except Exception as problem:
             self._end(str(problem) if isinstance(problem, Refused) else describe(problem))
         else:
             self._end("")
-            save_hooks.tell(probe, {}, path, (monotonic_ns() - began) / 1e9, "on-demand", path)
+            seconds = (monotonic_ns() - began) / 1e9
+            self._reports.tell({}, path, seconds, "on-demand", path)
         finally:
-            library.saving = False
-            probe.beat("step")
-            probe.boundary.hold(monotonic_ns() - began)
+            self._reports.ends()
+            self._position.held_ns += monotonic_ns() - began
 
     def _end(self, why_not: str) -> None:
         self._waiting = False
         if why_not:
-            self._probe.notice("checkpoint-refused", f"no checkpoint was written: {why_not}")
+            self._context.reporter.notice(
+                "checkpoint-refused", f"no checkpoint was written: {why_not}"
+            )
 
 
 def _write(torch: Any, checkpoint: Any, path: str) -> None:

@@ -13,15 +13,12 @@ an epoch its loader begins that epoch anew: batches come twice, and as many at i
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
-from ..runtime.warning_stacklevel import uncounted
-
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
 
     Call = Tuple[Tuple[Any, ...], Dict[str, Any]]
 
@@ -38,9 +35,23 @@ ACCELERATE = (
 class Resume:
     """The order to go on from a checkpoint, in one process."""
 
-    def __init__(self, probe: Probe) -> None:
-        order = probe.config.resume or {}
-        self._probe = probe
+    def __init__(
+        self,
+        context: ProbeContext,
+        open_: Callable[[], bool],
+        appeared: Callable[[Any], None],
+        from_its_start: Callable[[int], None],
+    ) -> None:
+        """Read the order.
+
+        Args:
+            open_: makes this process a rank, if it is none yet; whether it is one.
+            appeared: told an optimizer before its first step.
+            from_its_start: the job begins by itself, with so many steps behind it.
+        """
+        order = context.config.resume or {}
+        self._registry, self._reporter = context.registry, context.reporter
+        self._open, self._appeared, self._from_its_start = open_, appeared, from_its_start
         self._path = str(order["path"]) if order.get("how") == "library" else ""
         self._asked = not self._path  # nothing is left to be given
         self._refusal = ""
@@ -76,19 +87,19 @@ class Resume:
         Args:
             inexact: what it does not put back, "" for nothing.
         """
-        if not self._path or not self._probe.open():
+        if not self._path or not self._open():
             return
         path, self._path = self._path, ""
         if self._refusal:
             self._refuse(path, self._refusal, step)
             return
         asked = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
-        for optimizer in list(self._probe.registry.optimizers):
-            self._probe.optimizer_appeared(optimizer)  # the first batch is told as any other
+        for optimizer in list(self._registry.optimizers):
+            self._appeared(optimizer)  # the first batch is told as any other
         but = f"; {inexact}" if inexact else ""
         told = {"how": "library", "path": path, "step": step, "inexact": inexact}
         message = f"training goes on at step {step} from {path}{asked}{but}"
-        self._probe.notice("resumed", message, told)
+        self._reporter.notice("resumed", message, told)
 
     def opened(self) -> None:
         """The process becomes a rank: the library had its turn, if there is one."""
@@ -99,33 +110,6 @@ class Resume:
 
     def _refuse(self, path: str, why: str, made: int) -> None:
         """Tell that the job begins by itself; `made` steps are behind it."""
-        self._probe.boundary.number = made
-        self._probe.rollbacks.tape.expect_nothing()
+        self._from_its_start(made)
         told = {"how": "library", "path": path}
-        self._probe.notice("resume-refused", f"training did not go on from {path}: {why}", told)
-
-
-def resuming(
-    probe: Probe, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
-) -> Callable[..., Any]:
-    """Return `original`, a call that trains, which is given the checkpoint to go on from.
-
-    Raises:
-        AttributeError: it takes no such parameter; nothing was replaced.
-    """
-    signature = inspect.signature(original)
-    if parameter not in signature.parameters:
-        raise AttributeError(f"{original.__qualname__} takes no {parameter}")
-    part = probe.guard.part("library")
-
-    @functools.wraps(original)
-    @uncounted
-    def train(*args: Any, **kwargs: Any) -> Any:
-        resume = probe.collectors["library"].resume
-        call = functools.partial(signature.bind, *args, **kwargs)
-        steered = probe.guard.run(part, resume.steer, call, parameter, unfit)
-        if steered is not None:
-            args, kwargs = steered
-        return original(*args, **kwargs)
-
-    return train
+        self._reporter.notice("resume-refused", f"training did not go on from {path}: {why}", told)

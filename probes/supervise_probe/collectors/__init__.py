@@ -1,8 +1,9 @@
 """What is measured, one file per subject. Each lists its `METRICS` and has a `Collector`.
 
-Adding a metric is adding a file: the package is walked, nothing is registered. A collector never
-catches its own errors and never measures its own cost; the guard does both. It may keep nothing
-that grows with the run.
+Adding a metric is adding a file: the package is walked, nothing is registered. One that needs more
+than the context, or that others speak to, is made in `_wiring.py`. A collector never catches its
+own errors and never measures its own cost; the guard does both. It may keep nothing that grows with
+the run.
 
 Order of calls in a step: `after_backward` for each backward; for each optimizer `measure` (its
 gradients are final), `before_update` (weights old, rates as used) and `after_update` (weights new);
@@ -22,12 +23,13 @@ import importlib
 import pkgutil
 from time import thread_time_ns
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Tuple
 
 if TYPE_CHECKING:
-    from ..probe import Probe
-    from ..runtime.guard import Calls, Part
+    from ..context import ProbeContext
+    from ..runtime.guard import Calls, Guard, Part
     from ..runtime.scalars import Number
+    from ..sampling.sample_sets import SampleSets
     from ..spec import MetricSpec
     from ..torch_state.records import Step, Update
 
@@ -54,9 +56,9 @@ class Collector:
     SAMPLED = ""
     ASLEEP = False
 
-    def __init__(self, probe: Probe) -> None:
-        self.torch = probe.torch
-        self.scalars = probe.scalars
+    def __init__(self, context: ProbeContext) -> None:
+        self.torch = context.torch
+        self.scalars = context.scalars
         self.asleep = self.ASLEEP
         self._wake: Callable[[], None] = _not_yet
 
@@ -110,18 +112,19 @@ class Plan:
         usual: by call, in a step without samples. now: in the step under way.
     """
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, guard: Guard, sets: SampleSets) -> None:
         self.usual: Dict[str, Calls] = {call: [] for call in CALLS}
         self.now = self.usual
-        self._probe = probe
+        self._guard = guard
+        self._samples = sets
         self._members: Dict[str, Dict[str, Calls]] = {}  # by set and call
         self._sets: Dict[str, Dict[str, Pair]] = {}  # each for all members
         self._finish: Dict[str, Calls] = {}  # of sets that were never sampled
 
     def add(self, name: str, collector: Collector) -> None:
         """Take in a collector."""
-        guard, asked = self._probe.guard, collector.SAMPLED
-        part = guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
+        asked = collector.SAMPLED
+        part = self._guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
         part.relax = collector.relax
         pairs: Dict[str, Pair] = {
             call: (part, getattr(collector, call))
@@ -146,47 +149,71 @@ class Plan:
             if self.now is not self.usual:
                 self.now[call].append(pair)
 
-    def of(self, due: FrozenSet[str]) -> Dict[str, Calls]:
-        """Begin a step in which the sets `due` are sampled: return its pairs by call."""
+    def run(self, call: str, *args: Any) -> None:
+        """Make one call of the step under way. To be called inside a `guard.run`."""
+        self._guard.run_all(self.now[call], *args)
+
+    def begin(self, due: FrozenSet[str]) -> None:
+        """Begin a step in which the sets `due` are sampled."""
         for name in [name for name in self._finish if name in due]:
             self.usual["finish"] += self._finish.pop(name)
         sets = [name for name in self._sets if name in due]
         if not sets:
             self.now = self.usual
-            return self.usual
+            return
         self.now = {
             call: pairs + [self._sets[name][call] for name in sets if call in self._sets[name]]
             for call, pairs in self.usual.items()
         }
-        return self.now
 
     def _sampled(self, name: str, members: Calls) -> Pair:
         """Return one pair for all members of a set: its cost is the set's."""
-        probe = self._probe
+        guard, sets = self._guard, self._samples
 
         def sample(*args: Any) -> None:
             began = thread_time_ns()
-            probe.guard.run_all(members, *args)
-            probe.sampling.spent(name, thread_time_ns() - began)
+            guard.run_all(members, *args)
+            sets.spent(name, thread_time_ns() - began)
 
-        return probe.guard.part(name), sample
+        return guard.part(name), sample
 
 
-def start(
-    probe: Probe, modules: Iterable[Tuple[str, ModuleType]]
-) -> Tuple[Dict[str, Collector], Plan]:
-    """Make a collector of each module; returns them by name, and the plan of their calls."""
-    collectors: Dict[str, Collector] = {}
-    plan = Plan(probe)
-    for name, module in modules:
-        collectors[name] = module.Collector(probe)
-        plan.add(name, collectors[name])
-    return collectors, plan
+class Collectors:
+    """All of one process.
+
+    Attributes:
+        by_name: each by the name of its file. plan: of their calls.
+    """
+
+    def __init__(self, context: ProbeContext, plan: Plan, made: Mapping[str, Collector]) -> None:
+        """Make those that are not `made` already."""
+        self.plan = plan
+        self.by_name: Dict[str, Collector] = {}
+        for name, module in modules():
+            collector = made.get(name) or module.Collector(context)
+            self.by_name[name] = collector
+            plan.add(name, collector)
+
+    def of_set(self, name: str) -> List[str]:
+        """Return the names of those that are called when this set is sampled."""
+        return [each for each, collector in self.by_name.items() if name == collector.SAMPLED]
+
+    def state(self) -> Dict[str, float]:
+        """Return what goes back with a rollback."""
+        state: Dict[str, float] = {}
+        for collector in self.by_name.values():
+            state.update(collector.state())
+        return state
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        """Put back what `state` returned at an earlier step."""
+        for collector in self.by_name.values():
+            collector.rewind(state)
 
 
 def modules() -> List[Tuple[str, ModuleType]]:
     """Return (name, module) of every collector, sorted by name."""
-    found = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    found = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
     return [(name, importlib.import_module(f"{__name__}.{name}")) for name in found]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict
 
 from ..sampling.attention import NO_ENTROPY
-from ..sampling.schedule import DEFAULTS
+from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
 

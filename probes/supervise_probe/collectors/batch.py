@@ -13,16 +13,15 @@ the same prompt or a white border. Two that differ in a few values only may get 
 from __future__ import annotations
 
 from ctypes import c_char, string_at
-from typing import TYPE_CHECKING, Any, Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 from zlib import crc32
 
 from ..spec import MetricSpec
 from ..torch_state.batch_inputs import Inputs
-from ..torch_state.forward_patch import attach_inside
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
@@ -56,8 +55,9 @@ class Collector(Base):
         on_device: the hash of the newest step is known a step late only.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext, look_inside: Callable[[], None]) -> None:
+        """`look_inside`: the outermost modules are not called; see what they are wrapped around."""
+        super().__init__(context)
         self._hash: Any = None
         self._loaded: Any = None
         self._of_step: Any = None
@@ -68,7 +68,7 @@ class Collector(Base):
         self._views = {
             1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32, 8: self.torch.int64
         }  # fmt: skip
-        self._probe = probe
+        self._look_inside = look_inside
         self._absent = 0
         self.heard = self.on_device = False
 
@@ -122,7 +122,7 @@ class Collector(Base):
         elif not self.heard:
             self._absent += 1
             if self._absent in ABSENCES:
-                attach_inside(self._probe)
+                self._look_inside()
 
     def so_far(self) -> Optional[int]:
         """Return the fingerprint of the step if no more goes in; None where it is on a device."""

@@ -19,7 +19,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
@@ -64,8 +64,8 @@ class Collector(Base):
         every: steps between two looks. due: whether this step is one of them.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         # A metric that once was in two frames running is missed when it is not: begin sparsely.
         self.every = FIRST_WAIT
         self.due = self._dear = False

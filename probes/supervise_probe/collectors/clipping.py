@@ -11,16 +11,17 @@ A skip has a number, since a frame holds numbers only: 0 applied, 1 overflow und
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
 from ..torch_state.ema import Window
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
+    from .gradient import Collector as GradientCollector
 
 METRICS = (
     MetricSpec(
@@ -53,10 +54,9 @@ EXCESS = "_clip_excess"  # norm over limit on its way to the host; never publish
 class Collector(Base):
     """Looks at the clips that the collector `gradient` keeps anyway."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
-        self._gradient: Any = None
+    def __init__(self, context: ProbeContext, gradient: GradientCollector) -> None:
+        super().__init__(context)
+        self._gradient = gradient
         self._clipped = Window("grad_clip_rate", CLIPS)
         self._clips = False
         self._reason = 0.0
@@ -67,11 +67,8 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values["skip_reason"], self._reason = self._reason, 0.0
-        gradient = self._gradient
-        if gradient is None:
-            gradient = self._gradient = self._probe.collectors["gradient"]
         excess: Optional[Number] = None
-        for clip in gradient.clips:
+        for clip in self._gradient.clips:
             limit = clip.limit
             if limit is None:
                 continue

@@ -12,7 +12,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
@@ -38,14 +38,14 @@ SPAN = 20  # weighed steps whose mean it is before it becomes exponential, weigh
 class Collector(Base):
     """Smooths what the guard has measured."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._boundary = probe.boundary
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._guard = context.guard
         self._share = 0.0
         self._weighed = 0
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        spent, self._boundary.spent_ns = self._boundary.spent_ns, None
+        spent, self._guard.weighed_ns = self._guard.weighed_ns, None
         if spent is not None and step.elapsed_ns:
             values["probe_self_time"] = spent / 1e9
             if step.number >= BEGIN:

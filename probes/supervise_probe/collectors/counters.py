@@ -12,7 +12,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
@@ -32,8 +32,8 @@ METRICS = (
 class Collector(Base):
     """Counts in `finish`: under a fused optimizer the device alone knows of an overflow."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._skipped: Number = 0.0
         self._applied_so_far = 0.0
         self._skipped_so_far = 0.0

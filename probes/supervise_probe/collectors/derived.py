@@ -17,7 +17,7 @@ from ..torch_state.ema import Average, Window
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
 
 METRICS = (
     MetricSpec(
@@ -56,8 +56,8 @@ EXP_LIMIT = 700.0  # exp of more does not fit a float64
 class Collector(Base):
     """Keeps six numbers and a word of 100 bits."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._loss = Average("train_loss_ema", 0.99)
         self._norm = Average("grad_spike_score", 0.97)
         self._overflows = Window("overflow_rate", OVERFLOWS)

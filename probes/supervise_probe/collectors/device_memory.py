@@ -12,7 +12,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
@@ -47,9 +47,9 @@ METRICS = (
 class Collector(Base):
     """Looks in one step of LOOK_EVERY; where torch knows no such device, never."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self.asleep = not probe.has_cuda
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self.asleep = not context.gate.has_cuda
         self._total: Optional[float] = None  # bytes of the device; 0.0 where there is none
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:

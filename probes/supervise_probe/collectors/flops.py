@@ -16,7 +16,7 @@ from ..torch_state.model_flops import ModelFlops, count
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
@@ -41,11 +41,11 @@ class Collector(Base):
         told: what is counted, or why nothing is; for the status.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._registry = probe.registry
-        self._status_changed = probe.status_changed
-        self._peak: Optional[float] = probe.config.peak_flops
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._registry = context.registry
+        self._status_changed = context.reporter.status_changed
+        self._peak: Optional[float] = context.config.peak_flops
         self._peak_known = self._peak is not None
         self._model: Optional[ModelFlops] = None
         self._changes = -1

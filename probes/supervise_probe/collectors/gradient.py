@@ -16,8 +16,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..torch_state.grad_scaler import Scaling
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -76,9 +77,9 @@ class Collector(Base):
 
     SHARE = 0.05  # without it the standing order is blind: dear, but the last to go
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._scaling = probe.scaling
+    def __init__(self, context: ProbeContext, scaling: Scaling) -> None:
+        super().__init__(context)
+        self._scaling = scaling
         self.clips: List[Clip] = []
         self._backwards = 0
         self._covered: Tuple[Optional[Clip], Set[int]] = None, set()  # first clip, ids of all

@@ -15,9 +15,11 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..torch_state.grad_scaler import Scaling
     from ..torch_state.records import Step, Update
+    from .gradient import Collector as GradientCollector
 
 METRICS = (
     MetricSpec(
@@ -54,9 +56,11 @@ class Collector(Base):
 
     SAMPLED = "gradients"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(
+        self, context: ProbeContext, scaling: Scaling, gradient: GradientCollector
+    ) -> None:
+        super().__init__(context)
+        self._registry, self._scaling, self._gradient = context.registry, scaling, gradient
         # By parameter: norm before its first clip, and which optimizers were unscaled then.
         self._before_clip: Dict[int, Tuple[Any, FrozenSet[int]]] = {}
         self._counted_by: Dict[int, int] = {}  # optimizer, by embedding
@@ -76,10 +80,10 @@ class Collector(Base):
 
     def before_clip(self, params: List[Any]) -> None:
         """In a sampled step, the job is about to clip the gradients of `params`."""
-        known, unscaled = self._before_clip, self._probe.scaling.unscaled
+        known, unscaled = self._before_clip, self._scaling.unscaled
         fresh = [p for p in params if p.grad is not None and id(p) not in known]
         if fresh:
-            norms = self._probe.collectors["gradient"].norms_of([p.grad for p in fresh])
+            norms = self._gradient.norms_of([p.grad for p in fresh])
             known.update((id(p), (norm, unscaled)) for p, norm in zip(fresh, norms))
 
     def measure(self, update: Update) -> None:
@@ -164,7 +168,7 @@ class Collector(Base):
         return members
 
     def embeddings(self) -> FrozenSet[int]:
-        modules = self._probe.registry.modules
+        modules = self._registry.modules
         if modules.changes != self._modules:
             nn = self.torch.nn
             kinds = (nn.Embedding, nn.EmbeddingBag)
@@ -190,5 +194,5 @@ class Collector(Base):
         return [self.torch.as_strided(tensor, (runs, RUN), (RUN * every, 1), at)]
 
     def _norm_of(self, tensors: List[Any]) -> Number:
-        norm: Number = self._probe.collectors["gradient"].norm_of(tensors)
+        norm: Number = self._gradient.norm_of(tensors)
         return norm

@@ -6,14 +6,13 @@ library's names tell. A job without such a library reports `val_loss` itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
-from ..checkpoints.resume import Resume
 from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
 
 SLICES = 8  # evaluation sets that get a column
@@ -53,21 +52,26 @@ class Collector(Base):
     Attributes:
         total_steps: length of the run in the library's own count; None where nobody said.
         steps_before: the library's count at the probe's step 0, as after a resume.
-        saving: it is writing a checkpoint.
         trainer: name of the library whose loop trains now, "" for none.
         names_saves: it names its checkpoints itself.
-        resume: the order to go on from a checkpoint of its.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._boundary = probe.boundary
+    def __init__(
+        self, context: ProbeContext, extra: Dict[str, Number], step_is_over: Callable[[], None]
+    ) -> None:
+        """Begin.
+
+        Args:
+            extra: what joins the next frame.
+            step_is_over: called between two steps: one that waits for another optimizer is over.
+        """
+        super().__init__(context)
+        self._position = context.position
+        self._extra, self._step_is_over = extra, step_is_over
         self._names = {"val_loss"}
         self.total_steps: Optional[int] = None
         self.steps_before = 0
-        self.saving = False
         self.trainer, self.names_saves = "", False
-        self.resume = Resume(probe)
         self._ordered: Optional[str] = None
 
     def trained_by(self, name: str, names_saves: bool = False) -> None:
@@ -90,7 +94,7 @@ class Collector(Base):
     def length(self, total: float, done: int) -> None:
         """Training begins: `total` steps are planned (0 or less: nobody knows), `done` are made."""
         self.total_steps = int(total) if 0 < total < float("inf") else None
-        self.steps_before = done - self._boundary.number
+        self.steps_before = done - self._position.step
 
     def tell(self, name: str, value: Any) -> None:
         """An evaluation gave this loss, a number or a one-element tensor."""
@@ -106,6 +110,5 @@ class Collector(Base):
         frame["checkpoint_time"] = frame.get("checkpoint_time", 0.0) + seconds
 
     def _next_frame(self) -> Dict[str, Number]:
-        """The library is between two steps: one that waits for another optimizer is over."""
-        self._boundary.close(on_time=False)
-        return self._boundary.reported
+        self._step_is_over()
+        return self._extra

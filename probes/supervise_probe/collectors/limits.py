@@ -14,7 +14,8 @@ from ..torch_state.ema import Window
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
@@ -46,31 +47,31 @@ CLIPPED = "_update_clipped"  # on its way to the host; never published
 
 
 class Collector(Base):
-    """Asks the tools.
+    """Asks the safeguards.
 
     Attributes:
         gradient_norms, update_norms: finite ones of the newest steps, oldest first.
         limit: of the job's newest clip by norm; None before its first.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(self, context: ProbeContext, in_force: InForce) -> None:
+        super().__init__(context)
+        self._in_force = in_force
         self.gradient_norms: Deque[float] = deque(maxlen=PAST)
         self.update_norms: Deque[float] = deque(maxlen=PAST)
         self.limit: Optional[float] = None
         self._clipped: Optional[Window] = None
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        tools = self._probe.tools
-        if not tools.acting:
+        in_force = self._in_force
+        if not in_force.acting:
             return
-        if tools.clip.bound is not None:
-            values["clip_bound"] = tools.clip.bound
-        if tools.orders.zeroed is not None:
-            values["gradients_zeroed"] = tools.orders.zeroed
-        if tools.update_clip.clipped is not None:
-            values[CLIPPED] = tools.update_clip.clipped
+        if in_force.clip_bound is not None:
+            values["clip_bound"] = in_force.clip_bound
+        if in_force.zeroed is not None:
+            values["gradients_zeroed"] = in_force.zeroed
+        if in_force.clipped is not None:
+            values[CLIPPED] = in_force.clipped
 
     def finish(self, values: Dict[str, float]) -> None:
         self.limit = values.get("clip_threshold", self.limit)

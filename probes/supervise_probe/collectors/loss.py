@@ -14,7 +14,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
@@ -32,8 +32,8 @@ METRICS = (
 class Collector(Base):
     """Adds up losses; on a device the sum stays there."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self.total: Optional[Number] = None
         self._averaged: Number = 0.0  # the part of it that is final
 

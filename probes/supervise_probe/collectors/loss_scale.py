@@ -8,8 +8,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..torch_state.grad_scaler import Scaling
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -27,9 +28,9 @@ class Collector(Base):
 
     ASLEEP = True
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        probe.scaling.appeared = self.wake
+    def __init__(self, context: ProbeContext, scaling: Scaling) -> None:
+        super().__init__(context)
+        scaling.appeared = self.wake
         self._scale: Optional[Number] = None
 
     def before_update(self, update: Update) -> None:

@@ -26,9 +26,14 @@ from ..torch_state.ema import Average
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..runtime.times import Times
+    from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Step, Update
+    from .gradient import Collector as GradientCollector
+    from .groups import Collector as GroupsCollector
+    from .sketch import Collector as SketchCollector
 
 METRICS = (
     MetricSpec(
@@ -60,9 +65,18 @@ class Collector(Base):
 
     SAMPLED = "gradients"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(
+        self,
+        context: ProbeContext,
+        optimizers: Optimizers,
+        times: Times,
+        gradient: GradientCollector,
+        groups: GroupsCollector,
+        sketch: SketchCollector,
+    ) -> None:
+        super().__init__(context)
+        self._position, self._optimizers, self._times = context.position, optimizers, times
+        self._gradient, self._groups, self._sketch = gradient, groups, sketch
         self._noise = Average("grad_noise_scale.s", 0.99)
         self._signal = Average("grad_noise_scale.g2", 0.99)
         self._step = -1
@@ -74,19 +88,18 @@ class Collector(Base):
 
     def after_backward(self, loss: Number) -> None:
         """Called in front of each backward: at the second, the first one's gradients are there."""
-        probe = self._probe
-        if probe.boundary.number != self._step:
-            self._step, self._backwards = probe.boundary.number, 0
+        if self._position.step != self._step:
+            self._step, self._backwards = self._position.step, 0
             self._first = {}
         self._squares = {}
-        forward, self._forward_ns = self._forward_ns, probe.times.forward
+        forward, self._forward_ns = self._forward_ns, self._times.forward
         self._backwards += 1
         if self._backwards == 1:
             return
         if forward and forward == self._forward_ns:
             self._step = -1  # two losses of one forward
-        elif self._backwards == 2 and probe.world_size == 1:
-            for optimizer in probe.boundary.optimizers():
+        elif self._backwards == 2 and self._position.world_size == 1:
+            for optimizer in self._optimizers.living():
                 grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
                 grads = [grad for grad in grads if grad is not None]
                 if grads:
@@ -97,12 +110,12 @@ class Collector(Base):
         self._step = -1
 
     def measure(self, update: Update) -> None:
-        if self._step != self._probe.boundary.number or update.gradient_norm is None:
+        if self._step != self._position.step or update.gradient_norm is None:
             return
         if id(update.optimizer) in self._squares:  # its step raised, and the gradients are clipped
             return
         small: Optional[Number]
-        if self._probe.world_size == 1:
+        if self._position.world_size == 1:
             small, large = self._first.get(id(update.optimizer)), update.gradient_norm
             if small is None:
                 return
@@ -128,7 +141,7 @@ class Collector(Base):
         tokens = values.get("tokens_per_update")
         if small is None or large is None or not tokens:
             return
-        few, many = tokens / parts, tokens * self._probe.world_size
+        few, many = tokens / parts, tokens * self._position.world_size
         alike = abs(small - large) <= EQUAL * large
         if alike or not math.isfinite(small + large):
             return
@@ -141,7 +154,7 @@ class Collector(Base):
 
     def _of_ranks(self, update: Update) -> Tuple[Optional[Number], Number]:
         """Return squares of the rank's own and of the reduced gradient, of the same parameters."""
-        sketch: Any = self._probe.collectors["sketch"]
+        sketch = self._sketch
         known = [
             (square, param)
             for index, square in sketch.own.items()
@@ -153,11 +166,11 @@ class Collector(Base):
         own: Number = 0.0
         for square, _ in known:
             own = own + self.scalars.value(square)
-        large: Number = self._probe.collectors["groups"].square(update, [p for _, p in known])
+        large: Number = self._groups.square(update, [p for _, p in known])
         return own, large
 
     def _norm_of(self, tensors: List[Any]) -> Number:
-        norm: Number = self._probe.collectors["gradient"].norm_of(tensors)
+        norm: Number = self._gradient.norm_of(tensors)
         return norm
 
     def state(self) -> Dict[str, float]:

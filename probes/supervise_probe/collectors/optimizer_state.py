@@ -17,9 +17,10 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
+    from .groups import Collector as GroupsCollector
 
 METRICS = (
     MetricSpec(
@@ -56,9 +57,9 @@ class Collector(Base):
 
     SAMPLED = "gradients"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(self, context: ProbeContext, groups: GroupsCollector) -> None:
+        super().__init__(context)
+        self._groups = groups
         self._places: Dict[int, Place] = {}  # by an optimizer's first group
         self._last: Dict[int, Place] = {}
         self._sound: Optional[Number] = None
@@ -145,7 +146,7 @@ class Collector(Base):
 
     def _dense(self, update: Update, params: List[Any]) -> Iterator[Tuple[Any, Any, Any]]:
         """Yield (gradient, second moment, steps that it has seen) of a run of each matrix."""
-        embeddings = self._probe.collectors["groups"].embeddings()
+        embeddings = self._groups.embeddings()
         state = update.optimizer.state
         for param in params:
             known = state.get(param)

@@ -12,7 +12,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
@@ -38,13 +38,13 @@ class Collector(Base):
 
     SAMPLED = "weights"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._position, self._registry = context.position, context.registry
         self._sums: List[Any] = []
 
     def after_update(self, update: Update) -> None:
-        replicated = self._replicated() if self._probe.world_size > 1 else set()
+        replicated = self._replicated() if self._position.world_size > 1 else set()
         patterns = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}
         for parameter in update.all_params:
             if id(parameter) not in replicated or parameter.is_complex():
@@ -67,6 +67,6 @@ class Collector(Base):
 
     def _replicated(self) -> Set[int]:
         """The ids of parameters that all ranks must have alike; shards of one are not."""
-        wrappers = (m for m in self._probe.registry.modules if type(m).__name__ == REPLICATED)
+        wrappers = (m for m in self._registry.modules if type(m).__name__ == REPLICATED)
         parameters = (p for wrapper in wrappers for p in wrapper.parameters())
         return {id(p) for p in parameters if p.numel() and not hasattr(p, "_local_tensor")}

@@ -18,9 +18,12 @@ from ..torch_state import schedules
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..torch_state.learning_rate import LearningRate
+    from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Step
+    from .library import Collector as LibraryCollector
 
 METRICS = (
     MetricSpec(
@@ -48,13 +51,18 @@ def _nothing() -> None:
 class Collector(Base):
     """Keeps six numbers: the phase and where it began, the rate, its level, two counts."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(
+        self,
+        context: ProbeContext,
+        optimizers: Optimizers,
+        rate: LearningRate,
+        library: LibraryCollector,
+    ) -> None:
+        super().__init__(context)
+        self._optimizers, self._learning_rate, self._library = optimizers, rate, library
         self._phase, self._rate, self._level = NOT_YET, 0.0, 0.0
         self._flat = self._rises = self._begun = 0.0
-        self._schedulers = probe.registry.schedulers
-        self._library: Any = None
+        self._schedulers = context.registry.schedulers
         self._scheduler: Callable[[], Any] = _nothing
         self._ends: Any = schedules.Ends()
         self._searched = -1
@@ -68,7 +76,7 @@ class Collector(Base):
         elif self._library.total_steps is not None:
             self._ends = schedules.Ends(total=self._library.total_steps)
             values[POSITION] = step.number + self._library.steps_before
-        warming = self._probe.rate.warming
+        warming = self._learning_rate.warming
         if warming.moves:
             values[RAMP] = warming.progress
 
@@ -115,8 +123,7 @@ class Collector(Base):
     def _search(self) -> None:
         """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
         self._searched = self._schedulers.changes
-        self._library = self._probe.collectors["library"]
-        optimizers = self._probe.boundary.optimizers()
+        optimizers = self._optimizers.living()
         found = schedules.find(list(self._schedulers), optimizers[0]) if optimizers else None
         self._scheduler = _nothing if found is None else weakref.ref(found)
         self._ends = schedules.Ends() if found is None else schedules.ends(found)

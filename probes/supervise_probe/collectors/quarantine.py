@@ -26,13 +26,14 @@ from ..errors import Refused
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
+    from .batch import Collector as BatchCollector
+    from .shards import Collector as ShardsCollector
 
 METRICS = ()
 
-IN_A_ROW = 10_000  # batches passed over without one to train on: a loader that has no other
 NAMED = 4  # shards in a notice
 WAITING = 8  # notices of the time before this process is a rank
 ASKED = 60  # names that the job asks about, of which the supervisor is told
@@ -50,10 +51,13 @@ class Collector(Base):
 
     ASLEEP = True
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        config = probe.config
-        self._probe = probe
+    def __init__(
+        self, context: ProbeContext, batch: BatchCollector, shards: ShardsCollector
+    ) -> None:
+        super().__init__(context)
+        config = context.config
+        self._position, self._reporter = context.position, context.reporter
+        self._batch, self._shards = batch, shards.shards
         self.manifest = Manifest(config.quarantine, config.attempt)
         self.lists = Lists(self.torch, self.manifest, self.tell)
         self.passed: Counter[str] = Counter()
@@ -103,7 +107,7 @@ class Collector(Base):
     def measure(self, update: Update) -> None:
         if not self.manifest.batches or update.skip:
             return
-        fingerprint = self._probe.collectors["batch"].so_far()
+        fingerprint = self._batch.so_far()
         if fingerprint in self.manifest.batches:
             update.skip = "quarantine"
             self._updates += 1
@@ -111,13 +115,15 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         while self._waiting:  # another thread may add to it
             message, data = self._waiting.pop(0)
-            self._probe.notice("quarantine", message, data)
+            self._reporter.notice("quarantine", message, data)
         if self._passed_on < len(self._asked):
             self._pass_on()
         total = self._updates + sum(self.passed.values()) if self.passed else self._updates
         if total > self._told_at and total >= 10 * self._told_at:
             self._told_at = total
-            self._probe.notice("quarantine", f"passed over so far: {self._counts()}", self._data())
+            self._reporter.notice(
+                "quarantine", f"passed over so far: {self._counts()}", self._data()
+            )
 
     # ── the supervisor ────────────────────────────────────────────────────────────────────────
 
@@ -130,7 +136,7 @@ class Collector(Base):
         if manifest.generation < wanted:
             why = manifest.trouble or f"{manifest.path} is generation {manifest.generation}"
             raise Refused(f"generation {wanted} of the quarantine is not to be had: {why}")
-        if manifest.batches and self._probe.collectors["batch"].on_device:
+        if manifest.batches and self._batch.on_device:
             raise Refused(
                 "batches are hashed on the accelerator here, so a step is over before it is known "
                 "which one it had; put shards in quarantine"
@@ -164,7 +170,7 @@ class Collector(Base):
 
     def _pass_on(self) -> None:
         """Tell the supervisor names that the job asked about, a few at a time."""
-        shards = self._probe.collectors["shards"].shards
+        shards = self._shards
         names = list(self._asked)[self._passed_on :][:PER_NOTICE]
         self._passed_on += len(names)
         for name in names:
@@ -172,12 +178,11 @@ class Collector(Base):
         told = shards.tell_some(PER_NOTICE, BYTES)
         if told:
             text = ", ".join(told.values())
-            self._probe.notice("shard", f"the job asks about {text}"[:TEXT], {"shards": told})
+            self._reporter.notice("shard", f"the job asks about {text}"[:TEXT], {"shards": told})
 
     def _alone(self, shard: str) -> bool:
-        probe = self._probe
-        ranks = probe.world_size
-        if probe.writer is None:
+        ranks = self._position.world_size
+        if self._reporter.writer is None:
             ranks = place(dict(os.environ), self.torch)[1]
         if ranks > 1 and not self._warned:
             self._warned = True

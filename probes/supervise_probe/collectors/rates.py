@@ -12,8 +12,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -57,9 +58,9 @@ NAMES = ("learning_rate", *(f"learning_rate.{index}" for index in range(1, GROUP
 class Collector(Base):
     """Reads the rates of each optimizer while they are in force."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._rate = probe.rate
+    def __init__(self, context: ProbeContext, rate: LearningRate) -> None:
+        super().__init__(context)
+        self._rate = rate
         self._values: Dict[str, Number] = {}
 
     def before_update(self, update: Update) -> None:

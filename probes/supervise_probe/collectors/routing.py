@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sampling.schedule import DEFAULTS
+from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
 

@@ -15,7 +15,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
@@ -48,10 +48,10 @@ class Collector(Base):
 
     ASLEEP = True
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._notice = probe.notice
-        self.shards = Shards(probe.torch, self.wake)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._notice = context.reporter.notice
+        self.shards = Shards(context.torch, self.wake)
         self._backwards = 0
         self._of_step: Optional[Dict[Origin, None]] = None
         self._waiting: Deque[Tuple[int, int, List[Origin]]] = deque(maxlen=DEPTH)

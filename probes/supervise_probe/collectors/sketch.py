@@ -18,8 +18,10 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..sampling.sample_sets import SampleSets
+    from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -52,9 +54,10 @@ class Collector(Base):
 
     SAMPLED = "gradients"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._probe = probe
+    def __init__(self, context: ProbeContext, optimizers: Optimizers, sets: SampleSets) -> None:
+        super().__init__(context)
+        self._guard, self._position = context.guard, context.position
+        self._optimizers, self._sets = optimizers, sets
         self.params: List[Any] = []
         self.own: Dict[int, Any] = {}
         self._sums: Dict[int, Any] = {}
@@ -65,8 +68,8 @@ class Collector(Base):
     def after_backward(self, loss: Number) -> None:
         """Called in front of each backward: listen to the first one of the step."""
         self._deaf()
-        number = self._probe.boundary.number
-        if self._probe.world_size < 2 or number == self._step:
+        number = self._position.step
+        if self._position.world_size < 2 or number == self._step:
             return
         self._step = number
         self.own, self._sums = {}, {}
@@ -105,9 +108,9 @@ class Collector(Base):
                 dense = gradient is not None and gradient.layout is self.torch.strided
                 if dense and index not in self._sums:
                     self._saw(index, gradient.detach())
-                self._probe.sampling.spent(self.SAMPLED, thread_time_ns() - began)
+                self._sets.spent(self.SAMPLED, thread_time_ns() - began)
             except Exception as error:  # inside the job's backward nothing may be raised
-                self._probe.guard.failed(self._probe.guard.part("sketch"), error)
+                self._guard.failed(self._guard.part("sketch"), error)
 
         return arrived
 
@@ -126,9 +129,7 @@ class Collector(Base):
         """Return parameters that every rank has whole, evenly over the model."""
         found = [
             param
-            for optimizer in self._probe.boundary.optimizers()
-            for group in optimizer.param_groups
-            for param in group["params"]
+            for param in self._optimizers.parameters()
             if param.requires_grad and param.is_leaf and param.is_floating_point()
             if not hasattr(param, "_local_tensor") and not hasattr(param, "_is_flat_param")
         ]

@@ -13,8 +13,9 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..runtime.times import Times
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -75,46 +76,13 @@ PARTS = (  # name, and that of its share of the step where it has one
 )
 
 
-class Times:
-    """Running sums in ns, which the hooks add to. A part that is 0 never was in any step.
-
-    Attributes:
-        input, forward, backward, optimizer, comm: since the process began.
-        ended: all five when the newest optimizer's step ended.
-    """
-
-    __slots__ = ("backward", "comm", "ended", "forward", "input", "optimizer")
-
-    def __init__(self) -> None:
-        self.input = self.forward = self.backward = self.optimizer = self.comm = 0
-        self.ended = 0, 0, 0, 0, 0
-
-    def waited(self, elapsed_ns: int, part: str) -> None:
-        """`elapsed_ns` passed in a collective, inside `part`, which has not ended ("": in none)."""
-        self.comm += elapsed_ns
-        if part:
-            setattr(self, part, getattr(self, part) - elapsed_ns)
-
-    def inside(self) -> int:
-        """Return what was counted so far in the parts that can run inside an optimizer's step."""
-        return self.input + self.forward + self.backward + self.comm
-
-    def end(self) -> None:
-        """An optimizer's step ended."""
-        self.ended = self.input, self.forward, self.backward, self.optimizer, self.comm
-
-    def forward_since(self) -> bool:
-        """Whether the outermost module was called since the newest optimizer's step."""
-        return self.forward != self.ended[1]
-
-
 class Collector(Base):
     """Splits the step. What ran after its last optimizer belongs to the next one."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        self._times = probe.times
-        self._before = probe.times.ended
+    def __init__(self, context: ProbeContext, times: Times) -> None:
+        super().__init__(context)
+        self._times = times
+        self._before = times.ended
 
     def after_update(self, update: Update) -> None:
         self._times.end()

@@ -2,7 +2,7 @@
 
 `F.cross_entropy` and `F.nll_loss` are counted where gradients flow, so evaluation and sampling do
 not count. Where neither is called, the integers that go into the model are counted instead, padding
-included. What the job left out without a backward does not count (`torch_state/batch_observer.py`).
+included. What the job left out without a backward does not count (`stepping.batch_observer.py`).
 A job that knows better reports `tokens_per_update` itself.
 """
 
@@ -14,7 +14,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
@@ -40,8 +40,8 @@ METRICS = (
 class Collector(Base):
     """Counts on the device where the targets are."""
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._targets: Optional[Number] = None
         self._inputs = 0
         self._of_step: Dict[str, Number] = {}

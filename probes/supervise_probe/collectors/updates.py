@@ -25,7 +25,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number, Scalars
     from ..torch_state.records import Step, Update
 
@@ -67,11 +67,11 @@ class Collector(Base):
     SAMPLED_SHARE = 0.01  # a sample cannot be made much cheaper, and is the last to go
     SAMPLED_FLOOR_US = 300
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self.mode = "exact"
-        self._guard = probe.guard
-        self._status_changed = probe.status_changed
+        self._guard = context.guard
+        self._status_changed = context.reporter.status_changed
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._stepping: Optional[Kept] = None
         self._squares: Optional[Tuple[Number, Number]] = None

@@ -8,7 +8,7 @@ from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
@@ -42,8 +42,8 @@ class Collector(Base):
 
     SAMPLED = "weights"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._now: Dict[int, Any] = {}  # by an optimizer's first group
         self._past: Dict[int, Tuple[Tuple[int, ...], Any]] = {}
 

@@ -11,17 +11,18 @@ change training are refused: one rank alone would leave the others behind.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
 from ..errors import Refused
 from ..runtime.guard import describe
-from ..stepping.inferred_steps import WHY
 from . import evidence
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
+    from ..ipc.mailbox import Mailbox
+    from ..torch_state.learning_rate import LearningRate
+    from ..torch_state.optimizers import Optimizers
 
-T = TypeVar("T")
 Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 POLL_S = 0.05
@@ -39,15 +40,26 @@ class Commands:
         paused: whether the job is held.
 
     Args:
-        lease_s: the longest that a pause lasts unless it is renewed, whatever is asked for.
+        batches: returns the newest ones, for evidence.
+        no_optimizer: returns why what needs an optimizer is out of reach, "" where it is not.
     """
 
-    def __init__(self, probe: Probe, mailbox: Any, world_size: int, lease_s: float) -> None:
-        self._probe = probe
-        self._mailbox = mailbox
-        self._world_size = world_size
-        self._lease_s = lease_s
-        self._part = probe.guard.part("commands", share=1.0)
+    def __init__(
+        self,
+        context: ProbeContext,
+        mailbox: Mailbox,
+        rate: LearningRate,
+        optimizers: Optimizers,
+        batches: Callable[[], List[Mapping[str, Any]]],
+        no_optimizer: Callable[[], str],
+    ) -> None:
+        self._torch, self._guard = context.torch, context.guard
+        self._position, self._reporter = context.position, context.reporter
+        self._mailbox, self._rate, self._optimizers = mailbox, rate, optimizers
+        self._batches, self._no_optimizer = batches, no_optimizer
+        # The longest that a pause lasts unless it is renewed, whatever is asked for.
+        self._lease_s = context.config.lease_s
+        self._part = context.guard.part("commands", share=1.0)
         self._paused_ns = 0
         self._until_ns = 0
         self._renewal_ns = 0  # the newest renewal that was seen
@@ -56,10 +68,9 @@ class Commands:
         self._arrived: List[Any] = []
         self._doers: List[Any] = [self]
 
-    def also(self, doer: T) -> T:
-        """Let the methods `do_<verb>` of `doer` carry out their verbs too; return it."""
-        self._doers.append(doer)
-        return doer
+    def register(self, *doers: Any) -> None:
+        """Let the methods `do_<verb>` of these carry out their verbs too."""
+        self._doers += doers
 
     @property
     def paused(self) -> bool:
@@ -73,13 +84,13 @@ class Commands:
         """
         if not self._arrived:
             return
-        self._probe.guard.run(self._part, self._handle)
+        self._guard.run(self._part, self._handle)
         try:
             while self._paused_ns and self._part.on:
                 time.sleep(POLL_S)
-                self._probe.guard.run(self._part, self._while_paused)
+                self._guard.run(self._part, self._while_paused)
         except BaseException:  # of a signal handler: whoever catches it has a job that goes on
-            self._probe.guard.run(self._part, self._end_pause, "an exception interrupted the pause")
+            self._guard.run(self._part, self._end_pause, "an exception interrupted the pause")
             raise
         if self._stopping:
             self._stopping = False
@@ -102,22 +113,24 @@ class Commands:
                     raise Refused(f"this probe knows no verb {command.verb!r}")
                 if began > command.args.get("until_ns", began):
                     raise Refused("it came after its deadline; nobody waits for it any more")
-                if self._world_size > 1 and command.verb in ALONE_ONLY:
+                ranks = self._position.world_size
+                if ranks > 1 and command.verb in ALONE_ONLY:
                     raise Refused(
-                        f"{command.verb} on one of {self._world_size} ranks needs step-fenced "
+                        f"{command.verb} on one of {ranks} ranks needs step-fenced "
                         "commands, which this version does not have"
                     )
-                if self._probe.boundary.handmade.active and command.verb in NEED_OPTIMIZER:
-                    raise Refused(f"{command.verb} needs an optimizer: {WHY}")
+                why = self._no_optimizer() if command.verb in NEED_OPTIMIZER else ""
+                if why:
+                    raise Refused(f"{command.verb} needs an optimizer: {why}")
                 result = verb(command.args)
             except Refused as problem:  # nothing was touched
                 error, result = str(problem), {"refused": True}
             except Exception as problem:
                 error = describe(problem)
-            step = self._probe.boundary.number - 1
+            step = self._position.step - 1
             self._mailbox.ack(command, step, error is None, result, error)
             if not self._paused_ns:
-                self._probe.boundary.hold(time.monotonic_ns() - began)
+                self._position.held_ns += time.monotonic_ns() - began
 
     def _verb(self, name: str) -> Optional[Verb]:
         """Whoever has a method `do_<verb>` carries it out: args -> what was observed."""
@@ -125,11 +138,10 @@ class Commands:
         return next(filter(None, found), None)
 
     def _while_paused(self) -> None:
-        probe = self._probe
-        probe.beat("paused")
+        self._reporter.beat("paused")
         self.fetch()
         self._handle()
-        now, renewal_ns = time.monotonic_ns(), probe.writer.lease_until_ns()
+        now, renewal_ns = time.monotonic_ns(), self._reporter.writer.lease_until_ns()
         if renewal_ns != self._renewal_ns:
             self._renewal_ns = renewal_ns
             longest_ns = now + int(self._lease_s * 1e9)
@@ -142,18 +154,18 @@ class Commands:
     def _end_pause(self, why: str) -> None:
         """Let the job go on though nobody said resume, and say so."""
         held_s = self._let_go()
-        step = self._probe.boundary.number - 1
-        self._probe.notice(
+        step = self._position.step - 1
+        self._reporter.notice(
             "pause-ended", f"{why}: the job goes on by itself after {held_s:.0f} s",
             {"key": self._paused_by, "held_s": held_s, "paused_step": step},
         )  # fmt: skip
 
     def _let_go(self) -> float:
         held_ns = time.monotonic_ns() - self._paused_ns if self._paused_ns else 0
-        self._paused_ns = 0
-        self._probe.boundary.hold(held_ns)
-        self._probe.beat("step")
-        self._probe.status_changed()
+        self._paused_ns, self._reporter.held = 0, False
+        self._position.held_ns += held_ns
+        self._reporter.beat("step")
+        self._reporter.status_changed()
         return held_ns / 1e9
 
     # ── verbs ─────────────────────────────────────────────────────────────────────────────────
@@ -162,12 +174,12 @@ class Commands:
         now = time.monotonic_ns()
         lease_s = min(float(args.get("lease_s", self._lease_s)), self._lease_s)
         self._until_ns = now + int(lease_s * 1e9)
-        self._renewal_ns = self._probe.writer.lease_until_ns()  # of a pause before this one
+        self._renewal_ns = self._reporter.writer.lease_until_ns()  # of a pause before this one
         self._paused_by = self._key
-        self._paused_ns = self._paused_ns or now
-        self._probe.beat("paused")
-        self._probe.status_changed()
-        return {"paused_step": self._probe.boundary.number - 1}
+        self._paused_ns, self._reporter.held = self._paused_ns or now, True
+        self._reporter.beat("paused")
+        self._reporter.status_changed()
+        return {"paused_step": self._position.step - 1}
 
     def do_resume(self, args: Dict[str, Any]) -> Dict[str, Any]:
         return {"resumed": True, "held_s": self._let_go()}
@@ -176,33 +188,28 @@ class Commands:
         value, steps = float(args["value"]), int(args.get("rewarm_steps", 0))
         if not 0.0 <= value <= 100.0 or steps < 0:
             raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
-        rate, boundary = self._probe.rate, self._probe.boundary
-        optimizers = boundary.optimizers()
+        rate, optimizers = self._rate, self._optimizers.living()
         before = _rate_of(optimizers[0]) if optimizers else None
         if before is not None:
             before *= rate.factor()
         try:
-            rate.hold(value, steps, boundary.number)
+            rate.hold(value, steps, self._position.step)
         except OSError as error:
-            self._probe.notice("note", f"a relaunch will not know this learning rate: {error}")
+            self._reporter.notice("note", f"a relaunch will not know this learning rate: {error}")
         # A re-warm is another matter: it goes on, and the rate used is the product of both.
         ramp = {"lr_rewarm": rate.warming.now} if rate.warming.moves else {}
         return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": before}
 
     def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        probe = self._probe
-        return {
-            "files": evidence.write(
-                str(args["directory"]), probe.rank, probe.torch, list(probe.fingerprints)
-            )
-        }
+        directory, rank = str(args["directory"]), self._position.rank
+        return {"files": evidence.write(directory, rank, self._torch, self._batches())}
 
     def do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
         how = args.get("how", "interrupt")
         if how != "interrupt":
             raise Refused(f"stop knows only how=interrupt, not {how!r}")
         self._stopping = True
-        return {"stopping_step": self._probe.boundary.number - 1}
+        return {"stopping_step": self._position.step - 1}
 
 
 def _rate_of(optimizer: Any) -> Optional[float]:

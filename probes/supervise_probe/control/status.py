@@ -1,60 +1,47 @@
-"""The probe's account of itself, which the supervisor shows to people.
-
-Read-only over the probe's parts; one small JSON object.
-"""
+"""The probe's account of itself, which the supervisor shows to people: one small JSON object."""
 
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any, Dict
-
-from ..stepping.inferred_steps import WHY
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors import Collector
+    from ..context import ProbeContext
+    from ..savepoints.controller import Rollbacks
 
 
-def describe(probe: Probe) -> Dict[str, Any]:
-    """Return the status.
+def of_process(context: ProbeContext, collectors: Mapping[str, Collector]) -> Dict[str, Any]:
+    """Return what is true of every process, whatever trains in it.
 
-    `tier` is T2 once the job reports values itself, T0 when the probe is off. `self_us` is what
-    the probe cost from the last frame to the one before, in microseconds.
+    `self_us` is what the probe cost from the last frame to the one before, in microseconds.
     """
-    rollbacks = probe.rollbacks
+    guard, states = context.guard, {}
+    for name in collectors:
+        part = guard.part(name)
+        states[name] = "on" if part.on else f"off: {part.reason}"
+    return {
+        "torch": str(context.torch.__version__),
+        "python": platform.python_version(),
+        "collectors": states,
+        "self_us": round(guard.newest_ns / 1e3, 1),
+    }
+
+
+def of_savepoints(rollbacks: Optional[Rollbacks]) -> Dict[str, Any]:
+    """Return the steps that can be gone back to, and why there are none."""
     steps = [] if rollbacks is None else rollbacks.steps
     rollback = "ready" if steps else "none yet"
     if rollbacks is not None and rollbacks.why_not:
         rollback = f"unavailable: {rollbacks.why_not}"
-    collectors = {}
-    for name in probe.collectors:
-        part = probe.guard.part(name)
-        collectors[name] = "on" if part.on else f"off: {part.reason}"
-    status: Dict[str, Any] = {
-        "tier": "T0" if not probe.on else "T2" if probe.adapted else "T1",
-        "torch": str(probe.torch.__version__),
-        "python": platform.python_version(),
-        "collectors": collectors,
-        "update_to_weight": probe.collectors["updates"].mode,
-        "mfu": probe.collectors["flops"].told,
-        "savepoints": steps,
-        "rollback": rollback,
-        "paused": probe.commands is not None and probe.commands.paused,
-        "drills": probe.drills.names(),
-        "sampling": probe.sampling.describe(),
-        "self_us": round(probe.guard.newest_ns / 1e3, 1),
-    }
-    if probe.boundary.handmade.active:
-        status["steps"] = f"inferred from backward: {WHY}"
-    shards = probe.collectors["shards"].newest()
-    if shards:
-        status["shards"] = shards
-    quarantine = probe.collectors["quarantine"].describe()
-    if quarantine:
-        status["quarantine"] = quarantine
-    orders = probe.tools.standing()
-    if orders:
-        status["standing_orders"] = orders
-    in_force = probe.tools.describe()
-    if in_force:
-        status["in_force"] = in_force
-    return status
+    return {"savepoints": steps, "rollback": rollback}
+
+
+def tier(on: bool, adapted: bool) -> str:
+    """Return T2 once the job reports values itself, T0 when the probe is off, else T1."""
+    return "T0" if not on else "T2" if adapted else "T1"
+
+
+def known(**found: Any) -> Dict[str, Any]:
+    """Return those that hold anything."""
+    return {name: value for name, value in found.items() if value}

@@ -18,7 +18,8 @@ from ..runtime.compiler_exclusion import Hidden
 from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..runtime.gate import Gate
+    from ..runtime.times import Times
 
 # `isend`, `irecv` and the like only begin something; `wait` ends it.
 PREFIXES = (
@@ -27,7 +28,7 @@ PREFIXES = (
 )  # fmt: skip
 
 
-def install(torch: Any, probe: Probe, hidden: Hidden) -> None:
+def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
     """Wrap what this torch has of it. A process that never calls it pays nothing.
 
     To be called before anybody imports `torch.distributed._functional_collectives`, which tells
@@ -36,7 +37,7 @@ def install(torch: Any, probe: Probe, hidden: Hidden) -> None:
     home = sys.modules.get("torch.distributed.distributed_c10d")
     if home is None:  # torch was built without it
         return
-    timed = _timer(probe, hidden)
+    timed = _timer(gate, times, hidden)
     for name in collectives(home):
         original = getattr(home, name)
         wrapped = timed(original)
@@ -57,14 +58,16 @@ def collectives(home: Any) -> List[str]:
     ]
 
 
-def _timer(probe: Probe, hidden: Hidden) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _timer(
+    gate: Gate, times: Times, hidden: Hidden
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     waits = False  # one of them is running, which may call others
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
         @uncounted
         def collective(*args: Any, **kwargs: Any) -> Any:
             nonlocal waits
-            if waits or probe.off_duty():
+            if waits or gate.off_duty():
                 return original(*args, **kwargs)
             waits = True
             began = monotonic_ns()
@@ -72,8 +75,8 @@ def _timer(probe: Probe, hidden: Hidden) -> Callable[[Callable[..., Any]], Calla
                 return original(*args, **kwargs)
             finally:
                 waits = False
-                part = "forward" if probe.in_forward else "backward" if probe.in_backward else ""
-                probe.times.waited(monotonic_ns() - began, part)
+                part = "forward" if gate.in_forward else "backward" if gate.in_backward else ""
+                times.waited(monotonic_ns() - began, part)
 
         return functools.wraps(original)(hidden(collective, recursive=False))
 

@@ -5,7 +5,7 @@ Code that torch.compile may meet is either hidden from it (`hidden`), or a plain
 it compiles, so that no graph breaks that would not break anyway, and nothing recompiles.
 
 Nothing is ever un-patched: that would fail the guards of compiled code. The switch is
-`probe.off_duty()`.
+`gate.off_duty()`.
 """
 
 from __future__ import annotations
@@ -13,118 +13,115 @@ from __future__ import annotations
 import functools
 import types
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
-from ..checkpoints import save_hooks
 from ..runtime.compiler_exclusion import Hidden, as_it_is
 from ..runtime.compiler_exclusion import hidden as hide
 from ..runtime.warning_stacklevel import uncounted
-from ..stepping import discarded_gradients
-from ..stepping.optimizer_patch import patch_optimizer
-from ..torch_state import forward_patch
-from . import collectives, dataloader
+from . import collectives, dataloader, forward, saves
+from .optimizer import patch_optimizer
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..listeners.listeners import Listeners
+    from ..runtime.gate import Gate
+    from ..runtime.guard import Guard
+    from ..runtime.times import Times
 
 LOSSES = ("cross_entropy", "nll_loss")
 IGNORE_INDEX = 2  # its place behind (input, target) in both
 RETAIN_GRAPH = 2  # its place in torch.autograd.backward
 
 
-def install(torch: Any, probe: Probe) -> None:
+def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Listeners) -> None:
     """Patch torch. What this torch lacks is left out, but for the step itself.
 
     Raises:
         AttributeError: this torch has no place where a step can be seen.
     """
     hidden: Hidden = functools.partial(hide, torch)
-    patch_optimizer(torch, probe, hidden)
-    _patch_backward(torch, probe, hidden)
-    discarded_gradients.patch_zero_grad(torch, probe)
-    _patch_scaler(torch, probe)
-    _patch_clips(torch, probe)
-    dataloader.patch_loader(torch, probe, hidden)
-    _patch_losses(torch, probe)
-    save_hooks.install(torch, probe)
-    forward_patch.patch_replicas(torch)
-    collectives.install(torch, probe, hidden)
+    patch_optimizer(torch, gate, times, listeners, hidden)
+    _patch_backward(torch, gate, times, listeners, hidden)
+    _patch_zero_grad(torch, gate, listeners)
+    _patch_scaler(torch, gate, listeners)
+    _patch_clips(torch, gate, listeners)
+    dataloader.patch_loader(torch, gate, times, listeners, hidden)
+    _patch_losses(torch, gate, listeners)
+    saves.install(torch, gate, guard, listeners)
+    forward.patch_replicas(torch)
+    collectives.install(torch, gate, times, hidden)
 
 
-def _patch_backward(torch: Any, probe: Probe, hidden: Hidden) -> None:
+def _patch_backward(
+    torch: Any, gate: Gate, times: Times, listeners: Listeners, hidden: Hidden
+) -> None:
     original = torch.autograd.backward
-    plain, shy = (_around_backward(original, probe, how) for how in (as_it_is, hidden))
+    plain, shy = (
+        _around_backward(original, gate, times, listeners, how) for how in (as_it_is, hidden)
+    )
     torch.autograd.backward = functools.wraps(original)(
         hide(torch, shy, recursive=False, plain=plain)
     )
 
 
-def _around_backward(original: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
+def _around_backward(
+    original: Any, gate: Gate, times: Times, listeners: Listeners, hidden: Hidden
+) -> Callable[..., Any]:
     """Return what stands for `torch.autograd.backward`."""
 
     @hidden
     def before(tensors: Any, retains: Any) -> None:
-        handmade = probe.boundary.handmade
-        if handmade.pending:
-            handmade.sign(backward=True)
-        probe.guard.run(probe.core, _saw_backward, probe, tensors, retains)
-        if handmade.on:
-            probe.guard.run(probe.core, handmade.before_backward, tensors)
+        listeners.step.before_backward(tensors, retains)
 
     @hidden
     def after() -> None:
-        probe.guard.run(probe.core, probe.drills.after_backward)
-        probe.guard.run(probe.core, probe.boundary.handmade.after_backward)
+        listeners.step.after_backward()
 
     @uncounted
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if probe.in_backward or probe.absent():
+        if gate.in_backward or gate.absent():
             return original(tensors, *args, **kwargs)
         if isinstance(tensors, types.GeneratorType):
             tensors = tuple(tensors)
         place = RETAIN_GRAPH - 1
         before(tensors, args[place] if len(args) > place else kwargs.get("retain_graph"))
-        probe.in_backward = True  # a checkpointed block runs a backward inside the backward
+        gate.in_backward = True  # a checkpointed block runs a backward inside the backward
         began = monotonic_ns()
         try:
             return original(tensors, *args, **kwargs)
         except BaseException:
-            probe.boundary.discards.failed = True
+            listeners.step.backward_failed()
             raise
         finally:
-            probe.in_backward = False
-            probe.times.backward += monotonic_ns() - began
-            if probe.drills.active or probe.boundary.handmade.on:
+            gate.in_backward = False
+            times.backward += monotonic_ns() - began
+            if listeners.step.wants_after_backward:
                 after()
 
     return backward
 
 
-def _saw_backward(probe: Probe, tensors: Any, retains: Any) -> None:
-    torch = probe.torch
-    loss: Any = None
-    if type(tensors) is torch.Tensor:  # by far the most common; the rest costs 20 us
-        if tensors.is_meta or not probe.open():
-            return
-        if tensors.numel() == 1:
-            loss = probe.scaling.loss(tensors)
-    else:
-        several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        roots = [t for t in several if isinstance(t, torch.Tensor)]
-        if any(t.is_meta for t in roots) or not probe.open():
-            return
-        for tensor in roots:
-            tensor = getattr(tensor, "_local_tensor", tensor)
-            if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
-                value = probe.scaling.loss(tensor)
-                loss = value if loss is None else loss + value
-    if probe.boundary.accumulates or probe.phase != "step":  # else the end of a step was a sign
-        probe.beat("step")
-    probe.boundary.saw_backward(loss, bool(retains))
-    probe.batches.before_backward()
+def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
+    """See `zero_grad` of optimizers and modules, where it comes between a backward and its step."""
+    compiling = torch.compiler.is_compiling
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        @uncounted
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if not compiling() and listeners.step.accumulates and not gate.absent():
+                listeners.step.zeroed(self)
+            return result
+
+        return zero_grad
+
+    optimizer, module = torch.optim.Optimizer, torch.nn.Module
+    original = optimizer.zero_grad  # no compiler looks into torch's own either
+    optimizer.zero_grad = functools.wraps(original)(hide(torch, wrap(original)))
+    module.zero_grad = wrap(module.zero_grad)
 
 
-def _patch_scaler(torch: Any, probe: Probe) -> None:
+def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners) -> None:
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     scale, unscale, step = scaler.scale, scaler.unscale_, scaler.step
 
@@ -132,50 +129,37 @@ def _patch_scaler(torch: Any, probe: Probe) -> None:
     @uncounted
     def scale_(self: Any, outputs: Any) -> Any:
         result = scale(self, outputs)
-        if not probe.off_duty():
-            probe.guard.run(probe.core, probe.scaling.saw_scale, self, outputs, result)
+        if not gate.off_duty():
+            listeners.step.scaled(self, outputs, result)
         return result
 
     @functools.wraps(unscale)
     @uncounted
     def unscale_(self: Any, optimizer: Any) -> Any:
         result = unscale(self, optimizer)
-        if not probe.off_duty() and self._enabled:
-            probe.guard.run(probe.core, probe.scaling.saw_unscale, optimizer)
+        if not gate.off_duty() and self._enabled:
+            listeners.step.unscaled(optimizer)
         return result
 
     @functools.wraps(step)
     @uncounted
     def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if probe.inside or probe.off_duty() or not self._enabled:
+        if gate.inside or gate.off_duty() or not self._enabled:
             return step(self, optimizer, *args, **kwargs)
-        probe.scaling.enter(self)
-        entries = probe.boundary.entries
+        entries = listeners.step.scaler_steps(self)
         try:
             result = step(self, optimizer, *args, **kwargs)
-            if probe.boundary.entries == entries:  # the scaler never called optimizer.step
-                probe.guard.run(
-                    probe.core, probe.without_grad, probe.boundary.overflowed, optimizer
-                )
+            listeners.step.scaler_stepped(optimizer, entries)
         finally:
-            probe.scaling.scaler = None
-        return probe.at_boundary(result)
+            listeners.step.scaler_left()
+        return listeners.step.at_boundary(result)
 
     scaler.scale, scaler.unscale_, scaler.step = scale_, unscale_, step_
 
 
-def _patch_clips(torch: Any, probe: Probe) -> None:
+def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
     module = torch.nn.utils.clip_grad
     compiling = torch.compiler.is_compiling
-
-    part = probe.guard.part("gradient")
-
-    def saw(params: List[Any], norm: Any, limit: Any) -> None:
-        probe.guard.run(part, probe.collectors["gradient"].saw_clip, params, norm, limit)
-
-    def sample(params: List[Any]) -> None:
-        before = probe.collectors["groups"].before_clip
-        probe.sampling.run("gradients", probe.without_grad, before, params)
 
     def wrap(name: str, tells_norm: bool) -> None:
         original = getattr(torch.nn.utils, name, None)
@@ -185,7 +169,7 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
         @functools.wraps(original)
         @uncounted
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiling() or probe.absent():
+            if compiling() or gate.absent():
                 return original(parameters, *args, **kwargs)
             if isinstance(parameters, torch.Tensor):
                 params = [parameters]
@@ -193,16 +177,16 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
                 params = list(parameters)
                 if params:  # torch warns of an empty generator
                     parameters = params
-            if probe.sampling.due("gradients"):
-                sample(params)
+            listeners.step.before_clip(params)
             norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
             limit = args[0] if args else kwargs.get("max_norm")
             sharded = bool(params) and hasattr(params[0], "_local_tensor")
             if tells_norm and not sharded and float(norm_type) == 2.0:
                 norm = original(parameters, *args, **kwargs)
-                saw(params, norm, limit)
+                listeners.step.clipped(params, norm, limit)
                 return norm
-            saw(params, None, limit if name == "clip_grads_with_norm_" else None)
+            limit = limit if name == "clip_grads_with_norm_" else None
+            listeners.step.clipped(params, None, limit)
             return original(parameters, *args, **kwargs)
 
         for home in (module, torch.nn.utils):
@@ -214,7 +198,7 @@ def _patch_clips(torch: Any, probe: Probe) -> None:
     wrap("clip_grads_with_norm_", tells_norm=False)
 
 
-def _patch_losses(torch: Any, probe: Probe) -> None:
+def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
     functional = torch.nn.functional
 
     def wrap(name: str) -> None:
@@ -228,17 +212,13 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
                 type(input) is torch.Tensor
                 and type(target) is torch.Tensor
                 and result.requires_grad
-                and not probe.off_duty()
-                and not probe.boundary.repeats
+                and not gate.off_duty()
             ):
-                if probe.boundary.handmade.pending:
-                    probe.boundary.handmade.sign()
                 ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
+                ignored = kwargs.get("ignore_index", ignored)
                 # The graph of what a checkpoint computes again is soon gone, and tells nothing.
-                whose = None if probe.in_backward else result
-                probe.batches.targets(target, kwargs.get("ignore_index", ignored), whose)
-                if probe.sampler.wants_logits:
-                    probe.sampler.saw_logits(input)
+                whose = None if gate.in_backward else result
+                listeners.forward.loss_taken(input, target, ignored, whose)
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and
@@ -249,22 +229,3 @@ def _patch_losses(torch: Any, probe: Probe) -> None:
 
     for name in LOSSES:
         wrap(name)
-
-
-def before_forward(probe: Probe) -> Callable[..., Tuple[Tuple[Any, ...], Dict[str, Any]]]:
-    """Return what runs in front of each call of an outermost module."""
-
-    def before(
-        root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        if probe.phase != "step":
-            probe.beat("step")
-        if probe.boundary.handmade.pending:
-            probe.boundary.handmade.sign()
-        if probe.drills.active:
-            args, kwargs = probe.drills.forward(root, args, kwargs)
-        if not probe.boundary.repeats:
-            probe.batches.inputs((*args, *kwargs.values()) if kwargs else args)
-        return args, kwargs
-
-    return hide(probe.torch, before)

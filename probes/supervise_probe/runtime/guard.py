@@ -76,6 +76,8 @@ class Guard:
 
     Attributes:
         newest_ns: what all pieces spent in the newest step that was weighed as a whole.
+        weighed_ns: the same of the last step, None where that was not weighed.
+        core: the piece without which nothing is measured.
         blind: costs are not looked at for now, since a profiler makes everything dear.
     """
 
@@ -87,7 +89,9 @@ class Guard:
         self._total_ns = 0  # spent in all parts in the step that is weighed
         self._clocks = NONE  # how much of this step is timed from here on
         self.newest_ns = 0
+        self.weighed_ns: Optional[int] = None
         self.blind = False
+        self.core = self.part("core", vital=True)
 
     def part(
         self,
@@ -187,17 +191,15 @@ class Guard:
             part.reason = reason
             self._off(part, reason)
 
-    def turn(self) -> Optional[int]:
-        """A step is over, and no part is running: return what all parts spent in it, in ns.
-
-        None unless the step was one of those that are weighed as a whole.
-        """
+    def turn(self) -> None:
+        """A step is over, and no part is running: begin to weigh the next, if it is its turn."""
         clocks, self._clocks = self._clocks, NONE
+        self.weighed_ns = None
         if self.blind:
-            return None
+            return
         if clocks is WHOLE:
-            self.newest_ns = self._total_ns
-            return self._total_ns
+            self.newest_ns = self.weighed_ns = self._total_ns
+            return
         if clocks is PIECES:
             for part in self.parts.values():
                 part.costs.append(part.spent_ns)
@@ -206,7 +208,6 @@ class Guard:
             self._total_ns = self._inner_ns = 0
             for part in self.parts.values():
                 part.spent_ns = 0
-        return None
 
     def judge(self, step_ns: int) -> None:
         """A step of `step_ns` ended: every WINDOW steps, weigh costs."""
@@ -231,7 +232,7 @@ class Guard:
     def reset(self) -> None:
         """Forget what was spent: a forked child starts at nothing."""
         self._steps_ns.clear()
-        self.blind = False
+        self.blind, self.weighed_ns = False, None
         self._inner_ns = self._total_ns = 0
         self._clocks = NONE
         for part in self.parts.values():

@@ -8,25 +8,35 @@ accelerator nothing is waited for. A norm that is not finite is left alone: no f
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping
 
 from ..errors import Refused
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors.gradient import Collector as GradientCollector
+    from ..collectors.limits import Collector as LimitsCollector
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
     from ..torch_state.records import Update
 
 
 class GradientClip:
     """One bound.
 
-    Attributes:
-        bound: what the norm is limited to; None: nothing is limited.
+    Args:
+        past: the newest norms, and the limit of the job's own clip.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self.bound: Optional[float] = None
+    def __init__(
+        self,
+        context: ProbeContext,
+        in_force: InForce,
+        gradient: GradientCollector,
+        past: LimitsCollector,
+    ) -> None:
+        self._torch, self._scalars = context.torch, context.scalars
+        self._status_changed = context.reporter.status_changed
+        self._in_force, self._gradient, self._past = in_force, gradient, past
         self._left = 0  # steps; 0 with a bound: until it is lifted
 
     def do_clip(self, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -36,22 +46,22 @@ class GradientClip:
         else `factor` times the median norm of the newest 128 steps. Told as an absolute number.
         """
         if args.get("lift"):
-            self.bound = None
-            self._probe.status_changed()
+            self._in_force.clip_bound = None
+            self._status_changed()
             return {"clip_bound": None}
         steps = int(args.get("steps", 0))
         bound = self._absolute(args)
         if not 0.0 < bound < inf or steps < 0:
             raise Refused(f"clip to {bound} for {steps} steps: a norm above 0, no negative step")
-        self.bound, self._left = bound, steps
-        self._probe.tools.acting = True
-        self._probe.status_changed()
+        self._in_force.clip_bound, self._left = bound, steps
+        self._in_force.acting = True
+        self._status_changed()
         return {"clip_bound": bound, "steps": steps}
 
     def _absolute(self, args: Mapping[str, Any]) -> float:
         if args.get("max_norm") is not None:
             return float(args["max_norm"])
-        past = self._probe.collectors["limits"]
+        past = self._past
         if past.limit is not None:
             return float(args["factor"]) * float(past.limit)
         if past.gradient_norms:
@@ -61,18 +71,18 @@ class GradientClip:
 
     def limit(self, update: Update) -> None:
         """The gradients of `update` are final: scale them down where their norm is too large."""
-        bound: Any = self.bound
+        bound: Any = self._in_force.clip_bound
         if update.skip or bound is None:
             return
-        probe, torch = self._probe, self._probe.torch
+        torch, scalars = self._torch, self._scalars
         gradients = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
         if not gradients:
             return
         still_scaled = getattr(update.optimizer, "grad_scale", None)
         if still_scaled is not None:  # a fused optimizer unscales inside its kernel
-            bound = bound * probe.scalars.value(still_scaled)
-        norm = probe.collectors["gradient"].norm_of(gradients)
-        if probe.scalars.on_host(norm) and probe.scalars.on_host(bound):
+            bound = bound * scalars.value(still_scaled)
+        norm = self._gradient.norm_of(gradients)
+        if scalars.on_host(norm) and scalars.on_host(bound):
             if bound < norm < inf:
                 for gradient in gradients:
                     gradient.mul_(bound / norm)
@@ -86,12 +96,12 @@ class GradientClip:
     @property
     def busy(self) -> bool:
         """Whether a bound is in force."""
-        return self.bound is not None
+        return self._in_force.clip_bound is not None
 
     def step_ended(self) -> None:
         """A step ended."""
         if self._left:
             self._left -= 1
             if not self._left:
-                self.bound = None
-                self._probe.status_changed()
+                self._in_force.clip_bound = None
+                self._status_changed()

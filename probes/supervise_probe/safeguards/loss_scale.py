@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict
 from ..errors import Refused
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..torch_state.registry import Registry
 
 
 class LossScale:
@@ -17,8 +17,8 @@ class LossScale:
     Source: torch/amp/grad_scaler.py; `_growth_tracker` counts steps since the scale last changed.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
 
     def do_loss_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Set the scale of every enabled scaler to `scale`, or None: to the one it began with.
@@ -26,7 +26,7 @@ class LossScale:
         The boundary lies before the job's own `scaler.update()`: where the step just made had
         overflowed, the next one has `backoff` times this scale.
         """
-        scalers = [each for each in self._probe.registry.scalers if each.is_enabled()]
+        scalers = [each for each in self._registry.scalers if each.is_enabled()]
         if not scalers:
             raise Refused("the job has no GradScaler that is enabled")
         asked = args.get("scale")

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tup
 from ..runtime.scalars import Number
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors.loss import Collector as LossCollector
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
     from ..torch_state.records import Update
 
 MOST, PER = 3, 128  # the most unattended skips that our own list of actions allows
@@ -130,19 +132,15 @@ class ZeroNonfinite:
 
 
 class StandingOrders:
-    """All orders of one process.
+    """All orders of one process."""
 
-    Attributes:
-        zeroed: whether `zero_nonfinite` fired in the step under way; None where it is not armed.
-    """
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self.zeroed: Optional[Number] = None
-        orders = probe.config.standing_orders
+    def __init__(self, context: ProbeContext, in_force: InForce, loss: LossCollector) -> None:
+        self._position, self._reporter = context.position, context.reporter
+        self._in_force, self._loss = in_force, loss
+        orders = context.config.standing_orders
         skip, zero = orders.get("skip_nonfinite"), orders.get("zero_nonfinite")
         self._skip = None if skip is None else SkipNonfinite(skip)
-        self._zero = None if zero is None else ZeroNonfinite(probe.torch, zero)
+        self._zero = None if zero is None else ZeroNonfinite(context.torch, zero)
 
     def judge(self, update: Update) -> None:
         """The gradients of `update` are final: mend them, or keep the update from the weights."""
@@ -152,15 +150,14 @@ class StandingOrders:
             return
         if self._skip is None:
             return
-        probe, norm = self._probe, update.gradient_norm
-        loss: Optional[Number] = probe.collectors["loss"].total
+        norm, loss = update.gradient_norm, self._loss.total
         why = self._skip.why_skip((loss, norm))
         if why:
-            probe.tools.acting = True
+            self._in_force.acting = True
             update.skip = "standing order"
-            probe.notice(
+            self._reporter.notice(
                 "standing-order",
-                f"skip_nonfinite kept step {probe.boundary.number} from the weights: {why}",
+                f"skip_nonfinite kept step {self._position.step} from the weights: {why}",
                 {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
             )
 
@@ -172,13 +169,14 @@ class StandingOrders:
         order.state = ARMED
         grads = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
         fired = order.zero(norm, [g._values() if g.is_sparse else g for g in grads])
-        self.zeroed = fired if self.zeroed is None else self.zeroed + fired
+        before = self._in_force.zeroed
+        self._in_force.zeroed = fired if before is None else before + fired
         if not isinstance(fired, float) or not fired:
             return False
-        self._probe.notice(
+        self._reporter.notice(
             "standing-order",
             f"zero_nonfinite set what was not finite in the gradients of step "
-            f"{self._probe.boundary.number} to zero",
+            f"{self._position.step} to zero",
             {"order": "zero_nonfinite", "gradient_norm": str(norm)},
         )
         return True
@@ -190,7 +188,7 @@ class StandingOrders:
 
     def step_ended(self) -> None:
         """A step ended; a rollback does not turn the clocks of the orders back."""
-        self.zeroed = None
+        self._in_force.zeroed = None
         if self._skip is not None:
             self._skip.cap.step_ended()
         if self._zero is not None:

@@ -17,7 +17,8 @@ from ..runtime import files
 from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
 
 LONGEST = 20  # steps; a trace grows by a few MB with each step of a large model
 WAYS_IN = ("_prepare_profiler", "_enable_profiler")  # what every profiler of torch begins with
@@ -26,9 +27,9 @@ WAYS_IN = ("_prepare_profiler", "_enable_profiler")  # what every profiler of to
 class Profile:
     """One trace at a time."""
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self._part = probe.guard.part("profile", share=1.0)
+    def __init__(self, context: ProbeContext, in_force: InForce) -> None:
+        self._context, self._in_force = context, in_force
+        self._part = context.guard.part("profile", share=1.0)
         self._profiler: Any = None
         self._path = ""
         self._first = self._left = self._done = 0
@@ -36,15 +37,18 @@ class Profile:
 
     def do_profile(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Trace the next `steps` steps into the directory of `incident`, a file for each rank."""
-        steps, probe, torch = int(args.get("steps", 5)), self._probe, self._probe.torch
+        context, torch = self._context, self._context.torch
+        steps = int(args.get("steps", 5))
         if not 1 <= steps <= LONGEST:
             raise Refused(f"profile of {steps} steps: 1 to {LONGEST}")
         if self._profiler is not None:
             raise Refused(f"a profile is being taken already: {self._path}")
         if torch.autograd._profiler_enabled():
             raise Refused("the job runs a profiler of its own")
-        first = probe.boundary.number
-        self._path = _place(probe.config.marks, str(args["incident"]), first, probe.rank)
+        first = context.position.step
+        self._path = _place(
+            context.config.marks, str(args["incident"]), first, context.position.rank
+        )
         kinds = torch.profiler.ProfilerActivity
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         profiler = torch.profiler.profile(
@@ -53,8 +57,8 @@ class Profile:
         profiler.start()
         self._profiler, self._first = profiler, first
         self._left, self._done = steps, 0
-        probe.tools.acting = True
-        probe.guard.blind = True
+        self._in_force.acting = True
+        context.guard.blind = True
         self._watch_ways_in()
         return {"path": self._path, "first_step": first, "steps": steps}
 
@@ -75,13 +79,13 @@ class Profile:
         """Stop the trace, if there is one, and write it; `why` it is shorter than asked for."""
         if self._profiler is not None:
             began = monotonic_ns()
-            self._probe.guard.run(self._part, self._write, why)
-            self._probe.boundary.hold(monotonic_ns() - began)
-            self._probe.beat("step")
+            self._context.guard.run(self._part, self._write, why)
+            self._context.position.held_ns += monotonic_ns() - began
+            self._context.reporter.beat("step")
 
     def _write(self, why: str) -> None:
         profiler, self._profiler = self._profiler, None
-        self._probe.guard.blind = False
+        self._context.guard.blind = False
         self._leave_ways_in()
         aside = f"{self._path}.{files.token()}"
         try:
@@ -91,10 +95,10 @@ class Profile:
             os.replace(aside, self._path)
             size = os.path.getsize(self._path)
         except Exception as error:
-            self._probe.notice("note", f"profile: no trace was written: {error}")
+            self._context.reporter.notice("note", f"profile: no trace was written: {error}")
             return
         told = f"profile of {self._done} steps from step {self._first} on: {self._path}"
-        self._probe.notice(
+        self._context.reporter.notice(
             "note",
             f"{told} ({why})" if why else told,
             {"path": self._path, "bytes": size, "first": self._first, "steps": self._done},
@@ -103,7 +107,7 @@ class Profile:
     # ── a profiler of the job's own goes first ────────────────────────────────────────────────
 
     def _watch_ways_in(self) -> None:
-        module = self._probe.torch.autograd.profiler
+        module = self._context.torch.autograd.profiler
         for name in WAYS_IN:
             original = getattr(module, name, None)
             if original is not None:
@@ -119,7 +123,7 @@ class Profile:
         return begin
 
     def _leave_ways_in(self) -> None:
-        module = self._probe.torch.autograd.profiler
+        module = self._context.torch.autograd.profiler
         for name, original in self._ways_in:
             setattr(module, name, original)
         self._ways_in.clear()

@@ -9,14 +9,14 @@ from ..errors import Refused
 from .nonfinite import MOST, PER
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..runtime.in_force import InForce
 
 
 class Skip:
     """Counts skips that were commanded; those of standing orders have a cap of their own."""
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(self, in_force: InForce) -> None:
+        self._in_force = in_force
         self._left = 0
         self._now = 0
         self._taken: Deque[int] = deque()  # of the newest PER steps, those that were skipped
@@ -31,7 +31,7 @@ class Skip:
                 "were"
             )
         self._left = count
-        self._probe.tools.acting = True
+        self._in_force.acting = True
         return {"will_skip": count}
 
     def take(self) -> str:

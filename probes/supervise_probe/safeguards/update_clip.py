@@ -24,8 +24,12 @@ from ..errors import Refused
 from .nonfinite import ARMED
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors.gradient import Collector as GradientCollector
+    from ..collectors.limits import Collector as LimitsCollector
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
     from ..runtime.scalars import Number
+    from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Update
 
 WINDOW, SIGMA, MAX_GB = 128, 2.0, 4.0
@@ -60,19 +64,26 @@ class UpdateClip:
     """The rule in force, and the old weights of each optimizer.
 
     Attributes:
-        clipped: whether an update of the step under way was shortened; None where none was judged.
         state: what the status says of the standing order; "" where there is none.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        order = probe.config.standing_orders.get("update_clip")
+    def __init__(
+        self,
+        context: ProbeContext,
+        in_force: InForce,
+        gradient: GradientCollector,
+        past: LimitsCollector,
+        optimizers: Optimizers,
+    ) -> None:
+        """`past`: the newest norms."""
+        self._context, self._in_force = context, in_force
+        self._gradient, self._past, self._optimizers = gradient, past, optimizers
+        order = context.config.standing_orders.get("update_clip")
         self._standing = None if order is None else read_rule(order)
         self.state = "" if order is None else ARMED
         self._ordered: Optional[Rule] = None
         self._left = 0  # steps; 0 with an order: until it is lifted
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
-        self.clipped: Optional[Number] = None
 
     @property
     def rule(self) -> Optional[Rule]:
@@ -85,15 +96,14 @@ class UpdateClip:
             self._end()
             return {"update_clip": None}
         rule, steps = read_rule(args), int(args.get("steps", 0))
-        optimizers = self._probe.boundary.optimizers()
-        params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        params = self._optimizers.parameters()
         why = self._why_not(params, rule)
         if why:
             raise Refused(why)
         self._kept.clear()
         self._ordered, self._left = rule, max(0, steps)
-        self._probe.tools.acting = True
-        self._probe.status_changed()
+        self._in_force.acting = True
+        self._context.reporter.status_changed()
         return {"update_clip": {"window": rule.window, "sigma": rule.sigma}, "bytes": _size(params)}
 
     def keep(self, update: Update) -> None:
@@ -107,11 +117,12 @@ class UpdateClip:
             if why:
                 self._standing, self.state = None, f"cannot act: {why}"
                 self._end()
-                self._probe.notice("note", f"update_clip is off: {why}")
+                self._context.reporter.notice("note", f"update_clip is off: {why}")
                 return
-            past = self._probe.collectors["limits"].update_norms
-            alone = len(self._probe.boundary.optimizers()) == 1
-            kept = Kept(self._probe, update.all_params, rule, seed(past, rule) if alone else [])
+            past = self._past.update_norms
+            alone = len(self._optimizers.living()) == 1
+            known = seed(past, rule) if alone else []
+            kept = Kept(self._context, self._gradient, update.all_params, rule, known)
             self._kept[update.optimizer] = kept
         kept.read()
 
@@ -121,11 +132,14 @@ class UpdateClip:
         if kept is None:
             return
         clipped = 0.0 if update.skip else kept.shorten()
-        self.clipped = clipped if self.clipped is None else self.clipped + clipped
+        before = self._in_force.clipped
+        self._in_force.clipped = clipped if before is None else before + clipped
 
     def _why_not(self, params: List[Any], rule: Rule) -> str:
         """Return why the updates of `params` cannot be judged, "" when they can."""
-        if self._probe.world_size > 1 and any(hasattr(p, "_local_tensor") for p in params):
+        if self._context.position.world_size > 1 and any(
+            hasattr(p, "_local_tensor") for p in params
+        ):
             return "the parameters are sharded, and each rank sees the update of its shard only"
         size = _size(params)
         if size > rule.max_bytes:
@@ -140,7 +154,7 @@ class UpdateClip:
 
     def step_ended(self) -> None:
         """A step ended."""
-        self.clipped = None
+        self._in_force.clipped = None
         if self._left:
             self._left -= 1
             if not self._left:
@@ -149,7 +163,7 @@ class UpdateClip:
     def _end(self) -> None:
         self._ordered, self._left = None, 0
         self._kept.clear()
-        self._probe.status_changed()
+        self._context.reporter.status_changed()
 
 
 class Kept:
@@ -159,12 +173,19 @@ class Kept:
         params: what it was made for.
     """
 
-    def __init__(self, probe: Probe, params: List[Any], rule: Rule, past: List[float]) -> None:
-        torch = self._torch = probe.torch
+    def __init__(
+        self,
+        context: ProbeContext,
+        gradient: GradientCollector,
+        params: List[Any],
+        rule: Rule,
+        past: List[float],
+    ) -> None:
+        torch = self._torch = context.torch
         self.params = params
         self._rule = rule
-        self._scalars = probe.scalars
-        self._norm_of = probe.collectors["gradient"].norm_of
+        self._scalars = context.scalars
+        self._norm_of = gradient.norm_of
         self._live = _weights(params)
         self._old = [torch.empty_like(tensor) for tensor in self._live]
         filled = past + [math.nan] * (rule.window - len(past))

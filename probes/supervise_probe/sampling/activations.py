@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Set, Tuple
 
+from ..torch_state.structure import leaves
 from .attention import spread
-from .structure import leaves
 
 ROWS = 256
 LOGITS = 1 << 20  # numbers of the output that are looked at

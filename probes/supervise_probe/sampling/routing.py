@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Tuple
 
-from .structure import Router, leaves
+from ..torch_state.structure import Router, leaves
 
 ELEMENTS = 1 << 22  # scores of one router that are looked at
 SMALL = 1e-30

@@ -17,17 +17,27 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Tuple,
+)
 
 from ..runtime import rng
+from ..torch_state.structure import leaves
 from .forward_inputs import NeverError, RefusedError, Saved, attempt
-from .structure import leaves
 from .weights import Weights
 
 if TYPE_CHECKING:
     from ..capture.type_classes import Kinds
-    from ..probe import Probe
-    from .watch import Watch
+    from ..context import ProbeContext
 
 __all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
 
@@ -58,13 +68,13 @@ class Inputs(NamedTuple):
         return (*self.args, *self.kwargs.values())
 
 
-def keep(probe: Probe, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
+def keep(context: ProbeContext, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
     """Keep two rows of these inputs.
 
     Raises:
         RefusedError: they cannot be kept.
     """
-    torch = probe.torch
+    torch = context.torch
     first = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
     if first is None or not first.dim():
         raise RefusedError("the model takes no batch")
@@ -83,12 +93,12 @@ def keep(probe: Probe, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any])
 
 
 def run(
-    probe: Probe,
+    context: ProbeContext,
     root: Any,
     inputs: Inputs,
     kinds: Kinds,
     *,
-    watch: Optional[Watch] = None,
+    watch: Optional[ContextManager[None]] = None,
     fixed: bool = False,
     trial: bool = False,
     take: Callable[[Any], Any] = lambda output: output,
@@ -108,11 +118,11 @@ def run(
         RefusedError: the modules have come or gone since, or cannot be kept.
         NeverError: it changed what it must not; this was put back as far as it is known.
     """
-    torch = probe.torch
+    torch = context.torch
     original = root._modules.get("_orig_mod")
     call = original if original is not None else root._call_impl
     taken: List[Any] = []
-    with _undone(probe, root, inputs, kinds, trial) as saved:
+    with _undone(context, root, inputs, kinds, trial) as saved:
         autocast = torch.autocast(
             device_type=inputs.device,
             dtype=inputs.dtype,
@@ -131,16 +141,19 @@ def run(
 
 
 @contextmanager
-def _undone(probe: Probe, root: Any, inputs: Inputs, kinds: Kinds, trial: bool) -> Iterator[Saved]:
+def _undone(
+    context: ProbeContext, root: Any, inputs: Inputs, kinds: Kinds, trial: bool
+) -> Iterator[Saved]:
     """Where a forward leaves no trace; raises as `run` does."""
-    torch = probe.torch
+    torch = context.torch
     saved = Saved(torch, root, kinds)
     if len(saved.modules) != len(inputs.modes):
         raise RefusedError("modules of the model have come or gone since")
     held = (*saved.weights.values(), *saved.tensors.values())
     weights = Weights(torch, held, copies=trial)
     chance = rng.global_states(torch)
-    probe.in_forward, inside = True, probe.in_forward
+    gate = context.gate
+    gate.in_forward, inside = True, gate.in_forward
     enabled = torch.is_grad_enabled()
     try:
         with torch.no_grad(), _eagerly(torch):
@@ -148,18 +161,18 @@ def _undone(probe: Probe, root: Any, inputs: Inputs, kinds: Kinds, trial: bool) 
             saved.begin(inputs.modes)
             yield saved
     finally:
-        probe.in_forward = inside
-        probe._set_grad_enabled(False)
+        gate.in_forward = inside
+        gate.set_grad_enabled(False)
         changed = saved.put_back()
         moved = weights.put_back()
         lost = [attempt(each.name, rng.restore, [each]) for each in chance]
-        probe._set_grad_enabled(enabled)
+        gate.set_grad_enabled(enabled)
     changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
     if changed:
         raise NeverError(f"a forward of the model changes {changed}")
 
 
-def check(probe: Probe, root: Any, compiled: bool) -> None:
+def check(context: ProbeContext, root: Any, compiled: bool) -> None:
     """Look whether `root` can be run once more.
 
     Args:
@@ -168,13 +181,13 @@ def check(probe: Probe, root: Any, compiled: bool) -> None:
     Raises:
         RefusedError: it cannot.
     """
-    torch = probe.torch
+    torch = context.torch
     if compiled and not hasattr(getattr(torch, "compiler", None), "set_stance"):
         raise RefusedError(
             f"torch {torch.__version__} cannot run compiled code eagerly for a while"
         )
     distributed = getattr(torch, "distributed", None)
-    if probe.world_size > 1 or (
+    if context.position.world_size > 1 or (
         distributed is not None
         and distributed.is_available()
         and distributed.is_initialized()

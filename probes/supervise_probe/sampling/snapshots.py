@@ -15,7 +15,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
+    from ..runtime.scalars import Number
+    from .sample_sets import SampleSets
+    from .watch import Sampler
 
 MOST, MOST_BYTES = 16, 64 << 20
 SMALL = 1e-30
@@ -44,9 +47,13 @@ class Snapshots:
         why_not: why there are none, "" otherwise.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self._torch = probe.torch
+    def __init__(
+        self, context: ProbeContext, sets: SampleSets, sampler: Sampler, extra: Dict[str, Number]
+    ) -> None:
+        """`extra`: what joins the next frame."""
+        self._torch, self._scalars = context.torch, context.scalars
+        self._registry, self._without_grad = context.registry, context.gate.without_grad
+        self._sets, self._sampler, self._extra = sets, sampler, extra
         self._watched: Dict[str, Any] = {}  # name -> weak reference to the parameter
         self._routers: Set[str] = set()
         self._changes = -1
@@ -69,11 +76,11 @@ class Snapshots:
 
     def take(self, step: int) -> None:
         """Copy all watched matrices now, right in front of `step`."""
-        self._probe.sampling.run("weights", self._probe.without_grad, self._take, step)
+        self._sets.run("weights", self._without_grad, self._take, step)
 
     def look(self) -> None:
         """Use copies that have arrived. Never waits."""
-        self._probe.sampling.run("weights", self._probe.without_grad, self._look)
+        self._sets.run("weights", self._without_grad, self._look)
 
     def _take(self, step: int) -> None:
         if self.arriving:
@@ -88,7 +95,7 @@ class Snapshots:
             self._steps.pop(0)
         self._copies.append({n: self._copy(p.detach(), spare.get(n)) for n, p in alive.items()})
         self._steps.append(step)
-        scalars = self._probe.scalars
+        scalars = self._scalars
         devices = {p.device for p in alive.values() if not scalars.reads(p)}
         self._events = [scalars.event(device) for device in devices]
         self.arriving = True
@@ -108,19 +115,19 @@ class Snapshots:
         if not all(event.query() for event in self._events):
             return
         self.arriving = False
-        self._probe.boundary.reported.update(self._values())
+        self._extra.update(self._values())
 
     def _choose(self) -> None:
         """Choose the matrices anew when modules came or went."""
-        changes = self._probe.registry.modules.changes
+        changes = self._registry.modules.changes
         if changes == self._changes:
             return
         self._changes = changes
         routers: List[Tuple[str, Any]] = []
         others: List[Tuple[str, Any]] = []
         sharded = False
-        for root in self._probe.registry.roots():
-            known = {f"{r.name}.weight" for r in self._probe.sampler.structure(root).routers}
+        for root in self._registry.roots():
+            known = {f"{r.name}.weight" for r in self._sampler.structure(root).routers}
             for name, parameter in root.named_parameters():
                 if parameter.dim() != 2 or not (name in known or _QK.search(name)):
                     continue

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..capture.type_classes import Kinds
 from ..runtime.guard import describe, from_signal_handler
+from ..torch_state.structure import leaves
 from . import side_forward
 from .forward_inputs import NeverError, RefusedError
-from .structure import leaves
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
 
 SAME = 1e-6  # relative; as metrics.md allows among ranks
 PIECE = 1 << 20  # elements that are squared at a time
@@ -32,9 +32,9 @@ class Trials:
         kinds: what values are, remembered by their types.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self.kinds = Kinds(probe.torch)
+    def __init__(self, context: ProbeContext) -> None:
+        self._context, self._torch = context, context.torch
+        self.kinds = Kinds(context.torch)
         self._never: Dict[int, Tuple[Any, str]] = {}
         self._passed: Dict[_Key, Tuple[Any, bool]] = {}
 
@@ -84,13 +84,13 @@ class Trials:
     def run(self, root: Any, inputs: side_forward.Inputs, **how: Any) -> List[Any]:
         """As `side.run`; what is refused for good there is remembered."""
         try:
-            return side_forward.run(self._probe, root, inputs, self.kinds, **how)
+            return side_forward.run(self._context, root, inputs, self.kinds, **how)
         except NeverError as refusal:
             self.never(root, str(refusal))
             raise
 
     def _value(self, output: Any) -> Optional[Any]:
-        return value_of(self._probe.torch, output) if floating(self._probe.torch, output) else None
+        return value_of(self._torch, output) if floating(self._torch, output) else None
 
 
 def floating(torch: Any, output: Any) -> List[Any]:

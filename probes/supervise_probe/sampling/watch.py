@@ -14,17 +14,18 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from ..runtime.compiler_exclusion import hidden
+from ..torch_state.structure import Structure, Structures, leaves
 from . import side_forward
 from .activations import Activations
 from .attention import Attention
 from .routing import Routing
 from .stand_ins import StandIns
-from .structure import Structure, Structures, leaves
 from .trial import Trials
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
+    from ..runtime.scalars import Number
+    from .sample_sets import SampleSets
 
 
 class Kept(NamedTuple):
@@ -46,34 +47,31 @@ class Sampler:
         trials: which models may be run once more.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self._torch = probe.torch
-        self._structures = Structures(probe.torch)
-        self._part = probe.guard.part("sampler", share=1.0)
+    def __init__(self, context: ProbeContext, sets: SampleSets, extra: Dict[str, Number]) -> None:
+        """`extra`: what joins the frame of the step under way."""
+        self._context, self._sets, self._extra = context, sets, extra
+        self._torch = context.torch
+        self._structures = Structures(context.torch)
+        self._part = context.guard.part("sampler", share=1.0)
         self._watch: Optional[Watch] = None
         self.kept: Optional[Kept] = None
         self.wants_logits = False
         self.refused = ""
-        self.trials = Trials(probe)
+        self.trials = Trials(context)
 
     def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
         """The first forward of a step with due samples is about to run."""
-        probe, sampling = self._probe, self._probe.sampling
-        if sampling.wanted:
-            sampling.wanted = False
-            probe.rollbacks.probe_batch.saw(root, compiled, args, kwargs)
-        due = frozenset(name for name in sampling.sets if sampling.due(name))
+        due = self._sets.due
         structure = self.structure(root)
         if not structure.routers:
-            due -= {"routing"}
+            due = due - {"routing"}
         self.wants_logits = "activations" in due
         if not due & {"attention", "activations", "routing"}:
             return
         if self.compiles(root, compiled):
             self._keep(root, structure, due, args, kwargs)
             return
-        self._watch = Watch(probe, structure, due, (*args, *kwargs.values()))
+        self._watch = Watch(self._context, self._sets, structure, due, (*args, *kwargs.values()))
         self._watch.start()
 
     def leave(self, result: Any) -> None:
@@ -81,18 +79,17 @@ class Sampler:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
-            self._probe.guard.run(self._part, self._take, watch, result)
+            self._context.guard.run(self._part, self._take, watch, result)
 
     def structure(self, root: Any) -> Structure:
         """Return what an outermost module is made of."""
-        return self._structures.of(root, self._probe.registry.modules.changes)
+        return self._structures.of(root, self._context.registry.modules.changes)
 
     def saw_logits(self, logits: Any) -> None:
         """A loss was taken of these logits, outside a watched forward or inside."""
         self.wants_logits = False
-        self._probe.sampling.run(
-            "activations", self._probe.without_grad, self._logits, logits.detach()
-        )
+        without_grad = self._context.gate.without_grad
+        self._sets.run("activations", without_grad, self._logits, logits.detach())
 
     def side_pass(self) -> None:
         """The optimizer is about to step: run what was kept through the original module."""
@@ -100,19 +97,19 @@ class Sampler:
         if kept is None:
             return
         # The trial is no sample: what it costs it costs once.
-        if not self._probe.guard.run(self._part, self._may, self.trials.passed, kept):
+        if not self._context.guard.run(self._part, self._may, self.trials.passed, kept):
             return
         name = next(iter(kept.due))
-        watch = Watch(self._probe, kept.structure, kept.due, kept.inputs.values())
+        watch = Watch(self._context, self._sets, kept.structure, kept.due, kept.inputs.values())
         outputs: List[Any] = []
         again = partial(self.trials.run, watch=watch, take=outputs.append)
-        if self._probe.sampling.run(name, self._may, again, kept):
+        if self._sets.run(name, self._may, again, kept):
             self._take(watch, outputs[0])
 
     def _may(self, function: Callable[..., Any], kept: Kept) -> bool:
         """Call `function` for what was kept; whether it was not refused."""
         try:
-            side_forward.check(self._probe, kept.root, compiled=True)
+            side_forward.check(self._context, kept.root, compiled=True)
             function(kept.root, kept.inputs)
         except side_forward.RefusedError as refusal:
             self._side_path(str(refusal))
@@ -122,7 +119,7 @@ class Sampler:
     def _side_path(self, refused: str) -> None:
         if refused != self.refused:
             self.refused = refused
-            self._probe.status_changed()
+            self._context.reporter.status_changed()
 
     def _keep(
         self,
@@ -135,8 +132,8 @@ class Sampler:
         why, self.kept = "", None
         try:
             self.trials.check(root)
-            side_forward.check(self._probe, root, compiled=True)
-            inputs = side_forward.keep(self._probe, root, args, kwargs)
+            side_forward.check(self._context, root, compiled=True)
+            inputs = side_forward.keep(self._context, root, args, kwargs)
             self.kept = Kept(root, structure, due, inputs)
         except side_forward.RefusedError as refusal:
             why = str(refusal)
@@ -158,9 +155,8 @@ class Sampler:
     def _take(self, watch: Watch, result: Any) -> None:
         """Let what was seen join the frame of the step."""
         for name, part in watch.parts():
-            self._probe.sampling.run(
-                name, self._probe.without_grad, self._finish, part, watch.structure, result
-            )
+            without_grad = self._context.gate.without_grad
+            self._sets.run(name, without_grad, self._finish, part, watch.structure, result)
 
     def _finish(self, part: Any, structure: Structure, result: Any) -> None:
         if isinstance(part, Activations) and self.wants_logits and result is not None:
@@ -172,7 +168,7 @@ class Sampler:
         if not found:
             return
         stack = self._torch.stack([value.reshape(()).float() for value in found.values()])
-        scalars = self._probe.scalars
+        scalars = self._context.scalars
         if scalars.reads(stack):
             numbers = stack.tolist()
         else:
@@ -180,35 +176,23 @@ class Sampler:
                 self._torch.float32 if stack.device.type == "mps" else self._torch.float64
             )
             numbers = list(wide.unbind())
-        self._probe.boundary.reported.update(
-            {k: v for k, v in zip(found, numbers) if k not in self._probe.boundary.reported}
-        )
-
-
-def around_forward(probe: Probe) -> Tuple[Any, Any]:
-    """Return what runs in front of and behind a forward with due samples."""
-
-    def enter(root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
-        if probe.boundary.open:
-            return
-        probe.sampling.waiting = False
-        part = probe.guard.part("sampler")
-        probe.guard.run(part, probe.sampler.enter, root, compiled, args, kwargs)
-
-    def leave(result: Any) -> None:
-        probe.sampler.leave(result)
-
-    return hidden(probe.torch, enter), hidden(probe.torch, leave)
+        for name, number in zip(found, numbers):
+            self._extra.setdefault(name, number)
 
 
 class Watch:
     """One forward being watched."""
 
     def __init__(
-        self, probe: Probe, structure: Structure, due: FrozenSet[str], inputs: Tuple[Any, ...]
+        self,
+        context: ProbeContext,
+        sets: SampleSets,
+        structure: Structure,
+        due: FrozenSet[str],
+        inputs: Tuple[Any, ...],
     ) -> None:
-        self._probe = probe
-        torch = probe.torch
+        torch = self._torch = context.torch
+        self._gate, self._sets = context.gate, sets
         self.structure = structure
         self._compiling = torch.compiler.is_compiling
         self._modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
@@ -230,7 +214,7 @@ class Watch:
             if self._attention is not None:
                 seen = self._attention
                 self._stand_ins = StandIns(
-                    self._probe.torch,
+                    self._torch,
                     lambda args, kwargs: self._look("attention", seen.sdpa, args, kwargs),
                     lambda logits, dim: self._look("attention", seen.softmax, logits, dim),
                     self._quiet,
@@ -276,17 +260,17 @@ class Watch:
 
     def _quiet(self) -> bool:
         """Whether a look would be taken for the job's own: another thread, a tracer, a mode."""
-        return bool(self._probe.off_duty() or self._modes())
+        return bool(self._gate.off_duty() or self._modes())
 
     def _look(self, name: str, look: Callable[..., Any], *args: Any) -> None:
-        self._probe.sampling.run(name, self._plainly, look, *args)
+        self._sets.run(name, self._plainly, look, *args)
 
     def _plainly(self, look: Callable[..., Any], *args: Any) -> None:
         """Look without gradients and without autocast, whose casts would cost accuracy."""
-        torch = self._probe.torch
+        torch = self._torch
         device = next((v.device.type for v in leaves(args) if isinstance(v, torch.Tensor)), "cpu")
         with torch.autocast(device_type=device, enabled=False):
-            self._probe.without_grad(look, *args)
+            self._gate.without_grad(look, *args)
 
 
 def _batch(torch: Any, inputs: Tuple[Any, ...]) -> List[int]:

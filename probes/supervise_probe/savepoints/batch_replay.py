@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, List, NamedTuple, Tuple
+from typing import Any, Callable, Deque, List, NamedTuple, Tuple
 
 from ..capture.call_stack import CannotRestore
 from ..runtime import rng as chance
-
-if TYPE_CHECKING:
-    from ..probe import Probe
 
 SHARE = 4  # of the savepoints' memory, one part in so many may be batches
 DEPTH = 4  # of containers in a batch
@@ -66,9 +63,9 @@ class Reel:
 class BatchTape:
     """The batches of one process."""
 
-    def __init__(self, probe: Probe, max_bytes: int) -> None:
+    def __init__(self, torch: Any, max_bytes: int) -> None:
         """`max_bytes`: for savepoints and batches together."""
-        self._torch = probe.torch
+        self._torch = torch
         self._share = self._most = max_bytes // SHARE
         self._reels: weakref.WeakKeyDictionary[Any, Reel] = weakref.WeakKeyDictionary()
         self._nbytes = 0

@@ -8,7 +8,7 @@ of the squares of the first floating tensor in it.
 
 The batch stays the same for as long as checkpoints know their number by it: a later process reads
 it from the file that it was written to. It costs one forward of two rows per savepoint and save,
-nothing at any other step; and once a trial of the model (`sampled/trial.py`). What cannot be
+nothing at any other step; and once a trial of the model (`sampling/trial.py`). What cannot be
 computed is said with its reason, and not judged: so is a save between a forward and its backward.
 
 On an accelerator the value of a savepoint and the two rows go to the host as all else does: a copy
@@ -28,8 +28,12 @@ from . import files
 from .step_history import CLOSE
 
 if TYPE_CHECKING:
-    from ..probe import Probe
-    from .controller import Rollbacks
+    from ..context import ProbeContext
+    from ..runtime.background import Background
+    from ..runtime.times import Times
+    from ..sampling.sample_sets import SampleSets
+    from ..sampling.watch import Sampler
+    from .step_history import Tape
 
 WHAT = "supervise probe batch 1"
 KEY = "probe_batch"  # of a savepoint's counters
@@ -44,12 +48,25 @@ class ProbeBatch:
 
     Attributes:
         why_not: why there is no value, "" while there is.
+        taking_over: the job is about to go on from the savepoint of another process.
     """
 
-    def __init__(self, probe: Probe, rollbacks: Rollbacks) -> None:
-        self._probe = probe
-        self._rollbacks = rollbacks
-        self._part = probe.guard.part(KEY, share=1.0)
+    def __init__(
+        self,
+        context: ProbeContext,
+        sets: SampleSets,
+        sampler: Sampler,
+        times: Times,
+        background: Background,
+        tape: Tape,
+    ) -> None:
+        config = context.config
+        self._context, self._torch, self._scalars = context, context.torch, context.scalars
+        self._position, self._guard = context.position, context.guard
+        self._sets, self._sampler, self._times = sets, sampler, times
+        self._background, self._tape = background, tape
+        self.taking_over = False
+        self._part = context.guard.part(KEY, share=1.0)
         self._root: Callable[[], Any] = lambda: None
         self._compiled = False
         self._inputs: Optional[side_forward.Inputs] = None
@@ -59,55 +76,57 @@ class ProbeBatch:
         self._written = False
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self.why_not = UNSEEN
-        self._given = probe.config.probe_batch
+        self._given = config.probe_batch
         self._on = self._given is not None
-        self._proves = bool(self._on and probe.config.attempt and probe.config.first_step)
+        self._proves = bool(self._on and config.attempt and config.first_step)
         if not self._on:
             return
-        if probe.world_size > 1:
-            self._refuse(f"one of {probe.world_size} ranks cannot run the model alone")
+        if self._position.world_size > 1:
+            ranks = self._position.world_size
+            self._refuse(f"one of {ranks} ranks cannot run the model alone")
         elif not (self._given or {}).get("path"):
-            probe.sampling.want()
+            sets.want()
 
     # ── where it comes from ───────────────────────────────────────────────────────────────────
 
     def saw(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Keep two rows of this input of a training forward."""
-        self._probe.guard.run(self._part, self._keep, root, compiled, args, kwargs)
+        self._guard.run(self._part, self._keep, root, compiled, args, kwargs)
 
     def _keep(
         self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> None:
-        probe = self._probe
+        context, config = self._context, self._context.config
         try:
-            self._compiled = probe.sampler.compiles(root, compiled)
-            side_forward.check(probe, root, self._compiled)
-            probe.sampler.trials.check(root)
-            self._inputs = inputs = side_forward.keep(probe, root, args, kwargs)
+            self._compiled = self._sampler.compiles(root, compiled)
+            side_forward.check(context, root, self._compiled)
+            self._sampler.trials.check(root)
+            self._inputs = inputs = side_forward.keep(context, root, args, kwargs)
         except side_forward.RefusedError as refusal:
             self._refuse(str(refusal))
             return
         to_host = partial(self._to_host, arrivals=self._arrivals)
-        self._host = side_forward.mapped(probe.torch, (inputs.args, inputs.kwargs), to_host)
+        self._host = side_forward.mapped(self._torch, (inputs.args, inputs.kwargs), to_host)
         self._root, self.why_not = weakref.ref(root), ""
-        home = os.path.join(os.path.dirname(probe.config.marks), KEY)  # of the run directory
-        self._path = os.path.join(home, f"{probe.config.attempt}.{probe.rank}.pt")
+        home = os.path.join(os.path.dirname(config.marks), KEY)  # of the run directory
+        self._path = os.path.join(home, f"{config.attempt}.{self._position.rank}.pt")
 
     def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
-        probe = self._probe
-        if probe.scalars.reads(tensor):
+        if self._scalars.reads(tensor):
             return tensor
-        host = probe.torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        host = self._torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         host.copy_(tensor, non_blocking=True)
-        arrivals.append(probe.scalars.event(tensor.device))
+        arrivals.append(self._scalars.event(tensor.device))
         return host
 
     def _refuse(self, why: str) -> None:
         """No batch is kept from now on."""
         self.why_not, self._inputs, self._host = why, None, None
-        if self._probe.rank == 0:
-            self._probe.notice("note", f"no probe batch is kept: {why}", {KEY: {"why": why}})
+        if self._position.rank == 0:
+            self._context.reporter.notice(
+                "note", f"no probe batch is kept: {why}", {KEY: {"why": why}}
+            )
 
     # ── what it comes to ──────────────────────────────────────────────────────────────────────
 
@@ -121,19 +140,19 @@ class ProbeBatch:
         if self._inputs is None:
             return None
         self.why_not = "its forward failed"
-        return self._probe.guard.run(self._part, self._value)
+        return self._guard.run(self._part, self._value)
 
     def _value(self) -> Optional[Any]:
-        probe, inputs, root = self._probe, self._inputs, self._root()
+        gate, inputs, root = self._context.gate, self._inputs, self._root()
         try:
             if root is None or inputs is None:
                 raise side_forward.RefusedError("the model that it was kept of is gone")
-            if probe.in_backward or probe.in_forward:
+            if gate.in_backward or gate.in_forward:
                 raise side_forward.RefusedError("weights change inside of the backward")
-            side_forward.check(probe, root, self._compiled)
-            trials = probe.sampler.trials
+            side_forward.check(self._context, root, self._compiled)
+            trials = self._sampler.trials
             self._drifts = trials.passed(root, inputs)
-            take = partial(value_of, probe.torch)
+            take = partial(value_of, self._torch)
             found = trials.run(root, inputs, fixed=True, take=take)[-1]
         except side_forward.NeverError as refusal:
             self._refuse(str(refusal))
@@ -142,7 +161,7 @@ class ProbeBatch:
             self.why_not = str(refusal)
             return None
         self.why_not = ""
-        return found.item() if probe.scalars.reads(found) else found
+        return found.item() if self._scalars.reads(found) else found
 
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
@@ -159,7 +178,7 @@ class ProbeBatch:
             return {}
         if self._drifts:
             return {KEY: {"why": DRIFTS}}  # a new process is asked behind its first forward
-        if self._probe.times.forward_since():
+        if self._times.forward_since():
             return {KEY: {"why": NO_BACKWARD}}
         value = self.value()
         return {KEY: {"why": DRIFTS}} if self._drifts else self.told(value)
@@ -178,7 +197,7 @@ class ProbeBatch:
         ready = root is not None and self._inputs is not None and not self._arrivals
         if ready and not self._written:
             self._written = True
-            self._rollbacks.background.do(self._write, self._inputs, self._host, _kind(root))
+            self._background.do(self._write, self._inputs, self._host, _kind(root))
         return {KEY: {"path": self._path, "value": float(value)}}
 
     def restored(self, state: Mapping[str, Any]) -> None:
@@ -188,13 +207,12 @@ class ProbeBatch:
 
     # ── a checkpoint of an earlier process ────────────────────────────────────────────────────
 
-    def optimizer_appeared(self) -> None:
-        """The first update may be about to be made: the weights are still the checkpoint's."""
-        probe = self._probe
-        if self._proves and probe.boundary.current is not None:
-            if probe.boundary.number != probe.config.first_step:
+    def before_first_update(self) -> None:
+        """An optimizer is about to make its first: the weights are still the checkpoint's."""
+        if self._proves:
+            if self._position.step != self._context.config.first_step:
                 self._proves = False  # the job did not take the checkpoint, which is told
-            elif not self._rollbacks.handover.waiting:
+            elif not self.taking_over:
                 self.resumed()
 
     def resumed(self) -> None:
@@ -203,20 +221,20 @@ class ProbeBatch:
             return
         given = self._given or {}
         if self._inputs is None and given.get("path"):
-            found = self._probe.guard.run(self._part, self._read, str(given["path"]))
+            found = self._guard.run(self._part, self._read, str(given["path"]))
             if found is False:
                 self._tell({"verdict": "not judged", "why": NO_MODEL})
                 return  # it may come with the next optimizer
         self._proves = False
-        if self._inputs is None and self._probe.world_size == 1:
-            self._probe.sampling.want()
+        if self._inputs is None and self._position.world_size == 1:
+            self._sets.want()
         close = CLOSE if self._inputs is not None and self._by_other_kernels() else SAME
         self._prove(given.get("value"), str(given.get("why", UNSEEN)), close)
 
     def _by_other_kernels(self) -> bool:
         """Whether another process may round otherwise: half precision, or kernels that are chosen
         by what is fastest, on a device that may be another one."""
-        torch, root, inputs = self._probe.torch, self._root(), self._inputs
+        torch, root, inputs = self._torch, self._root(), self._inputs
         types = {p.dtype for p in root.parameters()} if root is not None else set()
         cuda = any(p.is_cuda for p in root.parameters()) if root is not None else False
         autocast = inputs is not None and inputs.autocast
@@ -233,12 +251,12 @@ class ProbeBatch:
         self._tell({"verdict": verdict, "was": was, "is": now})
 
     def _tell(self, proof: Dict[str, Any]) -> None:
-        self._rollbacks.tape.proved(proof)
+        self._tape.proved(proof)
 
     # ── the file ──────────────────────────────────────────────────────────────────────────────
 
     def _write(self, inputs: side_forward.Inputs, host: Any, kind: List[Any]) -> None:
-        torch = self._probe.torch
+        torch = self._torch
         places: List[str] = []
         side_forward.mapped(
             torch, (inputs.args, inputs.kwargs), lambda t: places.append(str(t.device))
@@ -258,7 +276,7 @@ class ProbeBatch:
 
     def _read(self, path: str) -> bool:
         """Take the batch of an earlier process; whether there is a model for it."""
-        probe, torch = self._probe, self._probe.torch
+        torch = self._torch
         try:
             document = files.read(torch.load, path)
             if document["what"] != WHAT:
@@ -269,10 +287,12 @@ class ProbeBatch:
         except Exception as error:
             self._refuse(f"{path} cannot be read: {error}")
             return True
-        root = next((r for r in probe.registry.roots() if _kind(r) == document["model"]), None)
+        root = next(
+            (r for r in self._context.registry.roots() if _kind(r) == document["model"]), None
+        )
         if root is None:
             return False
-        self._compiled = probe.sampler.compiles(root, False)
+        self._compiled = self._sampler.compiles(root, False)
         self._root, self._path, self._written = weakref.ref(root), path, True
         under = {name: document[name] for name in ("device", "autocast", "dtype")}
         self._inputs = side_forward.Inputs(args, kwargs, modes=tuple(document["modes"]), **under)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence
 from ..errors import Refused
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors.batch import Collector as BatchCollector
+    from ..context import ProbeContext
+    from ..torch_state.optimizers import Optimizers
     from .step_history import Tape
 
 MOST = 64  # ranges that are remembered
@@ -44,11 +46,13 @@ class Skips:
         ranges: of these steps, newest last.
     """
 
-    def __init__(self, probe: Probe, tape: Tape) -> None:
-        self._probe = probe
-        self._tape = tape
+    def __init__(
+        self, context: ProbeContext, batch: BatchCollector, optimizers: Optimizers, tape: Tape
+    ) -> None:
+        self._position, self._batch = context.position, batch
+        self._optimizers, self._tape = optimizers, tape
         self.ranges: List[Range] = []
-        for wanted in probe.config.skip:
+        for wanted in context.config.skip:
             self.order(*parse(wanted))
 
     def order(self, first: int, last: int) -> None:
@@ -58,12 +62,11 @@ class Skips:
 
     def due(self) -> bool:
         """Whether the step under way is one of them. Its input has been looked at."""
-        step = self._probe.boundary.number
+        step = self._position.step
         return any(one.first <= step <= one.last and self._is_its(one) for one in self.ranges)
 
     def _is_its(self, one: Range) -> bool:
-        probe = self._probe
-        seen = probe.collectors["batch"].newest()
-        if seen is None or len(probe.boundary.optimizers()) > 1:  # the hash is of a part only
+        seen = self._batch.newest()
+        if seen is None or len(self._optimizers.living()) > 1:  # the hash is of a part only
             return True
-        return probe.boundary.number not in one.batches or seen in one.batches.values()
+        return self._position.step not in one.batches or seen in one.batches.values()

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, O
 from ..runtime import files
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors.shards import Collector as ShardsCollector
+    from ..context import ProbeContext
     from ..runtime.background import Background
 
 ROWS = 256  # steps
+BATCHES = 64  # for evidence
 WRITE_EVERY = 50  # steps between two writes to disk
 CLOSE = 1e-3  # of the loss; project default
 
@@ -36,19 +38,29 @@ class Row(NamedTuple):
 
 
 class Tape:
-    """The newest steps of one rank, and of the launch before."""
+    """The newest steps of one rank, and of the launch before.
 
-    def __init__(self, probe: Probe, background: Background) -> None:
-        self._probe = probe
+    Attributes:
+        seen: the newest batches, oldest first, for evidence: step, attempt, fingerprint, shards.
+        finite: whether the newest frame held finite values only.
+    """
+
+    def __init__(
+        self, context: ProbeContext, background: Background, shards: ShardsCollector
+    ) -> None:
+        self._guard, self._position = context.guard, context.position
+        self._reporter, self._shards = context.reporter, shards
         self._background = background
+        self.seen: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
+        self.finite = True
         # Rows as plain tuples: the garbage collector of the job forgets those at its first visit.
         self._plain: Deque[Tuple[Any, ...]] = deque(maxlen=ROWS)
         self._expected: Optional[Row] = None
         self._exact = True
         self._proof: Optional[Dict[str, Any]] = None
-        self._path = os.path.join(probe.config.marks, f"tape.{probe.rank}.json")
+        self._path = os.path.join(context.config.marks, f"tape.{self._position.rank}.json")
         self._unwritten = 0
-        config = probe.config
+        config = context.config
         self._kept = config.tape  # on disk too
         if config.attempt:
             self._plain.extend(map(tuple, _read(self._path, config.attempt)))
@@ -72,7 +84,7 @@ class Tape:
         """
         self._proof = proof
         if self._expected is None:
-            self._tell(self._probe.boundary.number, "unknown", {}, {}, [])
+            self._tell(self._position.step, "unknown", {}, {}, [])
 
     def batches(self, first: int, last: int) -> Dict[int, float]:
         """The fingerprints of the steps `first` to `last`, as far as they are known."""
@@ -85,13 +97,14 @@ class Tape:
     def remember(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Keep a step whose values are all on the host."""
         get = values.get
+        self.finite = not get("nan_inf_events")
         fingerprint = get("batch_fingerprint")
         row = (step, attempt, fingerprint, get("train_loss_raw"), get("learning_rate_scheduled"))
         self._plain.append(row)
         if fingerprint is not None or "batch_shard" in values:
             # Kept for the evidence of an incident.
             seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
-            self._probe.fingerprints.append(seen)
+            self.seen.append(seen)
             if "batch_shard" in values:
                 self._add_shards(seen)
         if self._expected is not None and step >= self._expected.step:
@@ -115,8 +128,7 @@ class Tape:
         return [Row(*row) for row in self._plain]
 
     def _add_shards(self, seen: Dict[str, Any]) -> None:
-        probe = self._probe
-        probe.guard.run(probe.guard.part("shards"), probe.collectors["shards"].join, seen)
+        self._guard.run(self._guard.part("shards"), self._shards.join, seen)
 
     def _newest(self, step: int) -> Optional[Row]:
         return next((row for row in reversed(self._rows()) if row.step == step), None)
@@ -155,7 +167,7 @@ class Tape:
             said = said if loss else "nothing was compared"
             said += f"; its probe batch was not judged: {proof['why']}"
         begin = f"step {step} was made again and" if loss else f"from step {step} on"
-        self._probe.notice("continuity", f"{begin} {said}", data)
+        self._reporter.notice("continuity", f"{begin} {said}", data)
 
 
 def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:

@@ -13,14 +13,13 @@ do, the other way round, gradients that the job sets to None or zero by hand.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Set
 
-from ..runtime.compiler_exclusion import hidden as hide
-from ..runtime.warning_stacklevel import uncounted
-
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors import Plan
+    from ..context import ProbeContext
+    from ..torch_state.grad_scaler import Scaling
+    from .batch_observer import Batches
 
 
 class Discards:
@@ -30,15 +29,19 @@ class Discards:
         failed: the newest backward raised.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(
+        self, context: ProbeContext, plan: Plan, scaling: Scaling, batches: Batches
+    ) -> None:
+        self._module = context.torch.nn.Module
+        self._registry = context.registry
+        self._plan, self._scaling, self._batches = plan, scaling, batches
         self.failed = False
         self._zeroed: Set[int] = set()  # ids of parameters, since the newest backward
         self._retained = False  # its graph
 
     def zeroed(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed."""
-        if isinstance(owner, self._probe.torch.nn.Module):
+        if isinstance(owner, self._module):
             self._zeroed.update(map(id, owner.parameters()))
         else:
             self._zeroed.update(id(p) for group in owner.param_groups for p in group["params"])
@@ -52,38 +55,14 @@ class Discards:
                 and need not be zeroed.
             retains: its graph, for another backward.
         """
-        probe = self._probe
         if again and (first or self.failed or self._zeroed) and self._all_gone():
-            probe.guard.run_all(probe.calls["forget"])
-            probe.scaling.forget()
+            self._plan.run("forget")
+            self._scaling.forget()
         self.failed, self._retained = False, retains
         if self._zeroed:
             self._zeroed = set()
 
     def _all_gone(self) -> bool:
-        if self._retained and not self._probe.batches.went_in:
+        if self._retained and not self._batches.went_in:
             return False  # another loss of the same forward
-        return not self._probe.registry.holds_gradients(self._zeroed)
-
-
-def patch_zero_grad(torch: Any, probe: Probe) -> None:
-    """See `zero_grad` of optimizers and modules, where it comes between a backward and its step."""
-    compiling = torch.compiler.is_compiling
-
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        @uncounted
-        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            if not compiling():
-                boundary = probe.boundary
-                if boundary.accumulates and not boundary.repeats and not probe.absent():
-                    probe.guard.run(probe.core, boundary.discards.zeroed, self)
-            return result
-
-        return zero_grad
-
-    optimizer, module = torch.optim.Optimizer, torch.nn.Module
-    original = optimizer.zero_grad  # no compiler looks into torch's own either
-    optimizer.zero_grad = functools.wraps(original)(hide(torch, wrap(original)))
-    module.zero_grad = wrap(module.zero_grad)
+        return not self._registry.holds_gradients(self._zeroed)

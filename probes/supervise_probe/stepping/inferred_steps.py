@@ -17,13 +17,19 @@ are blind (`p.data.add_`), gradients that were thrown away do.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..torch_state.records import Known, Step, Update
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors import Plan
+    from ..collectors.counters import Collector as CountersCollector
+    from ..collectors.loss import Collector as LossCollector
+    from ..context import ProbeContext
+    from ..control.fault_injector import Drills
     from ..runtime.scalars import Pending
+    from .boundary import Boundary
+    from .step_tracker import StepTracker
 
 PATIENCE = 32  # backwards without an optimizer before anything is looked at
 LOOKS = 4  # backwards whose graphs are searched for weights
@@ -43,6 +49,18 @@ class ByHand:
         self.state: Dict[Any, Any] = {}
 
 
+class Told(NamedTuple):
+    """Who is told of what was found.
+
+    Attributes:
+        appeared: told what stands in for an optimizer, before its first step.
+        without_optimizer: told why what needs an optimizer is out of reach; "" takes it back.
+    """
+
+    appeared: Callable[[Any], None]
+    without_optimizer: Callable[[str], None]
+
+
 class Handmade:
     """The inferred steps of one process.
 
@@ -52,8 +70,20 @@ class Handmade:
         pending: a backward has run, and its step may be over.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(
+        self,
+        context: ProbeContext,
+        tracker: StepTracker,
+        boundary: Boundary,
+        plan: Plan,
+        drills: Drills,
+        measured: Tuple[LossCollector, CountersCollector],
+        told: Told,
+    ) -> None:
+        self._context, self._gate = context, context.gate
+        self._tracker, self._boundary = tracker, boundary
+        self._plan, self._drills, self._told = plan, drills, told
+        self._loss, self._counters = measured
         self.on = True
         self.active = self.pending = False
         self._backwards = 0
@@ -78,7 +108,7 @@ class Handmade:
 
     def before_backward(self, tensors: Any) -> None:
         """A backward is about to run, from one tensor or several."""
-        if self._probe.inside or self._probe.writer is None:
+        if self._gate.inside or self._context.reporter.writer is None:
             return
         if self._looks:
             self._look_through(tensors)
@@ -91,11 +121,11 @@ class Handmade:
 
     def after_backward(self) -> None:
         """It has run."""
-        if self._known is None or self._probe.inside:
+        if self._known is None or self._gate.inside:
             return
         self._since += 1
         if self.active:
-            self._probe.without_grad(self._measure)
+            self._gate.without_grad(self._measure)
         params = self._known.params
         self._weights = [_place(p) for p in params]
         self._grads = [_mark(p) for p in params]
@@ -107,24 +137,23 @@ class Handmade:
 
     def sign(self, backward: bool = False) -> None:
         """A forward, a loss, a batch or a backward is about to come: the step may be over."""
-        probe = self._probe
-        probe.guard.run(probe.core, probe.without_grad, self._settle, backward)
-        probe.at_boundary(None)
+        guard = self._context.guard
+        guard.run(guard.core, self._gate.without_grad, self._settle, backward)
+        self._boundary.cross(None)
 
     def end(self) -> None:
         """The process ends; a step that is as long as the one before has had its update."""
         if self.pending:
             self._blind = True
-            self._probe.without_grad(self._settle, False)
+            self._gate.without_grad(self._settle, False)
 
     def optimizer_steps(self) -> None:
         """An optimizer steps: from now on it alone tells where a step ends."""
         if self.active:
             self._unmeasure()
-            probe = self._probe
-            probe.boundary.infer(0)
-            probe.tools.cannot("")
-            probe.status_changed()
+            self._tracker.infer(0)
+            self._told.without_optimizer("")
+            self._context.reporter.status_changed()
         self.on = self.active = self.pending = False
         self._hands = self._known = None
         self._leaves.clear()
@@ -133,7 +162,7 @@ class Handmade:
     # ── which weights there are ───────────────────────────────────────────────────────────────
 
     def _look_through(self, tensors: Any) -> None:
-        one = isinstance(tensors, self._probe.torch.Tensor)
+        one = isinstance(tensors, self._context.torch.Tensor)
         roots = [tensors] if one else list(tensors)
         for leaf in _leaves(roots):
             reference, times = self._leaves.get(id(leaf), (None, 0))
@@ -146,7 +175,7 @@ class Handmade:
         found = [reference() for reference, times in self._leaves.values() if times > 1]
         params = {id(p): p for p in found if p is not None}
         self._leaves.clear()
-        for module in self._probe.registry.modules:
+        for module in self._context.registry.modules:
             for p in module.parameters(recurse=False):
                 if p.requires_grad and p.grad is not None:
                     params[id(p)] = p
@@ -157,7 +186,7 @@ class Handmade:
         self._hands = ByHand(list(params.values()))
         self._known = Known(self._hands)
         self._update, self.pending = None, False
-        self._probe.optimizer_appeared(self._hands)  # its modules' forwards are signs
+        self._told.appeared(self._hands)  # its modules' forwards are signs
         if not self.active:
             self._watch, self._seen, self._since = WATCH, 0, 0
             tensors = [getattr(p, "_local_tensor", p) for p in self._known.params]
@@ -202,7 +231,7 @@ class Handmade:
         """Whether weights have changed since the watch began; on a device told a step late."""
         if self._visible:
             return True
-        scalars = self._probe.scalars
+        scalars = self._context.scalars
         if self._proof is None:
             changed: Any = 0.0
             for piece, old in self._old:
@@ -217,19 +246,17 @@ class Handmade:
 
     def _activate(self, length: int) -> None:
         """What was seen so far belongs to steps that are over: count them, and begin."""
-        probe, boundary = self._probe, self._probe.boundary
         assert self._known is not None
         self.active, self._watch = True, 0
         self._old.clear()
         number = self._backwards // length
-        probe.guard.run_all(probe.calls["after_update"], Update(self._hands, False, self._known))
+        self._plan.run("after_update", Update(self._hands, False, self._known))
         self._forget()
-        probe.collectors["counters"].rewind({"steps_seen": float(number)})
+        self._counters.rewind({"steps_seen": float(number)})
         self._search_at = self._backwards + AGAIN
-        boundary.infer(id(self._hands), probe.config.first_step + number)
-        probe.rollbacks.never(WHY)
-        probe.tools.cannot(WHY)
-        probe.notice(
+        self._tracker.infer(id(self._hands), self._context.config.first_step + number)
+        self._told.without_optimizer(WHY)
+        self._context.reporter.notice(
             "note",
             f"{WHY}: steps are inferred from backward, the first {number} have no frame; "
             "rate, skipping and rollback are out of reach",
@@ -239,35 +266,35 @@ class Handmade:
 
     def _measure(self) -> None:
         """The weights are the old ones; the gradients are final if the step is as long as usual."""
-        probe, update = self._probe, self._update
+        update = self._update
         if update is None:
             assert self._known is not None
             self._update = update = Update(self._hands, False, self._known)
-            probe.guard.run_all(probe.calls["before_update"], update)
+            self._plan.run("before_update", update)
         if self._since >= self._usual:
             update.measured = True
-            if probe.drills.active:
-                probe.drills.before_update(update.params)
-            probe.guard.run_all(probe.calls["measure"], update)
+            if self._drills.active:
+                self._drills.before_update(update.params)
+            self._plan.run("measure", update)
 
     def _unmeasure(self) -> None:
         """More gradients come to those that were measured: only the sum counts."""
         if self._update is None or not self._update.measured:
             return
         self._update = None
-        loss = self._probe.collectors["loss"].total
+        loss = self._loss.total
         self._forget()
-        self._probe.collectors["loss"].total = loss
+        self._loss.total = loss
 
     def _forget(self) -> None:
-        self._probe.guard.run_all(self._probe.calls["collect"], Step(0, 0, 0, None), {})
+        self._plan.run("collect", Step(0, 0, 0, None), {})
 
     def _close(self) -> None:
         """Of a step that was shorter than the one before, gradients have no metric."""
         update, self._update = self._update, None
         if update is not None:
-            self._probe.boundary.infer(id(self._hands))
-            self._probe.boundary.inferred(update)
+            self._tracker.infer(id(self._hands))
+            self._tracker.inferred(update)
 
 
 def _leaves(roots: List[Any]) -> Iterator[Any]:

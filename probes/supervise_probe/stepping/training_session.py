@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable
 
 if TYPE_CHECKING:
-    from ..probe import Probe
     from ..torch_state.records import Known
 
 LEAST = 64  # steps; of a shorter one nobody knows what it was like. As the warm-up of `nano`
@@ -28,18 +27,3 @@ def another(before: Iterable[Known], new: Known, steps: int) -> bool:
         and bool(old)
         and not any(each.reference() is not None or new.ids & each.ids for each in old)
     )
-
-
-def begin(probe: Probe) -> None:
-    """Another one begins with the step under way; what is known of that stays."""
-    probe.publisher.flush()
-    probe.rollbacks.close()
-    probe.writer.close()
-    probe.writer = None
-    # What this launch was to begin with was for the one before.
-    probe.config = probe.config._replace(first_step=0, resume=None, rewarm=None, skip=())
-    for collector in probe.collectors.values():
-        collector.rewind(probe.pristine)
-    if probe.open():
-        number = probe.boundary.number
-        probe.notice("note", f"another training begins with step {number}: the one before is over")

@@ -18,7 +18,10 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..collectors import Plan
+    from ..context import ProbeContext
+    from .batch_observer import Batches
+    from .step_tracker import StepTracker
 
 STEPS = 3  # of another thread, since the newest of the one that is watched
 WAITING_NS, STILL_NS = 1_000_000_000, 10_000_000_000  # well below the time that makes a hang
@@ -28,8 +31,11 @@ USUAL = 8  # times the usual time between two steps of the thread that is watche
 class Threads:
     """The threads of one process, as far as they train."""
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(
+        self, context: ProbeContext, tracker: StepTracker, plan: Plan, batches: Batches
+    ) -> None:
+        self._context, self._gate = context, context.gate
+        self._tracker, self._plan, self._batches = tracker, plan, batches
         self._lock = threading.Lock()
         self._began = 0, 0  # when the one that is watched was first, and how many steps were before
         self._seen = 0, 0  # its steps
@@ -38,74 +44,76 @@ class Threads:
 
     def begins(self) -> None:
         """The process becomes a rank in this thread, by a backward or a step."""
-        if self._probe.thread is None:
+        if self._gate.thread is None:
             self._watch()
 
     def steps_first(self) -> bool:
         """Whether this thread is the first to step, and is watched from here on."""
-        probe, watched = self._probe, self._probe.thread
-        if probe.boundary.entries or watched in (None, get_ident()) or not probe.on:
+        gate, guard, watched = self._gate, self._context.guard, self._gate.thread
+        if self._tracker.entries or watched in (None, get_ident()) or not gate.on:
             return False
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if probe.boundary.entries or probe.thread != watched:
+            if self._tracker.entries or gate.thread != watched:
                 return False
             self._watch()
-            probe.guard.run(probe.core, self._forget)
+            guard.run(guard.core, self._forget)
         finally:
             self._lock.release()
-        return not probe.absent()
+        return not gate.absent()
 
     def _watch(self) -> None:
-        self._probe.thread = get_ident()
-        self._began = monotonic_ns(), self._probe.boundary.entries
+        self._gate.thread = get_ident()
+        self._began = monotonic_ns(), self._tracker.entries
 
     def _forget(self) -> None:
         """What was seen since the last step is another thread's."""
-        self._probe.batches.look()
-        self._probe.guard.run_all(self._probe.calls["forget"])
+        self._batches.look()
+        self._plan.run("forget")
 
     def stepped(self, optimizer: Any) -> None:
         """A step that is not looked at has just been made, perhaps in another thread."""
-        probe, watched = self._probe, self._probe.thread
-        if watched is None or get_ident() == watched or not probe.on:
+        gate, guard, watched = self._gate, self._context.guard, self._gate.thread
+        if watched is None or get_ident() == watched or not gate.on:
             return
-        seen = probe.boundary.entries, probe.boundary.number
+        seen = self._tracker.entries, self._context.position.step
         if seen != self._seen:
             self._seen, self._others = seen, 0
         self._others += 1
         if not self._stopped(watched) or not self._lock.acquire(blocking=False):
             return
         try:
-            if probe.thread == watched:  # else a third one was faster
-                probe.guard.run(probe.core, self._follow, optimizer)
+            if gate.thread == watched:  # else a third one was faster
+                guard.run(guard.core, self._follow, optimizer)
         finally:
             self._lock.release()
 
     def _stopped(self, watched: int) -> bool:
         """Whether the thread that is watched trains no more, as far as can be told."""
-        probe = self._probe
+        gate = self._gate
         frame = sys._current_frames().get(watched)
         if frame is None:
             return True
-        if self._others < STEPS or probe.inside or probe.in_backward or probe.in_forward:
+        if self._others < STEPS or gate.inside or gate.in_backward or gate.in_forward:
             return False
         waits = frame.f_globals is vars(threading)
-        heard: int = probe.writer.heard_ns()
+        heard: int = self._context.reporter.writer.heard_ns()
         began, before = self._began
-        usual = (heard - began) // max(1, probe.boundary.entries - before)
+        usual = (heard - began) // max(1, self._tracker.entries - before)
         limit = max(WAITING_NS if waits else STILL_NS, USUAL * usual)
         return monotonic_ns() - heard > limit
 
     def _follow(self, optimizer: Any) -> None:
         """This thread is watched from now on; it stands right behind its step."""
-        probe = self._probe
+        reporter = self._context.reporter
         self._watch()
-        probe.boundary.pass_on(optimizer)
+        self._tracker.pass_on(optimizer)
         self._forget()
-        probe.beat("step")
+        reporter.beat("step")
         if not self._told:
             self._told = True
             name = threading.current_thread().name
-            probe.notice("note", f"the thread {name!r} trains from now on; the one before stopped")
+            reporter.notice(
+                "note", f"the thread {name!r} trains from now on; the one before stopped"
+            )

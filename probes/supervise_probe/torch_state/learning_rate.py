@@ -66,9 +66,16 @@ class LearningRate:
         self._torch = torch
         self._path = os.path.join(config.marks, HELD)
         self.held = _kept(self._path, config.first_step) if config.attempt else Ramp()
-        rewarm = config.rewarm
-        self.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"])) if rewarm else Ramp()
+        self._rewarm = config.rewarm
+        self.warming = Ramp()
+        self.begin_again()
         self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
+
+    def begin_again(self) -> None:
+        """Begin the re-warm of this launch with the step under way, if there is one."""
+        rewarm = self._rewarm
+        if rewarm:
+            self.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
 
     def hold(self, value: float, steps: int, first: int) -> None:
         """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from ..sampling.structure import Router, Structure
+from .structure import Router, Structure
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _LOOKED_UP = re.compile(r"pos|emb|token", re.IGNORECASE)

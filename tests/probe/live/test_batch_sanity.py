@@ -19,7 +19,7 @@ PROBED = "_supervise_probe" in sys.modules
 if PROBED:  # each step, however short it is
     sys.modules["_supervise_probe.collectors.batch_sanity"].FLOOR_NS = {floor}
     if {floor}:
-        sys.modules["_supervise_probe"]._probe.collectors["batch_sanity"].every = 1
+        sys.modules["_supervise_probe"]._probe.parts.wired.batch_sanity.every = 1
 
 
 class Words(nn.Module):

@@ -79,7 +79,7 @@ for step, (x, y) in enumerate(data):
     gradients = [p.grad.detach().clone() for p in model.parameters()]
     optimizer.step()
     busy.append(not torch.cuda.current_stream(device).query())
-    waiting.append(probe.publisher.waiting if probe else 1)
+    waiting.append(probe.parts.rank.publisher.waiting if probe else 1)
     if step == STEPS - 1:
         try:
             loss.item()
@@ -89,7 +89,7 @@ for step, (x, y) in enumerate(data):
     kept.append((logits.detach().clone(), y, gradients, old, held(), seen[:]))
     seen.clear()
 
-parts = probe.guard.parts.items() if probe else ()
+parts = probe.parts.context.guard.parts.items() if probe else ()
 tell(busy=busy, waiting=waiting, errors={name: part.errors for name, part in parts if part.errors})
 for step, (logits, y, gradients, old, new, seen) in enumerate(kept):
     moved = norm(b.double() - a.double() for a, b in zip(old, new))

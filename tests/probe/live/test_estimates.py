@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 SAMPLED = """
 model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-updates = __import__("sys").modules["_supervise_probe"]._probe.collectors["updates"]
+updates = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.updates
 for step in range(6):
     if step == 2:
         updates.relax()

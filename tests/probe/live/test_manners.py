@@ -70,7 +70,7 @@ for trial in range(20):  # 60 steps: with 64, the next one is another training
     assert gone() is None, trial
     if trial == 5:
         base = len(gc.get_objects())
-tell(grown=len(gc.get_objects()) - base, known=len(probe.boundary.optimizers()))
+tell(grown=len(gc.get_objects()) - base, known=len(probe.parts.optimizers.living()))
 """
 
 
@@ -93,8 +93,8 @@ def dear(*args):
     while time.thread_time() < end:
         pass
 
-calls = probe.calls["{call}"]
-part = probe.guard.part("{part}")
+calls = probe.parts.collectors.plan.now["{call}"]
+part = probe.parts.context.guard.part("{part}")
 calls[:] = [(p, {what} if p is part else f) for p, f in calls]
 for _ in range(70):
     step()
@@ -128,7 +128,7 @@ DEAD = (
 probe = __import__("sys").modules["_supervise_probe"]._probe
 for n in range(10):
     if n == 4:
-        probe.boundary.{what} = None
+        probe.parts.tracker.{what} = None
     step()
 finish(model)
 """
@@ -163,7 +163,7 @@ def wait(*args):
 signal.signal(signal.SIGALRM, handler)
 step()
 step()
-probe.calls["{call}"].append((probe.guard.part("loss"), wait))
+probe.parts.collectors.plan.now["{call}"].append((probe.parts.context.guard.part("loss"), wait))
 try:
     step()
 except TooLate:

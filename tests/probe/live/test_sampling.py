@@ -277,7 +277,7 @@ model.moe.gate = nn.Linear(16, 4, bias=False)
 first = nn.Sequential(*[m for m in model][:2])
 model.forward = lambda x: first(x) + model.moe.gate(x).sum()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-snapshots = sys.modules["_supervise_probe"]._probe.snapshots
+snapshots = sys.modules["_supervise_probe"]._probe.parts.snapshots
 weights = {}
 names = ["moe.gate.weight", *(f"{i}.{n}_proj.weight" for i in (0, 1) for n in "qk")]
 for step in range(7):

@@ -49,7 +49,7 @@ class Plain(Dataset):
 
 
 def finish_tape():
-    tape = sys.modules["_supervise_probe"]._probe.fingerprints if PROBED else []
+    tape = sys.modules["_supervise_probe"]._probe.parts.rank.tape.seen if PROBED else []
     tell(tape=list(tape))
     finish(model)
 
@@ -338,8 +338,9 @@ def test_names_are_kept_within_bounds():
 def test_every_name_that_is_used_again_is_told():
     """300 at once are more than wait for a notice; the rest is told when it comes again."""
     letters = []
-    probe = SimpleNamespace(torch=None, scalars=None, notice=lambda *letter: letters.append(letter))
-    made = collector.Collector(probe)
+    reporter = SimpleNamespace(notice=lambda *letter: letters.append(letter))
+    context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
+    made = collector.Collector(context)
     for step in range(1500):
         made.shards.tell(f"{'d' * 120}/{step % 300}.tar", step)
         made.after_update(None)
@@ -361,8 +362,9 @@ def test_a_short_name_is_short_and_its_own():
 def test_a_job_with_endless_names_does_not_fill_the_record():
     """A new shard in each of 5000 steps: letters of bounded number and size."""
     letters = []
-    probe = SimpleNamespace(torch=None, scalars=None, notice=lambda *letter: letters.append(letter))
-    made = collector.Collector(probe)
+    reporter = SimpleNamespace(notice=lambda *letter: letters.append(letter))
+    context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
+    made = collector.Collector(context)
     for step in range(5000):
         made.shards.tell("x" * 500 + f"{step}.tar", step)
         values = {}

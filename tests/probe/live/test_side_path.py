@@ -147,7 +147,7 @@ def train(number, model, run, exact=True, autocast=False):
         torch.randn(1), random.random()
         assert not any(m._forward_hooks for m in model.modules()) or run == hooked
     if probed:
-        tell(last=step, looked=looked, refused=probed._probe.sampler.refused)
+        tell(last=step, looked=looked, refused=probed._probe.parts.sampler.refused)
     breaks = sum(counters["graph_break"].values())
     tell(graphs=len(graphs), breaks=breaks, frames=dict(counters["frames"]),
          calls=getattr(model, "calls", 0), log=getattr(model, "log", 0),

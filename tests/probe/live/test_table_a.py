@@ -309,7 +309,7 @@ def test_the_lengths_of_a_schedule_are_where_its_rates_say(bare):
     script = """
 from functools import partial
 from torch.optim import lr_scheduler as s
-from supervise_probe import schedules
+from supervise_probe.torch_state import schedules
 
 
 def wsd(step, *, num_warmup_steps, num_stable_steps, num_decay_steps):

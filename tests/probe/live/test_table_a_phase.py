@@ -10,16 +10,20 @@ from hypothesis import strategies as st
 from supervise_probe.collectors import derived, phase
 from supervise_probe.torch_state.ema import Average, Window
 from supervise_probe.torch_state.learning_rate import Ramp
+from supervise_probe.torch_state.optimizers import Optimizers
 
 
 def collector(kind=phase):
     """A collector of a probe whose job tells nothing but its rate."""
-    return kind.Collector(
-        SimpleNamespace(
-            torch=None, scalars=None,
-            registry=SimpleNamespace(schedulers=SimpleNamespace(changes=-1)),
-        )
-    )  # fmt: skip
+    context = SimpleNamespace(
+        torch=None,
+        scalars=None,
+        registry=SimpleNamespace(schedulers=SimpleNamespace(changes=-1)),
+    )
+    if kind is not phase:
+        return kind.Collector(context)
+    library, rate = SimpleNamespace(total_steps=None), SimpleNamespace(warming=Ramp())
+    return kind.Collector(context, Optimizers(), rate, library)
 
 
 def phases(rates):
@@ -76,12 +80,11 @@ def test_a_rewarm_of_ours_is_a_phase_of_its_own():
     ramp = Ramp(0.1, 4)
     follower = collector()
     follower._schedulers.changes = follower._searched
-    follower._library = SimpleNamespace(total_steps=None)
-    follower._probe.rate = SimpleNamespace(warming=Ramp())
+    rate = follower._learning_rate
     found = []
     for step in range(30):
         if step == 20:
-            follower._probe.rate.warming = ramp
+            rate.warming = ramp
         values = {"learning_rate_scheduled": 1e-3}
         follower.collect(SimpleNamespace(number=step), values)
         follower.finish(values)

@@ -7,12 +7,14 @@ that a drill is over.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import faults
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..context import ProbeContext
+    from ..ipc.publisher import Publisher
+    from ..torch_state.optimizers import Optimizers
 
 
 class Drill:
@@ -26,27 +28,34 @@ class Drill:
 
 
 class Drills:
-    """All drills of one rank.
+    """All drills of one rank; none before it is one.
 
     Attributes:
         active: whether any fault acts in this step.
     """
 
-    def __init__(self, probe: Probe, orders: Sequence[Mapping[str, Any]]) -> None:
-        self._probe = probe
-        self._part = probe.guard.part("drills", share=1.0)
+    def __init__(self, context: ProbeContext, optimizers: Optimizers) -> None:
+        self._context, self._optimizers = context, optimizers
+        self._guard = context.guard
+        self._part = context.guard.part("drills", share=1.0)
+        self._publisher: Optional[Publisher] = None
         self.active = False
         self._waiting: List[Drill] = []
         self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
+
+    def plan(self, orders: Sequence[Mapping[str, Any]], publisher: Publisher) -> None:
+        """The process is a rank, with these orders; what acts already has its time."""
+        self._publisher, self._waiting = publisher, []
         for index, order in enumerate(orders):
-            if order.get("rank") in (None, probe.rank):
+            if order.get("rank") in (None, self._context.position.rank):
                 self._plan(order, index)
+        self.begin(self._context.position.step)
 
     def _plan(self, order: Mapping[str, Any], index: int) -> None:
         try:
             self._waiting.append(Drill(order, index))
         except (KeyError, TypeError, ValueError) as error:
-            self._probe.notice("drill", f"drill {order} cannot run: {error}")
+            self._context.reporter.notice("drill", f"drill {order} cannot run: {error}")
 
     def begin(self, step: int) -> None:
         """Step `step` is about to begin."""
@@ -58,16 +67,17 @@ class Drills:
         for drill in [drill for drill in self._waiting if drill.step <= step]:
             self._waiting.remove(drill)
             if self._first_time(drill):
-                fault = faults.catalog()[drill.name](self._probe.torch, drill.params)
+                fault = faults.catalog()[drill.name](self._context.torch, drill.params)
                 self._active.append((fault, drill.name, step + fault.steps))
                 params = ", ".join(f"{key}={value}" for key, value in drill.params.items())
-                self._probe.notice(
+                self._context.reporter.notice(
                     "drill",
                     f"drill {drill.name} begins at step {step} ({params or 'no parameters'})",
                     {"fault": drill.name, "params": drill.params, "steps": fault.steps},
                 )
         self.active = bool(self._active)
-        self._probe.publisher.muted = any(fault.silent for fault, _, _ in self._active)
+        if self._publisher is not None:
+            self._publisher.muted = any(fault.silent for fault, _, _ in self._active)
 
     def end_all(self) -> None:
         """The run was rolled back: what acts now is over, what has not begun still comes."""
@@ -76,7 +86,7 @@ class Drills:
 
     def _end(self, over: Sequence[Tuple[faults.Fault, str, int]]) -> None:
         for fault, _, _ in over:
-            self._probe.guard.run(self._part, fault.end)
+            self._guard.run(self._part, fault.end)
 
     def names(self) -> List[str]:
         """Return what still acts or is to come, for the status."""
@@ -95,27 +105,25 @@ class Drills:
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         """Return the arguments that the outermost module shall get."""
         for fault, _, _ in self._active:
-            changed = self._probe.guard.run(self._part, fault.forward, root, args, kwargs)
+            changed = self._guard.run(self._part, fault.forward, root, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
         return args, kwargs
 
-    def before_update(self, params: List[Any]) -> None:
-        """Gradients are final."""
-        current = self._probe.boundary.current
-        optimizers = self._probe.boundary.optimizers()
-        if current is not None and current.optimizer not in optimizers:
-            optimizers = [*optimizers, current.optimizer]
+    def before_update(self, params: List[Any], stepping: Optional[Any] = None) -> None:
+        """The gradients of `params` are final, in the optimizer `stepping` if there is one."""
+        optimizers = self._optimizers.living()
+        if stepping is not None and stepping not in optimizers:
+            optimizers = [*optimizers, stepping]
         for fault, _, _ in self._active:
-            self._probe.guard.run(self._part, fault.before_update, params)
-            self._probe.guard.run(self._part, fault.before_step, optimizers)
+            self._guard.run(self._part, fault.before_update, params)
+            self._guard.run(self._part, fault.before_step, optimizers)
 
     def after_backward(self) -> None:
         """A backward has run."""
-        optimizers = self._probe.boundary.optimizers()
-        params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        params = self._optimizers.parameters()
         for fault, _, _ in self._active:
-            self._probe.guard.run(self._part, fault.after_backward, params)
+            self._guard.run(self._part, fault.after_backward, params)
 
     def block(self) -> None:
         """Inside the step, outside the guard."""
@@ -125,14 +133,14 @@ class Drills:
     def saved(self, path: str) -> None:
         """The job has saved what looks like a checkpoint."""
         for fault, _, _ in self._active:
-            self._probe.guard.run(self._part, fault.after_save, path)
+            self._guard.run(self._part, fault.after_save, path)
 
     def _first_time(self, drill: Drill) -> bool:
-        mark = f"drilled.{drill.index}.{self._probe.rank}"
+        mark = f"drilled.{drill.index}.{self._context.position.rank}"
         try:
             os.close(
                 os.open(
-                    os.path.join(self._probe.config.marks, mark),
+                    os.path.join(self._context.config.marks, mark),
                     os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC,
                     0o600,
                 )

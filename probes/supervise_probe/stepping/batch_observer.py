@@ -12,9 +12,13 @@ next backward begins, while all that takes part in that one are there: what `cro
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 if TYPE_CHECKING:
+    from ..collectors.batch import Collector as BatchCollector
+    from ..collectors.batch_sanity import Collector as SanityCollector
+    from ..collectors.flops import Collector as FlopsCollector
+    from ..collectors.tokens import Collector as TokensCollector
     from ..runtime.guard import Guard
 
 FORWARDS = 8  # forwards without a backward whose tensors are kept waiting
@@ -38,12 +42,18 @@ def _marked(loss: Any) -> "weakref.ref[_Mark]":
 class Batches:
     """The inputs and targets of one process that were not looked at yet."""
 
-    def __init__(self, guard: Guard, collectors: Dict[str, Any]) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        batch: BatchCollector,
+        tokens: TokensCollector,
+        flops: FlopsCollector,
+        sanity: SanityCollector,
+    ) -> None:
         self._guard = guard
-        self._batch, self._tokens = collectors["batch"], collectors["tokens"]
-        self._flops = collectors["flops"]
+        self._batch, self._tokens, self._flops = batch, tokens, flops
         self._batch_part, self._tokens_part = guard.part("batch"), guard.part("tokens")
-        self._sanity, self._sanity_part = collectors["batch_sanity"], guard.part("batch_sanity")
+        self._sanity, self._sanity_part = sanity, guard.part("batch_sanity")
         self._inputs: List[Tuple[Any, ...]] = []
         self._targets: List[Tuple[Any, int]] = []
         self._losses: List[Loss] = []  # one of each of the targets

@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ..runtime.compiler_exclusion import Hidden, as_it_is
 from ..runtime.compiler_exclusion import hidden as hide
-from ..runtime.guard import from_signal_handler
 from ..runtime.warning_stacklevel import uncounted
 from ..torch_state.records import SkipUpdate, Update
 
 if TYPE_CHECKING:
-    from ..probe import Probe
+    from ..listeners.listeners import Listeners
+    from ..runtime.gate import Gate
+    from ..runtime.times import Times
 
 
-def patch_optimizer(torch: Any, probe: Probe, hidden: Hidden) -> None:
+def patch_optimizer(
+    torch: Any, gate: Gate, times: Times, listeners: Listeners, hidden: Hidden
+) -> None:
     """See every `optimizer.step()` of every class that is used for the first time from now on."""
     original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
-    around, shy = _around(torch, probe, as_it_is), _around(torch, probe, hidden)
+    around, shy = (_around(torch, gate, times, listeners, how) for how in (as_it_is, hidden))
 
     def profile_hook_step(function: Callable[..., Any]) -> Any:
         inner = original(function)
@@ -33,42 +36,38 @@ def patch_optimizer(torch: Any, probe: Probe, hidden: Hidden) -> None:
     torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
-def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
+def _around(
+    torch: Any, gate: Gate, times: Times, listeners: Listeners, hidden: Hidden
+) -> Callable[..., Any]:
     """Return what makes of an optimizer's `step` ours."""
-    guard, core = probe.guard, probe.core
 
     @hidden
     def before(optimizer: Any, closure: bool) -> Any:
-        return guard.run(core, probe.without_grad, probe.boundary.before_step, optimizer, closure)
+        return listeners.step.before_step(optimizer, closure)
 
     @hidden
     def measure(update: Update) -> None:
-        guard.run(core, probe.without_grad, probe.boundary.measure, update)
+        listeners.step.measure(update)
 
     @hidden
     def limit(update: Update) -> None:
-        guard.run(core, probe.without_grad, probe.tools.limit, update)
+        listeners.step.limit(update)
 
     @hidden
     def restore() -> None:
-        guard.run(core, probe.rate.restore)
+        listeners.step.restore_rate()
 
     @hidden
     def after(update: Update) -> None:
-        guard.run(core, probe.without_grad, probe.boundary.after_step, update)
+        listeners.step.after_step(update)
 
     @hidden
     def claims() -> bool:
-        return probe.threads.steps_first()
+        return listeners.step.steps_first()
 
     @hidden
     def unseen(optimizer: Any) -> None:
-        try:  # not `guard.run`: the clocks are of the thread that is watched
-            probe.threads.stepped(optimizer)
-        except Exception as error:
-            if from_signal_handler(error):
-                raise
-            guard.failed(core, error)
+        listeners.step.stepped_unseen(optimizer)
 
     def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
         @uncounted
@@ -98,21 +97,20 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
         @uncounted
         def step(*args: Any, **kwargs: Any) -> Any:
-            if probe.inside or (probe.absent() and not claims()):
+            if gate.inside or (gate.absent() and not claims()):
                 result = inner(*args, **kwargs)
                 unseen(args[0])
                 return result
             optimizer = args[0]
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             closure = closure if callable(closure) else None
-            probe.inside = True
+            gate.inside = True
             update: Optional[Update] = None
             try:
                 update = before(optimizer, closure is not None)
                 if update is None:
                     return inner(*args, **kwargs)
-                probe.drills.block()
-                times = probe.times
+                listeners.step.block()
                 began, apart = monotonic_ns(), times.inside()
                 if update.skip:
                     result = skip(update, closure)
@@ -131,14 +129,14 @@ def _around(torch: Any, probe: Probe, hidden: Hidden) -> Callable[..., Any]:
                 times.optimizer += elapsed
             except BaseException:
                 if update is not None:
-                    probe.boundary.abandon(update)
+                    listeners.step.abandon(update)
                 raise
             finally:
-                if probe.rate.changed:
+                if listeners.step.rate_changed:
                     restore()
-                probe.inside = False
+                gate.inside = False
             after(update)
-            return probe.at_boundary(result)
+            return listeners.step.at_boundary(result)
 
         return step
 

@@ -1,0 +1,118 @@
+"""The collectors that need more than the context, or that other parts speak to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple
+
+from . import (
+    batch,
+    batch_sanity,
+    clipping,
+    counters,
+    flops,
+    gradient,
+    groups,
+    library,
+    limits,
+    loss,
+    loss_scale,
+    noise,
+    optimizer_state,
+    phase,
+    quarantine,
+    rates,
+    shards,
+    sketch,
+    timing,
+    tokens,
+    updates,
+)
+
+if TYPE_CHECKING:
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
+    from ..runtime.scalars import Number
+    from ..runtime.times import Times
+    from ..sampling.sample_sets import SampleSets
+    from ..torch_state.grad_scaler import Scaling
+    from ..torch_state.learning_rate import LearningRate
+    from ..torch_state.optimizers import Optimizers
+    from . import Collector
+
+
+class Sources(NamedTuple):
+    """What collectors read beside the context.
+
+    Attributes:
+        extra: what joins the next frame.
+    """
+
+    optimizers: Optimizers
+    scaling: Scaling
+    rate: LearningRate
+    times: Times
+    sets: SampleSets
+    in_force: InForce
+    extra: Dict[str, Number]
+
+
+class Wired(NamedTuple):
+    """Those that other parts speak to."""
+
+    batch: batch.Collector
+    batch_sanity: batch_sanity.Collector
+    counters: counters.Collector
+    flops: flops.Collector
+    gradient: gradient.Collector
+    groups: groups.Collector
+    library: library.Collector
+    limits: limits.Collector
+    loss: loss.Collector
+    quarantine: quarantine.Collector
+    shards: shards.Collector
+    tokens: tokens.Collector
+    updates: updates.Collector
+
+
+def make(
+    context: ProbeContext,
+    sources: Sources,
+    look_inside: Callable[[], None],
+    step_is_over: Callable[[], None],
+) -> Wired:
+    """Make them; for the two callables see `batch` and `library`."""
+    gradients = gradient.Collector(context, sources.scaling)
+    batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
+    return Wired(
+        batch=batches,
+        batch_sanity=batch_sanity.Collector(context),
+        counters=counters.Collector(context),
+        flops=flops.Collector(context),
+        gradient=gradients,
+        groups=groups.Collector(context, sources.scaling, gradients),
+        library=library.Collector(context, sources.extra, step_is_over),
+        limits=limits.Collector(context, sources.in_force),
+        loss=loss.Collector(context),
+        quarantine=quarantine.Collector(context, batches, origins),
+        shards=origins,
+        tokens=tokens.Collector(context),
+        updates=updates.Collector(context),
+    )
+
+
+def beside(context: ProbeContext, sources: Sources, wired: Wired) -> Dict[str, Collector]:
+    """Return those by name, and the others that need more than the context."""
+    sketches = sketch.Collector(context, sources.optimizers, sources.sets)
+    return {
+        **wired._asdict(),
+        "clipping": clipping.Collector(context, wired.gradient),
+        "loss_scale": loss_scale.Collector(context, sources.scaling),
+        "noise": noise.Collector(
+            context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
+        ),
+        "optimizer_state": optimizer_state.Collector(context, wired.groups),
+        "phase": phase.Collector(context, sources.optimizers, sources.rate, wired.library),
+        "rates": rates.Collector(context, sources.rate),
+        "sketch": sketches,
+        "timing": timing.Collector(context, sources.times),
+    }

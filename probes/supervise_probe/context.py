@@ -1,0 +1,49 @@
+"""What nearly every part of the probe needs, and nothing that only a few do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .runtime.gate import Gate
+    from .runtime.guard import Guard
+    from .runtime.position import Position
+    from .runtime.reporter import Reporter
+    from .runtime.scalars import Scalars
+    from .torch_state.registry import Registry
+
+
+class ProbeContext:
+    """One for each process: a forked child gets another.
+
+    Attributes:
+        torch: the job's module of that name.
+        config: what the supervisor asked for.
+        guard: runs pieces of the probe, and switches them off.
+        gate: whether a hook must keep still.
+        registry: which objects of the job are alive.
+        scalars: brings numbers to the host.
+        position: rank, step and attempt.
+        reporter: beats, notices, status.
+    """
+
+    __slots__ = (
+        "config", "gate", "guard", "position", "registry", "reporter", "scalars", "torch",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        torch: Any,
+        config: Config,
+        guard: Guard,
+        gate: Gate,
+        registry: Registry,
+        scalars: Scalars,
+        position: Position,
+        reporter: Reporter,
+    ) -> None:
+        self.torch, self.config = torch, config
+        self.guard, self.gate = guard, gate
+        self.registry, self.scalars = registry, scalars
+        self.position, self.reporter = position, reporter

@@ -1,0 +1,97 @@
+"""What the calls of the outermost module say: its input, signs of life, samples that are due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+
+if TYPE_CHECKING:
+    from ..context import ProbeContext
+    from ..control.fault_injector import Drills
+    from ..sampling.sample_sets import SampleSets
+    from ..sampling.watch import Sampler
+    from ..stepping.batch_observer import Batches
+    from ..stepping.step_tracker import StepTracker
+    from .step import StepListener
+
+    Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]
+
+
+class ForwardListener:
+    """One for each process: a forked child gets another."""
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        steps: StepListener,
+        tracker: StepTracker,
+        drills: Drills,
+        batches: Batches,
+        sets: SampleSets,
+        sampler: Sampler,
+    ) -> None:
+        self._context, self._guard = context, context.guard
+        self._steps, self._tracker = steps, tracker
+        self._drills, self._batches = drills, batches
+        self._sets, self._sampler = sets, sampler
+        self._keep: Optional[Keep] = None
+
+    def connect(self, keep: Keep) -> None:
+        """The process is a rank: `keep` is given the root, whether it is compiled, and its input
+        when that is wanted as the fixed batch."""
+        self._keep = keep
+
+    def evaluates(self) -> None:
+        """It is called without gradients."""
+        self._context.reporter.beat("eval")
+
+    def before_forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """It is about to be called, with gradients on; return the arguments to use."""
+        reporter = self._context.reporter
+        if reporter.phase != "step":
+            reporter.beat("step")
+        self._steps.settle()
+        if self._drills.active:
+            args, kwargs = self._drills.forward(root, args, kwargs)
+        if not self._steps.repeats:
+            self._batches.inputs((*args, *kwargs.values()) if kwargs else args)
+        return args, kwargs
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether samples are due that are looked at in a forward."""
+        return self._sets.waiting
+
+    def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+        """The first forward of a step with due samples is about to run."""
+        sets = self._sets
+        if self._tracker.open:  # it is the next step's
+            return
+        sets.waiting = False
+        self._guard.run(self._guard.part("sampler"), self._enter, root, compiled, args, kwargs)
+
+    def _enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+        if self._sets.wanted and self._keep is not None:
+            self._sets.wanted = False
+            self._keep(root, compiled, args, kwargs)
+        self._sampler.enter(root, compiled, args, kwargs)
+
+    def leave(self, result: Any) -> None:
+        """That forward is over; `result` is None if it raised. Never raises."""
+        self._sampler.leave(result)
+
+    # ── losses ────────────────────────────────────────────────────────────────────────────────
+
+    def loss_taken(self, logits: Any, target: Any, ignored: int, loss: Any) -> None:
+        """A loss was taken of `logits` against class indices, `ignored` being none of them.
+
+        Args:
+            loss: None where it says nothing that its graph is gone.
+        """
+        if self._steps.repeats:
+            return
+        self._steps.settle()
+        self._batches.targets(target, ignored, loss)
+        if self._sampler.wants_logits:
+            self._sampler.saw_logits(logits)

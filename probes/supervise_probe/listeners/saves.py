@@ -1,0 +1,132 @@
+"""Hears of every save of the job, and finds those that are checkpoints.
+
+The supervisor is told of what holds the model's weights. Most calls of `torch.save` do not: they
+write a scheduler, a cache, one tensor of a shard.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
+
+from ..checkpoints.save_reports import Told, about, name_of
+
+if TYPE_CHECKING:
+    from ..checkpoints.save_reports import SaveReports
+    from ..collectors.library import Collector as LibraryCollector
+    from ..context import ProbeContext
+    from ..control.fault_injector import Drills
+    from ..torch_state.optimizers import Optimizers
+
+ENOUGH = 0.5  # of the trained parameters' elements make a checkpoint; project default
+LOOKS = 100_000  # objects that are looked at before a file is none
+DEPTH = 6  # of dicts in dicts
+OPTIMIZER = {"state", "param_groups"}  # the keys of an optimizer's state
+
+
+class SaveListener:
+    """Hears of every save. One for each process: a forked child gets another."""
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        optimizers: Optimizers,
+        drills: Drills,
+        reports: SaveReports,
+        library: LibraryCollector,
+    ) -> None:
+        self._torch, self._registry = context.torch, context.registry
+        self._guard, self._reporter = context.guard, context.reporter
+        self._position = context.position
+        self._optimizers, self._drills, self._reports = optimizers, drills, reports
+        self._library = library
+        self._told: Dict[str, Told] = {}  # by the way of saving
+        self._learn: Callable[[Any, str], None] = _forget
+
+    def connect(self, learn: Callable[[Any, str], None]) -> None:
+        """The process is a rank: `learn` is given what `torch.save` saved, and the path."""
+        self._learn = learn
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save is under way; one inside another is part of that."""
+        return self._reports.saving
+
+    def begins(self) -> None:
+        """A save begins."""
+        self._reports.begins()
+
+    def ends(self) -> None:
+        """It is over, or raised."""
+        self._reports.ends()
+
+    @property
+    def heard(self) -> bool:
+        """Whether there is anybody to tell."""
+        return self._reporter.writer is not None
+
+    def saved(self, seconds: float, thing: Any, place: Any, how: str) -> None:
+        """The job has saved `thing` at `place`."""
+        path = name_of(place)
+        if path and how == "torch.save":
+            self._learn(thing, path)
+        if path and self._holds_the_model(thing):
+            self._reports.tell(self._told.setdefault(how, {}), path, seconds, how, place)
+            self._drills.saved(path)
+
+    def saved_by_library(self, seconds: float, path: str, step: int) -> None:
+        """A library has saved its own checkpoint of `step` by its count; "": another rank tells."""
+        self._library.saved(seconds)
+        if path:
+            path = os.path.abspath(path)
+            told = {"path": path, "step": step, **about(self._position, seconds, "its library")}
+            self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
+
+    def _holds_the_model(self, saved: Any) -> bool:
+        """Whether tensors shaped as the trained parameters make up half of their elements.
+
+        An optimizer's state is shaped alike, and is left out. Nothing is read or copied.
+        """
+        torch = self._torch
+        shapes, elements = self._trained()
+        flat = all(len(shape) < 2 for shape in shapes)  # sharded as one vector: any shape may come
+        found, looks = 0, 0
+        todo: List[Tuple[Any, int]] = [(saved, 0)]
+        while todo and elements and looks < LOOKS:
+            thing, depth = todo.pop()
+            looks += 1
+            kind = type(thing)
+            if issubclass(kind, torch.Tensor):
+                if thing.is_floating_point() and (flat or tuple(thing.shape) in shapes):
+                    found += thing.numel()
+            elif issubclass(kind, torch.nn.Module):
+                found += sum(p.numel() for p in thing.parameters())
+            elif (
+                issubclass(kind, dict) and depth < DEPTH and not set(dict.keys(thing)) >= OPTIMIZER
+            ):
+                todo += [(value, depth + 1) for value in dict.values(thing)]
+            if found >= ENOUGH * elements:
+                return True
+        return False
+
+    def _trained(self) -> Tuple[Set[Tuple[int, ...]], int]:
+        """Return the shapes of the trained parameters, and how many elements they have."""
+        parameters = {id(p): p for p in self._optimizers.parameters()}
+        if not parameters:
+            modules = self._registry.modules
+            parameters = {id(p): p for m in modules for p in m.parameters(recurse=False)}
+        shapes = set()
+        for parameter in parameters.values():
+            shapes.add(tuple(parameter.shape))
+            local = getattr(parameter, "_local_tensor", None)
+            if local is not None:
+                shapes.add(tuple(local.shape))
+        return shapes, sum(p.numel() for p in parameters.values())
+
+
+def _is_optimizer(state: Dict[Any, Any]) -> bool:
+    return set(dict.keys(state)) >= OPTIMIZER
+
+
+def _forget(thing: Any, path: str) -> None:
+    """Nothing is learned before the process is a rank."""

@@ -1,0 +1,278 @@
+"""The parts of one process, put together: who is given what.
+
+Two lots: what there is from the import of torch on (`Parts`), and what there is once the process is
+a rank with a segment (`RankParts`). No part knows the others but by what it is given here.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
+
+from .checkpoints.on_demand import OnDemand
+from .checkpoints.resume import Resume
+from .checkpoints.save_reports import SaveReports
+from .collectors import Collectors, Plan, _wiring
+from .control.commands import Commands
+from .control.fault_injector import Drills
+from .control.reporting import JobReports
+from .ipc.publisher import Publisher
+from .listeners.forward import ForwardListener
+from .listeners.loader import LoaderListener
+from .listeners.saves import SaveListener
+from .listeners.step import Measured, StepListener, Steps
+from .listeners.trainer import TrainerListener
+from .runtime.background import Background
+from .runtime.in_force import InForce
+from .safeguards.chain import Safeguards
+from .sampling.sample_sets import SampleSets
+from .sampling.schedule import Sampling
+from .sampling.snapshots import Snapshots
+from .sampling.watch import Sampler
+from .savepoints.controller import Companions, Rollbacks
+from .savepoints.cross_process import Handover
+from .savepoints.reference_batch import ProbeBatch
+from .savepoints.skip_ranges import Skips
+from .savepoints.step_history import Tape
+from .stepping.batch_observer import Batches
+from .stepping.boundary import Boundary
+from .stepping.discarded_gradients import Discards
+from .stepping.inferred_steps import WHY, Handmade, Told
+from .stepping.step_tracker import Changers, Outlets, Process, Readers, StepTracker
+from .stepping.training_thread import Threads
+from .torch_state.grad_scaler import Scaling
+from .torch_state.learning_rate import LearningRate
+from .torch_state.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from .context import ProbeContext
+    from .ipc.mailbox import Mailbox
+    from .runtime.scalars import Number
+    from .runtime.times import Times
+
+
+class Life(NamedTuple):
+    """What parts ask of the process.
+
+    Attributes:
+        open: becomes a rank, if it is none yet; whether it is one.
+        another: another training begins: everything that is of a rank is made again.
+        attach: sees the calls of the outermost modules of the job's optimizers. attach_inside: sees
+            those of what they are wrapped around, too.
+    """
+
+    open: Callable[[], bool]
+    another: Callable[[], None]
+    attach: Callable[[], None]
+    attach_inside: Callable[[], None]
+
+
+class Parts:
+    """What there is from the import of torch on.
+
+    Attributes:
+        extra: what joins the next frame beside what collectors measure.
+        wired: the collectors that others speak to. collectors: all.
+        pristine: the counters of a process that has not trained.
+        rank: what there is once the process is a rank, None before.
+    """
+
+    def __init__(self, context: ProbeContext, times: Times, life: Life) -> None:
+        self.context, self._life, self._times = context, life, times
+        self.rank: Any = None  # `RankParts`
+        self.extra: Dict[str, Number] = {}
+        self.optimizers = Optimizers()
+        self.scaling = Scaling(context.scalars)
+        self.rate = LearningRate(context.torch, context.config)
+        self._measure()
+        self._sample()
+        self._follow_steps()
+        self._listen()
+        self.pristine = self.collectors.state()
+
+    def _measure(self) -> None:
+        context, self.sets = (
+            self.context,
+            SampleSets(self.context.guard, self.context.config.sampling),
+        )
+        in_force = InForce()
+        sources = _wiring.Sources(
+            self.optimizers, self.scaling, self.rate, self._times, self.sets, in_force, self.extra
+        )
+        wired = self.wired = _wiring.make(
+            context, sources, self._life.attach_inside, self._step_is_over
+        )
+        plan = Plan(context.guard, self.sets)
+        self.collectors = Collectors(context, plan, _wiring.beside(context, sources, wired))
+        self.batches = Batches(
+            context.guard, wired.batch, wired.tokens, wired.flops, wired.batch_sanity
+        )
+        self.safeguards = Safeguards(
+            context, in_force, self.optimizers, wired.gradient, wired.limits, wired.loss
+        )
+        self.drills = Drills(context, self.optimizers)
+
+    def _sample(self) -> None:
+        context, sets = self.context, self.sets
+        self.sampler = Sampler(context, sets, self.extra)
+        self.snapshots = Snapshots(context, sets, self.sampler, self.extra)
+        collectors = self.collectors
+        self.sampling = Sampling(
+            context, sets, collectors.plan.begin, collectors.of_set, self.sampler, self.snapshots
+        )
+
+    def _follow_steps(self) -> None:
+        context, plan, wired = self.context, self.collectors.plan, self.wired
+        discards = Discards(context, plan, self.scaling, self.batches)
+        changers = Changers(self.rate, self.drills, self.safeguards)
+        self.tracker = StepTracker(
+            context,
+            Process(self._life.open, self._steps_first, self._life.another),
+            self.optimizers,
+            self.extra,
+            discards,
+            Readers(plan, self.batches, self.sampling, self.sampler, self.scaling),
+            changers,
+        )
+        self.boundary = Boundary(context, self.tracker)
+        self.inferred = Handmade(
+            context,
+            self.tracker,
+            self.boundary,
+            plan,
+            self.drills,
+            (wired.loss, wired.counters),
+            Told(self.appeared, self._without_optimizer),
+        )
+        self.threads = Threads(context, self.tracker, plan, self.batches)
+        self.steps = StepListener(
+            context,
+            Steps(self.tracker, self.boundary, self.inferred, discards, self.threads),
+            Measured(
+                wired.gradient, wired.groups, wired.loss, self.batches, self.scaling, self.sets
+            ),
+            changers,
+            self._life.open,
+        )
+
+    def _listen(self) -> None:
+        context, wired, settle = self.context, self.wired, self.steps.settle
+        self.forward = ForwardListener(
+            context,
+            self.steps,
+            self.tracker,
+            self.drills,
+            self.batches,
+            self.sets,
+            self.sampler,
+        )
+        shards = wired.shards.shards
+        self.loader = LoaderListener(context, wired.batch, shards, wired.quarantine, settle)
+        self.save_reports = SaveReports(context, wired.library, settle)
+        self.saves = SaveListener(
+            context, self.optimizers, self.drills, self.save_reports, wired.library
+        )
+        self.resume = Resume(context, self._life.open, self.appeared, self._from_its_start)
+        self.trainer = TrainerListener(wired.library, self.resume)
+        self.reports = JobReports(context, self.extra, shards, wired.quarantine)
+
+    # ── what parts are told of each other ─────────────────────────────────────────────────────
+
+    def appeared(self, optimizer: Any) -> None:
+        """An optimizer is known from now on: look which modules it trains."""
+        self.context.registry.saw_optimizer(optimizer)
+        self._life.attach()
+
+    def _steps_first(self, optimizer: Any) -> None:
+        """One steps for the first time."""
+        if self.inferred.on:
+            self.inferred.optimizer_steps()
+        self.appeared(optimizer)
+        self.rank.probe_batch.before_first_update()
+
+    def _step_is_over(self) -> None:
+        self.tracker.close(on_time=False)
+
+    def _without_optimizer(self, why: str) -> None:
+        self.safeguards.cannot(why)
+        if why:
+            self.rank.rollbacks.never(why)
+
+    def _from_its_start(self, made: int) -> None:
+        """The job begins by itself and not where it was to go on, with `made` steps behind it."""
+        self.context.position.step = made
+        self.rank.tape.expect_nothing()
+
+    def no_optimizer(self) -> str:
+        """Return why what needs an optimizer is out of reach, "" where it is not."""
+        return WHY if self.inferred.active else ""
+
+
+class RankParts:
+    """What there is once the process is a rank: frames, commands, savepoints."""
+
+    def __init__(self, parts: Parts, mailbox: Mailbox, times: Times) -> None:
+        parts.rank = self
+        context, config, wired = parts.context, parts.context.config, parts.wired
+        background = Background()
+        self.publisher = Publisher(
+            context.reporter.writer, context.scalars, self._finish, context.reporter.notice
+        )
+        self.tape = Tape(context, background, wired.shards)
+        self.commands = Commands(
+            context, mailbox, parts.rate, parts.optimizers, self._batches, parts.no_optimizer
+        )
+        self.probe_batch = ProbeBatch(
+            context, parts.sets, parts.sampler, times, background, self.tape
+        )
+        skips = Skips(context, wired.batch, parts.optimizers, self.tape)
+        handover = Handover(
+            context,
+            background,
+            self.publisher,
+            self.probe_batch,
+            self._round_size,
+            parts._from_its_start,
+        )
+        self.rollbacks = Rollbacks(
+            context,
+            parts.collectors,
+            self.publisher,
+            parts.rate,
+            parts.optimizers,
+            Companions(background, self.tape, skips, handover, self.probe_batch),
+            self._rewound,
+        )
+        on_demand = OnDemand(context, wired.library, parts.save_reports, lambda: self.tape.finite)
+        self._parts = parts
+        self.commands.register(self.rollbacks, wired.quarantine, on_demand, parts.sampling)
+        self.commands.register(*parts.safeguards.doers())
+        parts.tracker.connect(Outlets(self.publisher, self.commands, skips, handover))
+        parts.boundary.connect(self.rollbacks, self.commands)
+        parts.forward.connect(self.probe_batch.saw)
+        parts.loader.connect(lambda: self.rollbacks.batches)
+        parts.saves.connect(on_demand.saw)
+        parts.save_reports.connect(self.probe_batch.of_save)
+        parts.resume.opened()
+        if parts.rate.held.now != 1.0:
+            said = f"multiplied by {parts.rate.held.now:g}, as asked before"
+            context.reporter.notice("note", f"the learning rate is still {said}")
+        parts.drills.plan(config.drills, self.publisher)
+
+    def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
+        """All values of a frame are on the host."""
+        self._parts.collectors.plan.run("finish", values)
+        self.rollbacks.finished(step, attempt, values)
+
+    def _batches(self) -> Any:
+        return list(self.tape.seen)
+
+    def _round_size(self) -> int:
+        return self._parts.tracker.round
+
+    def _rewound(self, step: int, attempt: int) -> None:
+        """The run stands right behind `step` again."""
+        parts = self._parts
+        parts.tracker.rewind(step, attempt)
+        parts.sampling.begin(parts.context.position.step, monotonic_ns())
+        parts.drills.end_all()

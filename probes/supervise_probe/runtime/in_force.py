@@ -1,0 +1,28 @@
+"""What the safeguards do to the step under way, for those that measure it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from .scalars import Number
+
+
+class InForce:
+    """Written by the safeguards; read by the step tracker and the collector `limits`.
+
+    Attributes:
+        acting: whether any safeguard may have something to do around a step. Whoever puts something
+            in force sets it; it is taken back at the end of a step when all of them are idle.
+        clip_bound: what the gradient norm is limited to; None: nothing is limited.
+        zeroed: whether `zero_nonfinite` fired in this step; None where it is not armed.
+        clipped: whether an update of this step was shortened; None where none was judged.
+    """
+
+    __slots__ = ("acting", "clip_bound", "clipped", "zeroed")
+
+    def __init__(self) -> None:
+        self.acting = True
+        self.clip_bound: Optional[float] = None
+        self.zeroed: Optional[Number] = None
+        self.clipped: Optional[Number] = None

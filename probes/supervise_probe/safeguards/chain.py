@@ -1,0 +1,113 @@
+"""All safeguards of one process: what changes a few steps without going back, and gives way again.
+
+Each is an object whose `do_<verb>` carries out one verb at a step boundary; what it holds in force
+afterwards is put on and taken off here, around every step. With nothing ordered, a step is bit for
+bit what it was. One that fails twice is switched off by the guard, and that is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Tuple
+
+from .gradient_clip import GradientClip
+from .loss_scale import LossScale
+from .nonfinite import ARMED, StandingOrders
+from .profile import Profile
+from .skip import Skip
+from .update_clip import UpdateClip
+
+if TYPE_CHECKING:
+    from ..collectors.gradient import Collector as GradientCollector
+    from ..collectors.limits import Collector as LimitsCollector
+    from ..collectors.loss import Collector as LossCollector
+    from ..context import ProbeContext
+    from ..runtime.in_force import InForce
+    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Update
+
+
+class Safeguards:
+    """The safeguards, and what is called of them around a step.
+
+    Args:
+        in_force: shared with those that measure what the safeguards did.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        in_force: InForce,
+        optimizers: Optimizers,
+        gradient: GradientCollector,
+        limits: LimitsCollector,
+        loss: LossCollector,
+    ) -> None:
+        guard = self._guard = context.guard
+        self.in_force = in_force
+        self.orders = StandingOrders(context, in_force, loss)
+        self.skip = Skip(in_force)
+        self.clip = GradientClip(context, in_force, gradient, limits)
+        self.update_clip = UpdateClip(context, in_force, gradient, limits, optimizers)
+        self._scale = LossScale(context.registry)
+        self._profile = Profile(context, in_force)
+        self._steps = (self.orders, self.skip, self.clip, self.update_clip, self._profile)
+        # Who ordered it has weighed what it costs: no share of a step bounds them.
+        self._orders_part = guard.part("standing_orders", share=1.0)
+        self._clip_part = guard.part("clip", share=1.0)
+        self._update_part = guard.part("update_clip", share=1.0)
+
+    def doers(self) -> Tuple[Any, ...]:
+        """Return the objects that carry out verbs."""
+        return self.skip, self.clip, self.update_clip, self._scale, self._profile
+
+    def gradients(self, update: Update) -> None:
+        """The gradients of `update` are final for the first time; nothing skips it so far."""
+        self._guard.run(self._orders_part, self.orders.judge, update)
+        if self.in_force.clip_bound is not None and not update.skip:
+            self.limit(update)
+
+    def limit(self, update: Update) -> None:
+        """The gradients of `update` are final: once, or after each evaluation of a closure."""
+        if self.in_force.clip_bound is not None:
+            self._guard.run(self._clip_part, self.clip.limit, update)
+
+    def before_update(self, update: Update) -> None:
+        """One optimizer is about to step: its weights are the old ones."""
+        if self.update_clip.rule is not None:
+            self._guard.run(self._update_part, self.update_clip.keep, update)
+
+    def after_update(self, update: Update) -> None:
+        """One optimizer has stepped, or was kept from it."""
+        if self.update_clip.rule is not None:
+            self._guard.run(self._update_part, self.update_clip.limit, update)
+
+    def step_ended(self) -> None:
+        """A step ended: its frame has been collected."""
+        for each in self._steps:
+            each.step_ended()
+        self.in_force.acting = any(each.busy for each in self._steps)
+
+    def end(self) -> None:
+        """The process ends."""
+        self._profile.end("the job ended")
+
+    def cannot(self, why: str) -> None:
+        """From now on no standing order can act, for that reason; "" takes it back."""
+        self.orders.set_state(why)
+        if self.update_clip.state:
+            self.update_clip.state = f"cannot act: {why}" if why else ARMED
+
+    def standing(self) -> Dict[str, str]:
+        """Return the state of each standing order, for the status."""
+        clip = {"update_clip": self.update_clip.state} if self.update_clip.state else {}
+        return {**self.orders.describe(), **clip}
+
+    def describe(self) -> Dict[str, Any]:
+        """Return what is in force, for the status."""
+        rule = self.update_clip.rule
+        found: Dict[str, Any] = {}
+        if self.in_force.clip_bound is not None:
+            found["clip"] = self.in_force.clip_bound
+        if rule is not None:
+            found["update_clip"] = {"window": rule.window, "sigma": rule.sigma}
+        return found

@@ -1,0 +1,68 @@
+"""The sampled sets: which are due in the step under way, and what their samples cost."""
+
+from __future__ import annotations
+
+from time import thread_time_ns
+from typing import TYPE_CHECKING, Any, Callable, FrozenSet, Mapping
+
+if TYPE_CHECKING:
+    from ..runtime.guard import Guard
+
+# Steps between two samples where nobody says otherwise: the cost of one is then below SHARE.
+DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
+NONE: FrozenSet[str] = frozenset()
+
+
+class Interval:
+    """One set.
+
+    Attributes:
+        asked: steps between two samples as configured; 0 is never. every: as stretched.
+        raised: steps between two while a command asks for more samples; 0: none does.
+        cost_ns: of the newest sample, thread CPU time. spent_ns: of the one under way.
+        samples: taken so far. off: why it is switched off, "" while it is on.
+    """
+
+    __slots__ = ("asked", "cost_ns", "every", "off", "raised", "samples", "spent_ns")
+
+    def __init__(self, asked: int) -> None:
+        self.asked = self.every = asked
+        self.cost_ns = self.spent_ns = self.samples = self.raised = 0
+        self.off = ""
+
+
+class SampleSets:
+    """All of one process. `schedule.py` says when each is due.
+
+    Attributes:
+        by_name: all intervals by name.
+        due: the sets that are sampled in the step under way.
+        waiting: a set is due that is looked at in the forward, and no forward came yet.
+        wanted: the input of the next forward is wanted as the probe batch.
+    """
+
+    def __init__(self, guard: Guard, asked: Mapping[str, Any]) -> None:
+        self._guard = guard
+        self.by_name = {name: Interval(int(asked.get(name, n))) for name, n in DEFAULTS.items()}
+        self.due = NONE
+        self.waiting = self.wanted = False
+
+    def is_due(self, name: str) -> bool:
+        """Whether the step under way is one in which `name` is sampled."""
+        return name in self.due
+
+    def run(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function(*args)` for the set `name`; guarded, and its cost is the set's."""
+        began = thread_time_ns()
+        try:
+            return self._guard.run(self._guard.part(name), function, *args)
+        finally:
+            self.by_name[name].spent_ns += thread_time_ns() - began
+
+    def spent(self, name: str, cost_ns: int) -> None:
+        """A sample of `name` cost that much thread CPU time somewhere else."""
+        self.by_name[name].spent_ns += cost_ns
+
+    def want(self) -> None:
+        """Have the input of the next forward looked at, whatever is due."""
+        self.waiting = self.wanted = True

@@ -1,0 +1,51 @@
+"""Right behind a step that ended on time: a savepoint, the status, commands of the supervisor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..context import ProbeContext
+    from ..control.commands import Commands
+    from ..savepoints.controller import Rollbacks
+    from .step_tracker import StepTracker
+
+
+class Boundary:
+    """The one place where the probe may hold the job, take it back, or stop it."""
+
+    def __init__(self, context: ProbeContext, tracker: StepTracker) -> None:
+        self._context, self._tracker = context, tracker
+        self._rollbacks: Any = None  # `Rollbacks` and `Commands`, once the process is a rank
+        self._commands: Any = None
+
+    def connect(self, rollbacks: Rollbacks, commands: Commands) -> None:
+        """The process is a rank from now on."""
+        self._rollbacks, self._commands = rollbacks, commands
+
+    def cross(self, result: Any) -> Any:
+        """If a step has just ended on time: keep a savepoint, obey commands.
+
+        Args:
+            result: what the optimizer's step is about to return.
+
+        Returns:
+            What it shall return: after a rollback, the result of the step that was gone back to.
+
+        Raises:
+            KeyboardInterrupt: the supervisor wants the job to stop.
+        """
+        tracker, context = self._tracker, self._context
+        if not tracker.on_time or not context.gate.on:
+            return result
+        tracker.on_time = False
+        guard, rollbacks = context.guard, self._rollbacks
+        guard.turn()
+        rollbacks.result = result
+        if rollbacks.due():
+            guard.run(guard.part("savepoints", share=1.0), rollbacks.regular)
+        if context.reporter.status_due():
+            guard.run(guard.core, context.reporter.write_status)
+        self._commands.run()
+        result, rollbacks.result = rollbacks.result, None
+        return result
