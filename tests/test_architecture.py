@@ -39,7 +39,13 @@ LAYERS = {
         *DECLARED,
     ),
     "job": ("supervise.core", "supervise.store.files", "supervise_probe.wire"),
-    "inputs": ("supervise.core", "supervise.children", "supervise.store.files"),
+    "inputs": ("supervise.core", "supervise.store.files"),
+    "checkpoints": (
+        "supervise.core",
+        "supervise.children",
+        "supervise.inputs.clock",
+        "supervise.store.files",
+    ),
     "store": ("supervise.core",),
     "outputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
@@ -49,8 +55,8 @@ LAYERS = {
     ),
     "app": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
-        *(f"supervise.{name}" for name in ("job", "inputs", "store", "outputs", "report")),
-        "supervise.children",
+        *(f"supervise.{name}" for name in ("job", "inputs", "checkpoints", "store")),
+        *(f"supervise.{name}" for name in ("outputs", "report", "children")),
     ),
     "cli": ("supervise", *DECLARED),
     "__main__": ("supervise.cli",),
@@ -58,7 +64,6 @@ LAYERS = {
 # Single modules that may import a little more than their layer.
 ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
-    "supervise.inputs.checkpoints": ("supervise.store.checkpoints",),
     "supervise.store.history": ("supervise_probe.wire",),
     "supervise.catalog.references": ("supervise_probe.wire",),
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo

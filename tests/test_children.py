@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from supervise import children
-from supervise.inputs.checkpoints import manifest
+from supervise.checkpoints import manifest
 from supervise.outputs import facts
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from supervise.store.checkpoints import Register
+from supervise.checkpoints.registry import Register
 
 
 def filled(path):

@@ -11,9 +11,9 @@ import pytest
 
 from supervise.catalog import metrics
 from supervise.cli._outlook import outlook, script_of, world_size
+from supervise.cli._supervisor_metrics import METRICS
 from supervise.cli._trial import Trial
 from supervise.cli.doctor import _judge, _show
-from supervise.inputs import columns
 from supervise_probe.spec import MetricSpec
 
 
@@ -133,7 +133,7 @@ def test_what_it_promises_is_what_arrived(doctor):
     assert answers["checkpoint_ok"].startswith("only where the job saves checkpoints")
     assert answers["restart_rate"].startswith("no: nothing measures it")
     assert answers["clip_bound"] == "only while `clip` is in force"
-    assert set(answers) == {*metrics.everything(), *columns.METRICS}
+    assert set(answers) == {*metrics.everything(), *METRICS}
 
 
 def trial(*names, **status):

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from supervise.catalog import metrics, standard
-from supervise.inputs import columns, hardware, ranks
-from supervise.inputs.checkpoints import news
+from supervise.checkpoints import notifications
+from supervise.cli._supervisor_metrics import METRICS
+from supervise.inputs import hardware, ranks
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -21,8 +22,8 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     assert all(row["unit"] and row["meaning"] and row["source"] for row in rows)
     by = {row["id"]: row["measured_by"] for row in rows}
     assert {name for name in by if by[name] == "probe"} == set(metrics.known())
-    assert {name for name in by if by[name] == "supervisor"} == set(columns.METRICS)
-    assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *columns.METRICS}
+    assert {name for name in by if by[name] == "supervisor"} == set(METRICS)
+    assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *METRICS}
     assert by["spike_score"] == by["fixed_probe_loss"] == "job"
     assert {by[name] for name in ("restart_rate", "heartbeat_missing")} == {"nobody"}
     assert all(row["cost"] for row in rows)
@@ -30,8 +31,8 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
-    assert set(columns.METRICS) <= {spec.id for spec in standard.METRICS}
-    assert {*ranks.METRICS, *hardware.METRICS, *news.METRICS} == set(columns.METRICS)
+    assert set(METRICS) <= {spec.id for spec in standard.METRICS}
+    assert {*ranks.METRICS, *hardware.METRICS, *notifications.METRICS} == set(METRICS)
     both = [
         {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}
     ] * 2

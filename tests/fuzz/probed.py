@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from supervise.checkpoints.save_report import Moment, saved
 from supervise.core import engine
 from supervise.core.model.events import Event, Launched, Noticed, Tick, Told
 from supervise.errors import SuperviseError
-from supervise.inputs.checkpoints.told import Moment, saved
 from supervise.inputs.company import Company
 from supervise.inputs.segment import Segment, Segments, recorded_end
 from supervise.inputs.words import DIRECTORY, Words

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from supervise.catalog import load_policy
+from supervise.checkpoints import registry
 from supervise.cli import invoke
 from supervise.core import engine
 from supervise.core.model.events import (
@@ -29,7 +30,7 @@ from supervise.core.model.events import (
 )
 from supervise.core.model.policy import Policy
 from supervise.outputs import live
-from supervise.store import checkpoints, journal
+from supervise.store import journal
 from supervise.store.audit import Audit
 from supervise.store.recorder import Recorder
 from supervise.store.rundir import RunDir
@@ -145,8 +146,8 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
     )
     run.write_json("state.json", found)
     run.write_json("launch.json", {"attempt": 0, "pid": 2**22 + 7, "start_ticks": 5})
-    register = checkpoints.Register(run.path)
-    register.add("/c/1.pt", step=8, state=checkpoints.VERIFIED)
+    register = registry.Register(run.path)
+    register.add("/c/1.pt", step=8, state=registry.VERIFIED)
     register.write()
     recorder.note("run_end", state.step, "exit code 0", {"exit_code": 0})
     recorder.close()

@@ -18,8 +18,9 @@ from supervise.catalog import load_policy, shipped
 from supervise.catalog.load import parse
 from supervise.catalog.nodes import plain
 from supervise.catalog.problems import Problems, Source
+from supervise.checkpoints import registry
 from supervise.errors import StoreError
-from supervise.store import audit, checkpoints, journal, pack
+from supervise.store import audit, journal, pack
 from supervise.store.audit import Audit
 from supervise.store.quarantine import Quarantine
 
@@ -88,7 +89,7 @@ def use_status(home: Path, raw: bytes) -> None:
             say(*argv, str(run.path))
         say("why", str(run.path))
         for read in (
-            lambda: checkpoints.Register(run.path), lambda: Quarantine(run.quarantine_path).read(),
+            lambda: registry.Register(run.path), lambda: Quarantine(run.quarantine_path).read(),
         ):  # fmt: skip
             with contextlib.suppress(StoreError):
                 read()

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import supervise_offline
+from supervise.checkpoints import registry as register
+from supervise.checkpoints.save_report import Moment
+from supervise.checkpoints.service import Guard
 from supervise.core.model.events import Noticed
-from supervise.inputs.checkpoints import Guard, Moment
-from supervise.store import checkpoints as register
 
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.inputs.checkpoints import finding
+from supervise.checkpoints import discovery
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def make(tmp_path):
         if index is not None:
             text = json.dumps({"weight_map": dict(enumerate(index))})
             (folder / "model.safetensors.index.json").write_text(text)
-        return finding.missing(str(folder), finding.stamp(str(folder)), ranks)
+        return discovery.missing(str(folder), discovery.stamp(str(folder)), ranks)
 
     return make
 
@@ -58,7 +58,7 @@ def test_an_empty_file(tmp_path):
     path = tmp_path / "a.pt"
     path.touch()
 
-    assert finding.missing(str(path), finding.stamp(str(path)), 1) == "it is empty"
+    assert discovery.missing(str(path), discovery.stamp(str(path)), 1) == "it is empty"
 
 
 def test_patterns_leave_out_links_and_what_is_being_written(tmp_path):
@@ -68,7 +68,7 @@ def test_patterns_leave_out_links_and_what_is_being_written(tmp_path):
         (tmp_path / "out" / name).write_bytes(b"x")
     (tmp_path / "out" / "latest.pt").symlink_to("a.pt")
 
-    found = finding.matches(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
+    found = discovery.matches(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
 
     assert sorted(found) == [str(tmp_path / "out" / "a.pt"), str(tmp_path / "out" / "b.pt")]
 
@@ -77,9 +77,9 @@ def test_a_shard_stands_for_its_directory(tmp_path):
     """By its name, or because a pattern names the directory."""
     folder = tmp_path / "checkpoint-10"
 
-    assert finding.whole(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
-    assert finding.whole(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
-    assert finding.whole(f"{folder}/model.pt", []) == f"{folder}/model.pt"
+    assert discovery.whole(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
+    assert discovery.whole(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
+    assert discovery.whole(f"{folder}/model.pt", []) == f"{folder}/model.pt"
 
 
 def test_a_renamed_file_is_followed(tmp_path):
@@ -88,14 +88,14 @@ def test_a_renamed_file_is_followed(tmp_path):
     old.write_bytes(b"x")
     found = old.stat()
     look = (found.st_size, found.st_mtime_ns, found.st_ino)
-    mark = finding.Mark(found.st_dev, look, 0.0, 0.0)  # written by the clock of a file server
-    assert finding.named(str(old), mark) == str(old)
+    mark = discovery.Mark(found.st_dev, look, 0.0, 0.0)  # written by the clock of a file server
+    assert discovery.named(str(old), mark) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
 
-    assert finding.named(str(old), mark) == str(new)
-    assert finding.named(str(old), None) is None
-    assert finding.named(str(tmp_path / "no" / "a"), mark) is None
+    assert discovery.named(str(old), mark) == str(new)
+    assert discovery.named(str(old), None) is None
+    assert discovery.named(str(tmp_path / "no" / "a"), mark) is None
 
 
 def test_an_inode_is_not_enough(tmp_path):
@@ -107,10 +107,10 @@ def test_an_inode_is_not_enough(tmp_path):
     for place in (path, folder):
         found = place.stat()
         early_ns = found.st_mtime_ns - 600_000_000
-        mark = finding.Mark(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
+        mark = discovery.Mark(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
 
-        assert finding.named(str(tmp_path / "a.pt"), mark) is None
-        seen = finding.stamp(str(place))
-        assert finding.named(str(tmp_path / "a.pt"), mark, seen) == str(place)
+        assert discovery.named(str(tmp_path / "a.pt"), mark) is None
+        seen = discovery.stamp(str(place))
+        assert discovery.named(str(tmp_path / "a.pt"), mark, seen) == str(place)
         seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
-        assert finding.named(str(tmp_path / "a.pt"), mark, seen) is None
+        assert discovery.named(str(tmp_path / "a.pt"), mark, seen) is None

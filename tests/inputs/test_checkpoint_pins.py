@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from supervise.checkpoints.pin_store import Pins
+from supervise.checkpoints.registry import Entry
 from supervise.errors import StoreError
-from supervise.inputs.checkpoints.pins import Pins
-from supervise.store.checkpoints import Entry
 
 BYTES = bytes(range(256)) * 300_000  # several pieces
 

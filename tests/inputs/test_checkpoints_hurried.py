@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from supervise.inputs.checkpoints import Moment
+from supervise.checkpoints.save_report import Moment
 
 from .desk import Overwriter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.inputs.checkpoints import Moment
+from supervise.checkpoints.save_report import Moment
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 

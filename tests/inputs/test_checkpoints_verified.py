@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from supervise.checkpoints.save_report import Moment
+from supervise.checkpoints.verifier import Verifier
 from supervise.core.model.events import Noticed
-from supervise.inputs.checkpoints import Moment
-from supervise.inputs.checkpoints.verifier import Verifier
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 

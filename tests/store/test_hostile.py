@@ -22,7 +22,8 @@ BEGIN = f"""
 import resource, sys
 from pathlib import Path
 from supervise.errors import StoreError
-from supervise.store import audit, checkpoints, journal
+from supervise.checkpoints import registry
+from supervise.store import audit, journal
 from supervise.store.audit import Audit
 from supervise.store.quarantine import Quarantine
 from supervise.store.rundir import RunDir
@@ -137,7 +138,7 @@ def test_a_document_that_is_a_hole_is_named(kept, name):
     calls = {
         "run.json": "RunDir.open(path)",
         "state.json": "RunDir.open(path).read_json('state.json')",
-        "checkpoints.json": "checkpoints.Register(path)",
+        "checkpoints.json": "registry.Register(path)",
         "quarantine.json": "Quarantine(path / 'quarantine.json').read()",
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..checkpoints.save_report import Moment
+from ..checkpoints.service import Guard
 from ..core.handlers.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Noticed
@@ -11,7 +13,6 @@ from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
-from ..inputs.checkpoints import Guard, Moment
 from ..store.rundir import RUNS
 from .desk import Desk
 from .past import Past

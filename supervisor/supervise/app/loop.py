@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import children
+from ..checkpoints.service import HURRY_S
 from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdrawal
 from ..core.model.events import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
-from ..inputs.checkpoints import HURRY_S
 from ..inputs.company import Company
 from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments

@@ -74,7 +74,7 @@ def _marks(key: str) -> str:
 
 
 class Guard(Protocol):
-    """What this needs of the guard, see `inputs.checkpoints.Guard`."""
+    """What this needs of the guard, see `checkpoints.service.Guard`."""
 
     @property
     def hurrying(self) -> bool: ...

@@ -16,8 +16,8 @@ from pathlib import Path
 from supervise_probe import collectors
 
 from ..catalog import metrics, standard
+from ..checkpoints import notifications
 from ..inputs import hardware, memory, ranks
-from ..inputs.checkpoints import news
 from ._trial import Trial
 
 # What a job has or has not: patterns of ids, the condition, and whether the trial's job meets it.
@@ -99,7 +99,7 @@ def outlook(trial: Trial | None, reason: str | None, world: int | None) -> dict[
             found[own] = across
         found[together] = found.get(own, across)
     found |= _hardware()
-    found |= dict.fromkeys(news.METRICS, GUARDED)
+    found |= dict.fromkeys(notifications.METRICS, GUARDED)
     found |= dict.fromkeys(standard.AROUND, NOBODY)
     return found | {name: REPORTED for name in everything if name not in found}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..store import checkpoints
+from ..checkpoints import registry
 from ..store.rundir import RunDir
 from .audit import document, printable
 
@@ -30,7 +30,7 @@ def command(run: Path, as_json: bool) -> None:
       supervise checkpoints runs/20260105-101112-7f3a9c
       supervise checkpoints --json runs/20260105-101112-7f3a9c | jq '.[] | select(.pinned) | .id'
     """
-    found = checkpoints.read(RunDir.open(run).path)["checkpoints"]
+    found = registry.read(RunDir.open(run).path)["checkpoints"]
     if as_json:
         click.echo(document(found))
         return

@@ -94,11 +94,11 @@ def show(metric: str, as_json: bool) -> None:
 def describe(metric: str) -> dict[str, Any]:
     """Return what is known of a metric that has a standard id, for `--json`."""
     from ..catalog import metrics, origin, readers
-    from ..inputs import columns
+    from . import _supervisor_metrics
 
     spec = metrics.spec_of(metric)
     assert spec is not None
-    by = origin.measured_by(metric, columns.METRICS)
+    by = origin.measured_by(metric, _supervisor_metrics.METRICS)
     return {
         "id": metric,
         "unit": spec.unit,

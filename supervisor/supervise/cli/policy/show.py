@@ -37,10 +37,10 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
     from ...catalog import freeze, origin
     from ...catalog.policy import compose
     from ...catalog.problems import did_you_mean
-    from ...inputs import columns
+    from .. import _supervisor_metrics
 
     draft = compose(policy)
-    facts = origin.facts(draft, columns.METRICS)
+    facts = origin.facts(draft, _supervisor_metrics.METRICS)
     if rule_id is not None and rule_id not in facts["rules"]:
         hint = did_you_mean(rule_id, facts["rules"])
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)

@@ -1,6 +1,6 @@
 """What is known of the job's checkpoints, and which of them may be gone back to.
 
-The guard (`inputs.checkpoints`) finds and verifies; here is only what a decision needs. A
+The guard (`checkpoints`) finds and verifies; here is only what a decision needs. A
 checkpoint is good when it was verified and saved before the trouble: one that was saved at or after
 the first breach of an incident, or in an attempt that did not help, is suspect for good. One of an
 attempt that has not yet shown that it helps is on trial until its incident ends. Suspect is also

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import StoreError
-from ...store import files
-from ...store.checkpoints import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
-from . import finding
-from .keeper import Keeper
-from .owners import Owners
+from ..errors import StoreError
+from ..store import files
+from . import discovery
+from .checkpoint_verification import Keeper
+from .ownership import Owners
+from .registry import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Restorer:
             keeper.reserved = name
             try:
                 self._may_set_aside(entry)
-                look = finding.stamp(entry.path)
+                look = discovery.stamp(entry.path)
                 if self._lies(entry):
                     self._prepared = Prepared(name, stamp=look)
                 else:
@@ -102,7 +102,7 @@ class Restorer:
         """Whether what was verified lies where the job looks for it."""
         prepared = self._prepared
         if prepared is not None and prepared.id == entry.id:
-            return prepared.stamp is not None and finding.stamp(entry.path) == prepared.stamp
+            return prepared.stamp is not None and discovery.stamp(entry.path) == prepared.stamp
         return self._lies(entry)
 
     def _lies(self, entry: Entry) -> bool:
@@ -122,7 +122,7 @@ class Restorer:
         for other in keeper.register.entries:
             if other.path == entry.path and other.there and other is not entry:
                 self._left(other)
-        entry.there, entry.stamp = True, finding.stamp(entry.path) or ()
+        entry.there, entry.stamp = True, discovery.stamp(entry.path) or ()
         return [] if before is None else [before]
 
     def _set_aside(self, entry: Entry) -> list[Path]:
@@ -151,7 +151,7 @@ class Restorer:
     def _may_replace(self, entry: Entry) -> None:
         """Make sure that what lies in its place is no other run's. Raises StoreError."""
         with self.keeper.lock:
-            whose = self.owners.claimant(finding.stamp(entry.path) or ())
+            whose = self.owners.claimant(discovery.stamp(entry.path) or ())
         if whose:
             raise StoreError(
                 f"checkpoint {entry.id} is not put back to {entry.path}: what lies there by now is "

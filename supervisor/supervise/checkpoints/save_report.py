@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from ...core.model.events import Noticed
-from .. import clock
-from .finding import Mark
+from ..core.model.events import Noticed
+from ..inputs import clock
+from .discovery import Mark
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the job told of one save; see `saves.py` of the probe.
+    """What the job told of one save; see `save_hooks.py` of the probe.
 
     Attributes:
         step: 0-based, the last whole optimizer step before it.

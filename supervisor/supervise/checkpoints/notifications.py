@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from ...core.model.events import Event, Noticed
-from ...store.checkpoints import Entry
-from .. import clock
+from ..core.model.events import Event, Noticed
+from ..inputs import clock
+from .registry import Entry
 
 METRICS = ("checkpoint_ok", "checkpoint_size")
 

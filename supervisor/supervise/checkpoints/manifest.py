@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import children
-from ...store import files
-from ...store.checkpoints import Entry
+from .. import children
+from ..store import files
+from .registry import Entry
 
 GIT_S = 20.0
 PIECE = 1 << 24  # bytes

@@ -16,16 +16,16 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...core.model.events import Event, Noticed
-from ...store.checkpoints import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
-from .. import clock
-from .keeper import Keeper
-from .news import News
-from .owners import Owners
-from .restorer import Restorer
-from .told import Moment, saved
+from ..core.model.events import Event, Noticed
+from ..inputs import clock
+from .checkpoint_verification import Keeper
+from .notifications import News
+from .ownership import Owners
+from .registry import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
+from .restore import Restorer
+from .save_report import Moment, saved
+from .tracker import Watch
 from .verifier import LIMIT_S
-from .watch import Watch
 
 EVERY_S = 1.0
 IDLE = 20.0  # times as long as a look took, until the next; project default
@@ -34,7 +34,6 @@ NICE = 19
 SHARE = 0.5  # project default
 CLOSE_S = 2.0  # for what is under way at the end of the run; the disk may hang
 HURRY_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
-__all__ = ["Guard", "Moment"]
 
 
 class Guard:

@@ -13,22 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import StoreError
-from ...store.checkpoints import (
-    COPIED,
-    FOUND,
-    PINNED,
-    UNVERIFIED,
-    VANISHED,
-    VERIFIED,
-    Entry,
-    Register,
-)
-from . import finding
-from .holds import Holds
-from .news import News
-from .overtaken import Overtaken
-from .pins import Pins
+from ..errors import StoreError
+from . import discovery
+from .hard_link_holds import Holds
+from .notifications import News
+from .overwrite_tracker import Overtaken
+from .pin_store import Pins
+from .registry import COPIED, FOUND, PINNED, UNVERIFIED, VANISHED, VERIFIED, Entry, Register
 from .verifier import Verifier
 
 END_S = 2.0
@@ -120,7 +111,7 @@ class Pinned:
         try:
             self.holds.clear()
             for entry in self.register.entries:
-                if entry.state == FOUND and finding.stamp(entry.path) is None:
+                if entry.state == FOUND and discovery.stamp(entry.path) is None:
                     entry.there = False
                     self._let_go(entry)
             self.write()
@@ -186,7 +177,7 @@ class Pinned:
             self.overtaken.again(entry.path)
         self.pins.drop(entry)
         entry.pinned = False
-        here = entry.there and finding.stamp(entry.path) == entry.stamp
+        here = entry.there and discovery.stamp(entry.path) == entry.stamp
         if entry.state == COPIED and (here or self.holds.intact(entry)):
             entry.state = FOUND
         elif entry.state == COPIED or (entry.state == FOUND and not entry.there):

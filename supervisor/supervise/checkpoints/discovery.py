@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...store import files
-from ...store.checkpoints import Stamp
+from ..store import files
+from .registry import Stamp
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 METADATA = ".metadata"

@@ -17,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ...errors import StoreError
-from ...store import files
-from ...store.checkpoints import PINNED, Entry
-from ...store.files import sync_directory
-from .finding import stamp
-from .holds import RESERVE, RESERVE_BYTES
+from ..errors import StoreError
+from ..store import files
+from ..store.files import sync_directory
+from .discovery import stamp
+from .hard_link_holds import RESERVE, RESERVE_BYTES
+from .registry import PINNED, Entry
 
 PIECE = 1 << 24  # bytes
 DATA, ASIDE = "data", "aside"

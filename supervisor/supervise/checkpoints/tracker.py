@@ -11,20 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...store.checkpoints import (
-    BAD,
-    COPIED,
-    FOUND,
-    UNVERIFIED,
-    VANISHED,
-    VERIFIED,
-    Entry,
-    Register,
-    Stamp,
-)
-from . import finding
-from .owners import CONTESTED, FOREIGN, Owners
-from .told import Moment, Saved
+from . import discovery
+from .ownership import CONTESTED, FOREIGN, Owners
+from .registry import BAD, COPIED, FOUND, UNVERIFIED, VANISHED, VERIFIED, Entry, Register, Stamp
+from .save_report import Moment, Saved
 
 SETTLED_EVERY = 10  # looks between two at what was verified already: a network disk is slow
 PATIENCE_S = 60.0  # for files that are missing, and for the last name of one that is renamed
@@ -40,7 +30,7 @@ PART = "each rank wrote a file of its own; name their directory in job.checkpoin
 class _Waiting:
     since_s: float
     told: bool = False
-    mark: finding.Mark | None = None
+    mark: discovery.Mark | None = None
     ranks: int = 1
     missed: bool = False
 
@@ -89,8 +79,8 @@ class Watch:
         self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
         self._looks = 0
         if register.fresh:
-            for path in finding.matches(patterns, cwd):
-                if look := finding.stamp(path):
+            for path in discovery.matches(patterns, cwd):
+                if look := discovery.stamp(path):
                     register.before[path] = look
 
     def told(self, saved: Saved) -> None:
@@ -115,7 +105,7 @@ class Watch:
             ended: the job writes no more, so nothing has to settle.
         """
         changes = Changes()
-        matched = finding.matches(self._patterns, self._cwd)
+        matched = discovery.matches(self._patterns, self._cwd)
         while self._told:
             self._take(self._told.popleft(), matched, now_s, changes)
         self._owners.look(matched)
@@ -125,9 +115,9 @@ class Watch:
             if entry.state == FOUND:
                 self._follow(entry, now_s, 0.0 if ended else self._settle_s, changes)
             elif entry.how == FOREIGN:
-                if closely and finding.stamp(entry.path) != entry.stamp:
+                if closely and discovery.stamp(entry.path) != entry.stamp:
                     self._forget(entry, changes)
-            elif (closely or entry.state == COPIED) and finding.stamp(entry.path) != entry.stamp:
+            elif (closely or entry.state == COPIED) and discovery.stamp(entry.path) != entry.stamp:
                 self._lose(entry, changes)
         for entry in self._register.entries if closely else ():
             if entry.state in (COPIED, VERIFIED, BAD) and (entry.there or entry.pinned):
@@ -149,9 +139,9 @@ class Watch:
         wall: str,
         changes: Changes,
     ) -> None:
-        if self._register.at(path) is not None or finding.whole(path, matched) != path:
+        if self._register.at(path) is not None or discovery.whole(path, matched) != path:
             return
-        look = finding.stamp(path)
+        look = discovery.stamp(path)
         if look is None or look == self._register.before.get(path):
             return
         entry = self._register.add(path, step=moment.step, attempt=moment.attempt, saved=wall)
@@ -161,29 +151,29 @@ class Watch:
         changes.any = True
 
     def _take(self, saved: Saved, matched: Sequence[str], now_s: float, changes: Changes) -> None:
-        named = finding.named(saved.path, saved.mark) or saved.path
-        path = finding.whole(named, matched)
+        named = discovery.named(saved.path, saved.mark) or saved.path
+        path = discovery.whole(named, matched)
         entry = self._register.at(path) or self._by_inode(saved)
         self._owners.told(saved)
         if entry is not None and entry.how in (FOREIGN, CONTESTED):
             entry.state, entry.problems = FOUND, []
         if entry is not None and entry.state != FOUND:
-            if finding.stamp(entry.path) == entry.stamp:  # told of late, or by another rank too
+            if discovery.stamp(entry.path) == entry.stamp:  # told of late, or by another rank too
                 if entry.state == COPIED:
                     _name(entry, saved)
                 self._part(saved, entry, changes)
                 return
             self._lose(entry, changes)  # written anew, or its inode is another file's by now
             entry = None
-        if entry is not None and self._replaced(entry, finding.stamp(entry.path)):
+        if entry is not None and self._replaced(entry, discovery.stamp(entry.path)):
             entry = None
-        if entry is not None and finding.is_partial(entry.name):
+        if entry is not None and discovery.is_partial(entry.name):
             waiting = self._waiting.get(entry.id)
             if waiting is not None and waiting.mark != saved.mark:
                 entry = None  # the name is used again before the last one got its own
         if entry is None:
             entry = self._register.add(path)
-            _see(entry, finding.stamp(path) or ())
+            _see(entry, discovery.stamp(path) or ())
         _name(entry, saved)
         self._waiting[entry.id] = _Waiting(now_s, True, saved.mark, saved.ranks)
         self._part(saved, entry, changes)
@@ -196,7 +186,7 @@ class Watch:
         for entry in reversed(self._register.entries):
             if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.mark.look[-1]:
                 near = Path(entry.path).parent == Path(saved.path).parent
-                return entry if near and finding.is_what(entry.path, saved.mark) else None
+                return entry if near and discovery.is_what(entry.path, saved.mark) else None
         return None
 
     def _part(self, saved: Saved, entry: Entry, changes: Changes) -> None:
@@ -216,18 +206,18 @@ class Watch:
 
     def _follow(self, entry: Entry, now_s: float, settle_s: float, changes: Changes) -> None:
         waiting = self._waiting.setdefault(entry.id, _Waiting(now_s))
-        look = finding.stamp(entry.path)
-        if look is None or finding.is_partial(entry.name):
-            named = finding.named(entry.path, waiting.mark, entry.stamp)
+        look = discovery.stamp(entry.path)
+        if look is None or discovery.is_partial(entry.name):
+            named = discovery.named(entry.path, waiting.mark, entry.stamp)
             if named is not None and named != entry.path:
-                entry.path, look = named, finding.stamp(named)
+                entry.path, look = named, discovery.stamp(named)
                 changes.any = True
         still_s = now_s - waiting.since_s
         if self._replaced(entry, look):
             changes.any = True
         elif look and set(look) < set(entry.stamp) and self._held(entry):
             pass  # a directory that is being removed
-        elif look is None or finding.is_partial(entry.name):
+        elif look is None or discovery.is_partial(entry.name):
             # It was there once: gone is gone, unless it was just being renamed while we looked.
             gone = look is None and waiting.missed and (entry.stamp or waiting.mark)
             waiting.missed = look is None
@@ -239,7 +229,7 @@ class Watch:
             waiting.since_s = now_s
             _see(entry, look)
         elif waiting.told or still_s >= settle_s:
-            lacks = finding.missing(entry.path, look, waiting.ranks)
+            lacks = discovery.missing(entry.path, look, waiting.ranks)
             if self._disown(entry, changes):
                 pass
             elif not lacks:

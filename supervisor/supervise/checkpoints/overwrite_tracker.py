@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .news import News
+from .notifications import News
 
 OFTEN = 5  # times without a verdict, until people hear of it; project default
 

@@ -1,6 +1,6 @@
 """All that takes long but putting back: verifying, pinning, dropping, testing again.
 
-Never called by the loop. See `pinned` for the locks.
+Never called by the loop. See `retention` for the locks.
 """
 
 from __future__ import annotations
@@ -10,19 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import StoreError
-from ...store import files
-from ...store.checkpoints import (
-    BAD,
-    COPIED,
-    FOUND,
-    UNVERIFIED,
-    VERIFIED,
-    Entry,
-)
-from .. import clock
-from . import finding, manifest
-from .pinned import Pinned
+from ..errors import StoreError
+from ..inputs import clock
+from ..store import files
+from . import discovery, manifest
+from .registry import BAD, COPIED, FOUND, UNVERIFIED, VERIFIED, Entry
+from .retention import Pinned
 
 VERDICTS = {True: VERIFIED, False: BAD, None: UNVERIFIED}
 
@@ -73,8 +66,8 @@ class Keeper(Pinned):
         with self.lock:
             if self._over.is_set():
                 return
-            changed = finding.stamp(path) != look
-            linked = held is not None and self.link and finding.stamp(where) != look
+            changed = discovery.stamp(path) != look
+            linked = held is not None and self.link and discovery.stamp(where) != look
             if link is None:
                 failed = linked or (changed and (held is None or not answer.ok))
             else:  # of a directory more may have been to come
@@ -94,7 +87,7 @@ class Keeper(Pinned):
         if answer.ok and not self._pin(entry, answer.environment, link, held=held is not None):
             return
         with self.lock:
-            lost = (now := finding.stamp(path)) != look and not entry.pinned
+            lost = (now := discovery.stamp(path)) != look and not entry.pinned
             lost = lost and (answer.ok is True or link is None)
             if lost or entry.state != COPIED:
                 self._let_go(entry, overtaken=lost)

@@ -13,9 +13,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...store import files
-from ...store.checkpoints import FOUND, Entry, Stamp
-from .finding import stamp
+from ..store import files
+from .discovery import stamp
+from .registry import FOUND, Entry, Stamp
 
 MOST = 2  # besides the pinned ones: the one that is verified, and the newest; project default
 HELD = ".held-"

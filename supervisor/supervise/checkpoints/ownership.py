@@ -15,11 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import StoreError
-from ...store import checkpoints
-from ...store.checkpoints import GLOB, Entry, Register, Stamp
-from . import finding
-from .told import Saved
+from ..errors import StoreError
+from . import discovery, registry
+from .registry import GLOB, Entry, Register, Stamp
+from .save_report import Saved
 
 FOREIGN = "another job"  # `Entry.how` of what is not ours, and
 CONTESTED = "several runs"  # of what nobody told of, and another run has found too
@@ -48,7 +47,7 @@ class Owners:
         folders = {Path(os.path.normpath(cwd / pattern)).parent for pattern in patterns}
         alone = len(folders) == 1 and not glob.has_magic(str(next(iter(folders))))
         self._named = folders.pop() if alone else None
-        self._marks: deque[finding.Mark] = deque(maxlen=MARKS)
+        self._marks: deque[discovery.Mark] = deque(maxlen=MARKS)
         self._places: set[str] = set()  # directories that the job told of
         self._covered = False  # the patterns lead to one of them
         self._known: dict[Path, tuple[tuple[int, int], list[tuple[str, Rows]]]] = {}
@@ -77,7 +76,7 @@ class Owners:
             return entry.how, "; ".join(entry.problems)
         rows = _rows(entry.stamp)
         place = _place(entry.path)
-        if any(finding.has(entry.stamp, mark) for mark in self._marks):
+        if any(discovery.has(entry.stamp, mark) for mark in self._marks):
             self._places.add(place)  # it was renamed from where it was told of
             return "", ""
         claims = [(name, how) for name, how, theirs in self._others() if rows & theirs]
@@ -120,7 +119,7 @@ class Owners:
             (row[2] for e in self._register.entries if e.how in UNTOLD for row in e.stamp),
             default=0,
         )
-        for place in {p for folder in self._beside for p in folder.glob(f"*/{checkpoints.NAME}")}:
+        for place in {p for folder in self._beside for p in folder.glob(f"*/{registry.NAME}")}:
             if place.parent == self._run:
                 continue
             try:
@@ -129,7 +128,7 @@ class Owners:
                     continue  # that run ended before
                 look = (found.st_mtime_ns, found.st_ino)
                 if self._known.get(place, (None,))[0] != look:
-                    rows = checkpoints.read(place.parent)["checkpoints"]
+                    rows = registry.read(place.parent)["checkpoints"]
                     self._known[place] = look, [(e["how"], _rows(e["stamp"])) for e in rows]
             except (OSError, StoreError, KeyError, TypeError):
                 continue  # it is being removed, or is somebody else's file

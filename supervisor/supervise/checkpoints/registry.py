@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
-from . import files
+from ..store import files
 
 NAME = "checkpoints.json"
 PINNED = "checkpoints"  # directory of the pinned ones, by id
@@ -88,7 +88,7 @@ class Entry:
         return {name: str(about["sha256"]) for name, about in self.files.items()}
 
     def describe(self, found: Mapping[str, Any]) -> None:
-        """Take over what the verifier found in it, see `inputs.checkpoints.verifier.Answer`."""
+        """Take over what the verifier found in it, see `verifier.Answer`."""
         self.files = dict(found.get("files", {}))
         self.bytes = sum(file["size"] for file in self.files.values()) or self.bytes
         self.tensors = int(found.get("bytes", 0))

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from ...children import Child
+from ..children import Child
 
 LIMIT_S = 900.0  # for one checkpoint, and one second more for each SLOWEST bytes; project defaults
 SLOWEST = 20_000_000

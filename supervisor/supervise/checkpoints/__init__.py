@@ -1,0 +1,1 @@
+"""Finds the job's checkpoints, verifies them, keeps good ones safe, and puts them back."""

@@ -1,0 +1,8 @@
+"""Which metrics the supervisor measures beside the job: what it may add to a rank's frames."""
+
+from __future__ import annotations
+
+from ..checkpoints import notifications
+from ..inputs import hardware, ranks
+
+METRICS = (*ranks.METRICS, *hardware.METRICS, *notifications.METRICS)
