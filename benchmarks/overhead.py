@@ -50,7 +50,7 @@ from step_job import STEADY, WARM_UP, enough_sequences
 from supervise.core.model.events import Gap
 from supervise.report import receipt
 from supervise.store import audit, history, journal
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -11,7 +11,7 @@ from typing import Any
 from recovery_cases import FAULT_STEP, Case
 
 from supervise.store import audit, history
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 OF_MACHINE = ("hardware.host_memory", "hardware.disk_low", "hardware.disk_full")
 

@@ -28,7 +28,7 @@ import toy_soak
 
 from supervise.report import receipt
 from supervise.store import audit, history
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / ".soak"

@@ -22,7 +22,7 @@ from statistics import median_low
 
 from supervise.report import receipt
 from supervise.store import audit, history
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 JOB = Path(__file__).with_name("toy_job.py")
 WARMUP = 0.2  # of all steps

@@ -97,7 +97,7 @@ def keep_run(tmp_path: Path, small: Path) -> Callable[..., Any]:
     from supervise.store.journal import Journal
     from supervise.store.policies import Reloader
     from supervise.store.recorder import Recorder
-    from supervise.store.rundir import RunDir
+    from supervise.store.run_directory import RunDir
 
     def keep(
         events: Iterable[Any],

@@ -13,7 +13,7 @@ from supervise.app.launching import Launch, Launcher, first_environment
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError
 from supervise.job import environment
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 TELL = """
 import json, os, pathlib, sys

@@ -14,7 +14,7 @@ from supervise.errors import StoreError
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "update_norm", "update_skipped")

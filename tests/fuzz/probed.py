@@ -20,7 +20,7 @@ from supervise.inputs.company import Company
 from supervise.inputs.segment import Segment, Segments, recorded_end
 from supervise.inputs.words import DIRECTORY, Words
 from supervise.outputs import live
-from supervise.store import audit, pack
+from supervise.store import audit, event_codec
 from supervise.store.chain import Chain
 from supervise_probe import wire
 from supervise_probe.ipc.writer import Writer
@@ -41,7 +41,7 @@ class Judge:
         self.take(Launched(1, 2**22 + 7, 0))
 
     def take(self, event: Event) -> None:
-        again = pack.unpack(*pack.pack(event))
+        again = event_codec.unpack(*event_codec.pack(event))
         assert type(again) is type(event)
         self.state, made = engine.step(self.policy, self.state, event)
         follow: list[Event] = []

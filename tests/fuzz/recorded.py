@@ -33,7 +33,7 @@ from supervise.outputs import live
 from supervise.store import journal
 from supervise.store.audit import Audit
 from supervise.store.recorder import Recorder
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 10**9

@@ -20,9 +20,9 @@ from supervise.catalog.nodes import plain
 from supervise.catalog.problems import Problems, Source
 from supervise.checkpoints import registry
 from supervise.errors import StoreError
-from supervise.store import audit, journal, pack
+from supervise.store import audit, event_codec, journal
 from supervise.store.audit import Audit
-from supervise.store.quarantine import Quarantine
+from supervise.store.quarantine_list import Quarantine
 
 from . import mutation
 from .probed import (
@@ -114,7 +114,7 @@ def use_replay(home: Path, raw: bytes) -> None:
 
 
 def replay_seeds(home: Path) -> list[bytes]:
-    packed = [pack.pack(event) for event in events()]
+    packed = [event_codec.pack(event) for event in events()]
     lines = [
         mutation.dumped([kind, payload.hex() if kind == 1 else json.loads(payload)])
         for kind, payload in packed

@@ -6,7 +6,7 @@ import pytest
 
 from supervise.errors import ActionError
 from supervise.job.control import Control
-from supervise.store.quarantine import Quarantine
+from supervise.store.quarantine_list import Quarantine
 
 ADD = {"add": [{"kind": "shard", "name": "a.tar"}], "attempt": 2, "incident": "inc-1"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from supervise.core.model.policy import Policy
 from supervise.store.audit import Audit
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 

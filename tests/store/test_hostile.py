@@ -25,8 +25,8 @@ from supervise.errors import StoreError
 from supervise.checkpoints import registry
 from supervise.store import audit, journal
 from supervise.store.audit import Audit
-from supervise.store.quarantine import Quarantine
-from supervise.store.rundir import RunDir
+from supervise.store.quarantine_list import Quarantine
+from supervise.store.run_directory import RunDir
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (300 << 20),) * 2)
 path, HOLE = Path(sys.argv[1]), {HOLE}

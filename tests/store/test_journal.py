@@ -23,7 +23,7 @@ from supervise.core.model.events import (
     Told,
 )
 from supervise.errors import StoreError
-from supervise.store import pack
+from supervise.store import event_codec
 from supervise.store.journal import Journal, read
 
 STEPS = [Frame(100 + i, 0, 0, i, (1.5 * i, None, 0.0)) for i in range(8)]
@@ -69,7 +69,7 @@ def test_every_event_comes_back_as_it_was(tmp_path_factory, events, segment_byte
 
 def test_every_kind_of_event_has_a_number_on_disk():
     """A new event type must not be forgotten here."""
-    assert set(pack.KINDS) == set(EVENT_TYPES)
+    assert set(event_codec.KINDS) == set(EVENT_TYPES)
 
 
 @given(bits=st.integers(0, 2**64 - 1))
@@ -77,7 +77,7 @@ def test_a_float_comes_back_bit_by_bit(bits):
     """All 64 bits: subnormal, minus zero, infinite; a NaN stays a NaN, apart from absent."""
     (value,) = struct.unpack("<d", struct.pack("<Q", bits))
 
-    frame = pack.unpack(*pack.pack(Frame(1, 2, 3, 4, (None, value))))
+    frame = event_codec.unpack(*event_codec.pack(Frame(1, 2, 3, 4, (None, value))))
 
     assert isinstance(frame, Frame)
     absent, back = frame.values
@@ -90,8 +90,8 @@ def test_other_events_keep_numbers_that_are_not_finite():
     """An ack may report a NaN; replay must see it again."""
     event = Finished(1, "a", True, {"loss": float("inf"), "low": float("-inf")})
 
-    assert pack.unpack(*pack.pack(event)) == event
-    back = pack.unpack(*pack.pack(Finished(1, "a", True, {"x": float("nan")})))
+    assert event_codec.unpack(*event_codec.pack(event)) == event
+    back = event_codec.unpack(*event_codec.pack(Finished(1, "a", True, {"x": float("nan")})))
     assert isinstance(back, Finished) and math.isnan(back.result["x"])
 
 

@@ -13,7 +13,7 @@ from supervise.core.model.events import Announced, Noticed, Reloaded, Told
 from supervise.core.model.policy import Policy
 from supervise.errors import StoreError
 from supervise.store import files, policies
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 

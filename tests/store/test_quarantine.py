@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervise.errors import StoreError
-from supervise.store.quarantine import CHANGES, Quarantine
+from supervise.store.quarantine_list import CHANGES, Quarantine
 from supervise_probe.data.quarantine import Manifest
 from supervise_probe.data.shard_provenance import short
 

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from supervise.errors import StoreError
-from supervise.store.rundir import RunDir
+from supervise.store.run_directory import RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 

@@ -3,8 +3,8 @@
 The supervisor writes the file, whole and under rising generations; this reads it when the process
 starts, when it is told of a new one, and when somebody asks and the file has changed, which is how
 a loader's workers hear of it. A person may write it too, with the `kind` and `name` of each entry
-alone; what is left out means here what it means to the supervisor (`store/quarantine.py`). Knows no
-loader and no step.
+alone; what is left out means here what it means to the supervisor (`store/quarantine_list.py`).
+Knows no loader and no step.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ..job.control import Control
 from ..outputs.outbox import Outbox
 from ..store import audit
 from ..store.recorder import Recorder
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .desk import Desk
 from .past import Past
 from .relaunching import stopped_for

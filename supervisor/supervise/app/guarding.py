@@ -13,7 +13,7 @@ from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
-from ..store.rundir import RUNS
+from ..store.run_directory import RUNS
 from .desk import Desk
 from .past import Past
 from .settings import Settings

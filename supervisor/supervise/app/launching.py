@@ -26,7 +26,7 @@ from ..job.adopted import start_ticks
 from ..job.lease import LEASE_S
 from ..job.process import Process
 from ..job.terminal import Terminal
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 
 SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
 SPILL_SHARE = 4  # and on disk a quarter of what is free at the start; project default

@@ -36,7 +36,7 @@ from ..job.signals import Forwarder, typed
 from ..outputs.evidence import Evidence
 from ..outputs.outbox import DRAIN_S, Outbox
 from ..outputs.performer import Performer
-from ..store.quarantine import Quarantine
+from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
 from . import guarding
 from .adoption import Adoption

@@ -30,7 +30,7 @@ from ..errors import StoreError, understood
 from ..inputs.segment import Taken
 from ..store import audit, journal, policies
 from ..store.policies import Load
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 
 WINDOW_FRAMES = 512  # newest frames that go into an evidence bundle
 

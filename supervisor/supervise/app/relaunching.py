@@ -36,7 +36,7 @@ from ..errors import ActionError, StoreError, SuperviseError
 from ..job.control import Control
 from ..job.halting import LOOP_S, halt
 from ..store import files
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .launching import Launch
 
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..store.policies import Reloader
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .past import Past
 
 

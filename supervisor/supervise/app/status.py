@@ -13,7 +13,7 @@ from ..job.control import Control
 from ..outputs import live
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .desk import Desk
 from .settings import Settings
 

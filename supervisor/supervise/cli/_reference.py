@@ -20,7 +20,7 @@ from statistics import fmean, median
 from ..detectors._curve import Curve
 from ..detectors._theil_sen import line, mean
 from ..errors import InputError, UsageError
-from ..store.rundir import is_run
+from ..store.run_directory import is_run
 
 DIGITS = 5  # significant ones that are printed
 KNOTS = 40  # about as many, where the user says nothing
@@ -65,7 +65,7 @@ def read(path: Path, metric: str) -> list[Series]:
 def _own(path: Path, metric: str) -> Series:
     """Read rank 0 of a run directory."""
     from ..store import history
-    from ..store.rundir import RunDir
+    from ..store.run_directory import RunDir
 
     run = RunDir.open(path)
     known = history.metric_ids(run)

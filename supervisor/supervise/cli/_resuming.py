@@ -15,7 +15,7 @@ from ..core.replay import plain
 from ..errors import UsageError
 from ..store.lock import locked
 from ..store.policies import path_of
-from ..store.rundir import RunDir, is_run
+from ..store.run_directory import RunDir, is_run
 from .adopt import over
 
 

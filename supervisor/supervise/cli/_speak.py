@@ -16,8 +16,8 @@ from ..errors import StoreError, UsageError
 from ..inputs import clock, words
 from ..store import audit
 from ..store.lock import locked
-from ..store.quarantine import Quarantine
-from ..store.rundir import RUNS, RunDir, is_run
+from ..store.quarantine_list import Quarantine
+from ..store.run_directory import RUNS, RunDir, is_run
 from .audit import printable
 
 PATIENCE_S = 15.0  # the word of mouth of a run: a round of the loop, and a step boundary of the job

@@ -17,7 +17,7 @@ from ..report import receipt
 from ..store.audit import Audit
 from ..store.journal import Journal
 from ..store.recorder import Recorder
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from ._streams import leave
 
 Tell = Callable[[str], None]

@@ -29,7 +29,7 @@ from ..report import receipt
 from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from ._watching import Record, Tell, record, teller, watch
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from ..errors import StoreError, TamperError
-from ..store import audit, kept
-from ..store.rundir import RunDir
+from ..store import audit, record_check
+from ..store.run_directory import RunDir
 
 
 @click.group(name="audit")
@@ -66,7 +66,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     if as_json:
         told = {name: getattr(found, name) for name in found.__slots__}
         told["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({**told, "not_seen": kept.BLIND}))
+        click.echo(json.dumps({**told, "not_seen": record_check.BLIND}))
     else:
         click.echo(f"{found.status}: {found.message}")
         click.echo(f"head: {found.records} {found.root}")
@@ -74,19 +74,19 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
             click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
         if run_id is None:
             click.echo("checked: the log alone; a run directory holds what it tells of")
-        click.echo(f"not seen: {'; '.join(kept.BLIND)}")
-    changed = any(part.status in (kept.CHANGED, kept.MISSING) for part in parts)
+        click.echo(f"not seen: {'; '.join(record_check.BLIND)}")
+    changed = any(part.status in (record_check.CHANGED, record_check.MISSING) for part in parts)
     ctx.exit(1 if changed else found.exit_code)
 
 
-def _parts(run: RunDir, status: str) -> list[kept.Part]:
+def _parts(run: RunDir, status: str) -> list[record_check.Part]:
     """Return what the good records of a run's log say of the files beside it."""
-    digests = kept.Digests()
+    digests = record_check.Digests()
     with suppress(TamperError):  # told already; the records before it are good
         for record in audit.read(run.audit_path):
             digests.take(record)
     digests.over = digests.over and status == "good"
-    return list(kept.check(run, digests))
+    return list(record_check.check(run, digests))
 
 
 @command.command()

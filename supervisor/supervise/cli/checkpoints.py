@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..checkpoints import registry
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .audit import document, printable
 
 HEADS = ("id", "step", "attempt", "state", "pinned", "size", "saved", "path")

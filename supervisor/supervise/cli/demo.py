@@ -27,7 +27,7 @@ from ..catalog import shipped
 from ..errors import UsageError
 from ..inputs import clock
 from ..store import audit, history
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 
 FAULT, FAULT_STEP, STEPS = "lr_spike", 150, 400
 NOTICE_STEPS = 40  # the fault lasts 20 steps; what is noticed later than this is something else

@@ -9,7 +9,7 @@ import click
 
 from ..errors import StoreError, UsageError
 from ..store import files, history
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 
 
 @click.command(name="export")

@@ -17,7 +17,7 @@ from ..errors import InputError, StoreError
 from ..inputs import clock, words
 from ..store import audit
 from ..store.lock import locked
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .audit import printable
 
 PATIENCE_S = 15.0  # for the supervisor to read a policy between two rounds of its loop

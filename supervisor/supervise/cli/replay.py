@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ..errors import understood
-from ..store import audit, journal, kept, policies, recorder
-from ..store.rundir import RunDir
+from ..store import audit, journal, policies, record_check, recorder
+from ..store.run_directory import RunDir
 from .audit import document, printable
 from .why import LOOK
 
@@ -79,8 +79,8 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
 
 def _edited(found: RunDir, log: list[dict[str, Any]]) -> list[str]:
     """Return a line for each policy that is not the one that judged the run."""
-    parts = kept.policy_parts(found, kept.taken(log))
-    return [f"another policy: {part.text}" for part in parts if part.status == kept.CHANGED]
+    parts = record_check.policy_parts(found, record_check.taken(log))
+    return [f"another policy: {part.text}" for part in parts if part.status == record_check.CHANGED]
 
 
 def _told(decision: Mapping[str, Any] | None) -> str:

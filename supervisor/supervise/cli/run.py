@@ -24,7 +24,7 @@ from ..notifiers import build
 from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store.policies import Reloader
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from ._job import JobCommand
 from ._resuming import place, refuse_another
 from ._watching import Record, Tell, record, teller, watch

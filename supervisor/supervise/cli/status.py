@@ -20,7 +20,7 @@ from ..inputs import clock
 from ..store import audit, journal
 from ..store.lock import locked
 from ..store.recorder import incomplete
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .audit import document, printable
 
 DERIVED = "it is derived from the records, which `supervise why RUN` tells"

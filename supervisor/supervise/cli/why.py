@@ -16,7 +16,7 @@ from ..store import audit
 from ..store.lock import locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .audit import document, printable
 
 if TYPE_CHECKING:

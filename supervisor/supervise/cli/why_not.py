@@ -10,7 +10,7 @@ import click
 
 from ..errors import understood
 from ..store import audit, journal, policies
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from .audit import document, printable
 from .why import LOOK
 

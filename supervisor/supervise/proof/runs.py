@@ -9,7 +9,7 @@ from ..core.model.events import Event, Finished, Told
 from ..errors import InputError, StoreError
 from ..recordings.sheet import Sheet
 from ..store import journal
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 
 NAME = "run"
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
-from ..store.rundir import RunDir
+from ..store.run_directory import RunDir
 from . import tally
 
 MOST_PAGES = 8  # named one by one

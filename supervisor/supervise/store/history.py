@@ -14,7 +14,7 @@ from typing import TextIO
 from ..core.model.events import Announced, Frame
 from ..errors import UsageError
 from . import journal
-from .rundir import RunDir
+from .run_directory import RunDir
 
 
 def frames(run: RunDir) -> Iterator[tuple[int, int, int, int, dict[str, float]]]:

@@ -12,7 +12,7 @@ Reading takes memory for one record and time in proportion to the bytes on disk,
 hold: holes are skipped, and a good record after a bad one is looked for only where a writer can
 have put one, and with a bounded number of checksums.
 
-Knows the events' fields only through pack.py.
+Knows the events' fields only through event_codec.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from ..core.model.events import Event
 from ..errors import StoreError
 from . import files
-from .pack import KINDS, TYPES, pack, unpack
+from .event_codec import KINDS, TYPES, pack, unpack
 
 SEGMENT_BYTES = 64 << 20
 MAX_PAYLOAD = 4 << 20  # the largest event is a reload: a policy has at most 256 kB

@@ -21,7 +21,7 @@ from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import StoreError, SuperviseError, UsageError
 from . import files
-from .rundir import RunDir
+from .run_directory import RunDir
 
 DIRECTORY = "policies"
 NO_MEANS = "mode {} needs a restart: the probe was started without the means to act"

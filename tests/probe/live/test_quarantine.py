@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from supervise.store.quarantine import Quarantine
+from supervise.store.quarantine_list import Quarantine
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import StoreError
 from . import files, journal, policies
-from .rundir import RunDir
+from .run_directory import RunDir
 
 GOOD, CHANGED, MISSING, UNSEEN = "good", "changed", "missing", "unseen"
 MANIFEST = "manifest.json"
