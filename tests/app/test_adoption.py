@@ -18,7 +18,7 @@ from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Noticed
-from supervise.inputs.company import Company
+from supervise.inputs.frame_enrichment import Company
 from supervise.outputs.outbox import Outbox
 from supervise.outputs.performer import Performer
 from supervise.store import audit, journal

@@ -9,7 +9,7 @@ import pytest
 from supervise.catalog import metrics, standard
 from supervise.checkpoints import notifications
 from supervise.cli._supervisor_metrics import METRICS
-from supervise.inputs import hardware, ranks
+from supervise.inputs import cross_rank_metrics, hardware
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -32,11 +32,11 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
     assert set(METRICS) <= {spec.id for spec in standard.METRICS}
-    assert {*ranks.METRICS, *hardware.METRICS, *notifications.METRICS} == set(METRICS)
+    assert {*cross_rank_metrics.METRICS, *hardware.METRICS, *notifications.METRICS} == set(METRICS)
     both = [
         {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}
     ] * 2
-    assert set(ranks.together(both)) == set(ranks.METRICS)
+    assert set(cross_rank_metrics.together(both)) == set(cross_rank_metrics.METRICS)
 
 
 def test_what_a_collector_measures_is_not_listed_as_missing():

@@ -10,7 +10,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.cli import reload as reload_cli
 from supervise.core import engine
-from supervise.inputs.words import Words
+from supervise.inputs.control_inbox import Words
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.policies import Reloader

@@ -14,7 +14,7 @@ from supervise.catalog import load_policy
 from supervise.cli import WORDS, _speak
 from supervise.core import engine
 from supervise.core.model.events import Finished
-from supervise.inputs.words import Words, post
+from supervise.inputs.control_inbox import Words, post
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder

@@ -16,9 +16,9 @@ from supervise.checkpoints.save_report import Moment, saved
 from supervise.core import engine
 from supervise.core.model.events import Event, Launched, Noticed, Tick, Told
 from supervise.errors import SuperviseError
-from supervise.inputs.company import Company
+from supervise.inputs.control_inbox import DIRECTORY, Words
+from supervise.inputs.frame_enrichment import Company
 from supervise.inputs.segment import Segment, Segments, recorded_end
-from supervise.inputs.words import DIRECTORY, Words
 from supervise.outputs import live
 from supervise.store import audit, event_codec
 from supervise.store.chain import Chain

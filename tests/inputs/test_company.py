@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervise.core.model.events import Announced, Frame, Tick
-from supervise.inputs.company import Company
+from supervise.inputs.frame_enrichment import Company
 
 
 class Machine:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from supervise.inputs.hardware import ELSEWHERE, Hardware
-from supervise.inputs.memory import FIRST, SOON_S
+from supervise.inputs.memory_growth import FIRST, SOON_S
 
 pytestmark = pytest.mark.slow  # waits for looks and processes
 

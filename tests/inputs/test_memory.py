@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from supervise.inputs.memory import (
+from supervise.inputs.memory_growth import (
     FIRST,
     MINUTES,
     SETTLE,

@@ -9,7 +9,7 @@ from statistics import stdev
 
 import pytest
 
-from supervise.inputs.ranks import LAG, Ranks, together
+from supervise.inputs.cross_rank_metrics import LAG, Ranks, together
 
 NAN = float("nan")
 

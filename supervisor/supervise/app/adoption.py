@@ -26,7 +26,7 @@ from ..core.runbooks.steps import awaited
 from ..core.state.incident import verb_of
 from ..errors import StoreError
 from ..inputs import clock
-from ..inputs.company import Company
+from ..inputs.frame_enrichment import Company
 from ..inputs.segment import Segments
 from ..job.control import Control
 from ..outputs.outbox import Outbox

@@ -25,10 +25,10 @@ from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdr
 from ..core.model.events import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
-from ..inputs.company import Company
+from ..inputs.control_inbox import Words
+from ..inputs.frame_enrichment import Company
 from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments
-from ..inputs.words import Words
 from ..job.control import Control
 from ..job.phases import Phases
 from ..job.process import Process, exit_code

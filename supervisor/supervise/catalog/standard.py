@@ -66,7 +66,7 @@ _ROWS = (
     ("gpu_xid_errors", "1", "XID events since the start.", "NVML"),
     ("host_mem_used", "%", "Host memory in use.", "psutil"),
     ("host_mem_growth", "bytes/h", "Lower bound of the growth of the job's own memory, less "
-     "shared and file pages; see supervise/inputs/memory.py.", "psutil"),
+     "shared and file pages; see supervise/inputs/memory_growth.py.", "psutil"),
     ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
     ("open_files", "1", "Open file descriptors of the job.", "psutil"),
     # runs, checkpoints, logs

@@ -17,7 +17,7 @@ from supervise_probe import collectors
 
 from ..catalog import metrics, standard
 from ..checkpoints import notifications
-from ..inputs import hardware, memory, ranks
+from ..inputs import cross_rank_metrics, hardware, memory_growth
 from ._trial import Trial
 
 # What a job has or has not: patterns of ids, the condition, and whether the trial's job meets it.
@@ -93,7 +93,7 @@ def outlook(trial: Trial | None, reason: str | None, world: int | None) -> dict[
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
     found = {name: _of_probe(name, trial, arrived(trial)) for name in metrics.known()}
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
-    found |= dict.fromkeys(ranks.METRICS, across)
+    found |= dict.fromkeys(cross_rank_metrics.METRICS, across)
     for together, own in PARTS.items():
         if world == 1 and own in found:
             found[own] = across
@@ -148,7 +148,7 @@ def _hardware() -> Mapping[str, str]:
         except driver.NVMLError:
             why = "no: no NVIDIA driver"
     found = dict.fromkeys(hardware.HOST, often) | dict.fromkeys(hardware.DEVICE, why or often)
-    wait_s = memory.FIRST * hardware.EVERY_S
+    wait_s = memory_growth.FIRST * hardware.EVERY_S
     return {**found, "host_mem_growth": f"{often}, {wait_s:.0f} s after the first step"}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..errors import StoreError, UsageError
-from ..inputs import clock, words
+from ..inputs import clock, control_inbox
 from ..store import audit
 from ..store.lock import locked
 from ..store.quarantine_list import Quarantine
@@ -100,7 +100,9 @@ def speak(run: Path, word: str, by: str | None, args: Mapping[str, Any]) -> int:
     key = f"{at_ns}-{os.getpid()}"
     known = sum(1 for _ in audit.read(found.audit_path))
     try:
-        words.post(found.path, word, by or getpass.getuser(), {**args, "key": key}, at_ns=at_ns)
+        control_inbox.post(
+            found.path, word, by or getpass.getuser(), {**args, "key": key}, at_ns=at_ns
+        )
     except OSError as error:
         raise StoreError(f"cannot write in {run}: {error.strerror}") from error
     answer, outcome = _await(found, key, known)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ..checkpoints import notifications
-from ..inputs import hardware, ranks
+from ..inputs import cross_rank_metrics, hardware
 
-METRICS = (*ranks.METRICS, *hardware.METRICS, *notifications.METRICS)
+METRICS = (*cross_rank_metrics.METRICS, *hardware.METRICS, *notifications.METRICS)

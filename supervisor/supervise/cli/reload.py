@@ -14,7 +14,7 @@ import click
 from ..catalog.shipped import is_file
 from ..core.model.decisions import MODES
 from ..errors import InputError, StoreError
-from ..inputs import clock, words
+from ..inputs import clock, control_inbox
 from ..store import audit
 from ..store.lock import locked
 from ..store.run_directory import RunDir
@@ -55,7 +55,7 @@ def command(run: Path, policy: str | None, mode: str | None, by: str | None) -> 
     key = f"{at_ns}-{os.getpid()}"
     args = {"policy": policy, "mode": mode, "key": key}
     try:
-        words.post(found.path, "reload", by or getpass.getuser(), args, at_ns=at_ns)
+        control_inbox.post(found.path, "reload", by or getpass.getuser(), args, at_ns=at_ns)
     except OSError as error:
         raise StoreError(f"cannot write in {run}: {error.strerror}") from error
     answer = _answer(found, key)

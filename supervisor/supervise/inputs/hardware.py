@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from .memory import Growth
+from .memory_growth import Growth
 
 EVERY_S = 2.0  # between two looks
 STALE_S = 30.0  # an answer older than that is no answer

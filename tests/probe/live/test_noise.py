@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from supervise.inputs.ranks import together
+from supervise.inputs.cross_rank_metrics import together
 from supervise.inputs.segment import Segment
 
 from .conftest import Job

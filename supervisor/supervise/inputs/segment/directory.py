@@ -21,8 +21,8 @@ from supervise_probe import wire
 from ...core.model.events import Event, Noticed
 from ...errors import SegmentError
 from ...store import files
+from .cursor import Taken
 from .reader import Segment
-from .taken import Taken
 
 _SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)(?:\.\d+)?\.seg")
 _MARK_NAME = re.compile(r"off\.(\d+)")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from ..core.model.events import Announced, Event, Frame
-from .ranks import Ranks
+from .cross_rank_metrics import Ranks
 
 Machine = Callable[[int, bool], Mapping[str, float]]
 
