@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.app.adoption import Adoption
-from supervise.app.desk import Desk
-from supervise.app.past import Past
-from supervise.app.relaunching import ends_with
+from supervise.app.event_processor import Desk
+from supervise.app.relauncher import ends_with
+from supervise.app.run_recovery import Past
 from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.actions.relaunch import Relaunch
-from supervise.app.desk import Desk
+from supervise.app.event_processor import Desk
 from supervise.core.model.events import Told
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor

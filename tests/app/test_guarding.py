@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app.guarding import may_come_back
+from supervise.app.checkpoint_wiring import may_come_back
 from supervise.core import engine
 from supervise.core.model.policy import Policy
 from supervise.core.state.incident import HELD

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.app.launching import Launch, Launcher, first_environment
+from supervise.app.launcher import Launch, Launcher, first_environment
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError
 from supervise.job import environment

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from supervise.app.past import Past
+from supervise.app.run_recovery import Past
 from supervise.catalog import load_policy
 from supervise.core.model.events import Exited, Told
 from supervise.core.replay import record

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.app.launching import probe_config
+from supervise.app.launcher import probe_config
 from supervise.catalog import load_policy
 from supervise.catalog.problems import PolicyErrors
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from supervise.actions.relaunch import SLOWEST
-from supervise.app.relaunching import MARGIN_S, STOP_S, Relauncher, stopped_for
+from supervise.app.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
 from supervise.job.halting import LOOP_S

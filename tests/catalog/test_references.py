@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.app.launching import Launch
+from supervise.app.launcher import Launch
 from supervise.catalog.check import check_file
 from supervise.catalog.job_form import PLACEHOLDERS
 from supervise.catalog.problems import Problem

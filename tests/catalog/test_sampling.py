@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app.launching import probe_config
+from supervise.app.launcher import probe_config
 from supervise.catalog.policy import load_policy
 from supervise.catalog.problems import PolicyErrors
 from supervise_probe.sampling import schedule

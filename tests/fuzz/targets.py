@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from supervise.app.past import Past
+from supervise.app.run_recovery import Past
 from supervise.catalog import load_policy, shipped
 from supervise.catalog.load import parse
 from supervise.catalog.nodes import plain

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.app.late import Courier, Flush, keep
+from supervise.app.late_pages import Courier, Flush, keep
 from supervise.cli import invoke
 from supervise.notifiers import build, destination, reopen
 from supervise.outputs.queued import Undelivered

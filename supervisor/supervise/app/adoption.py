@@ -33,9 +33,9 @@ from ..outputs.outbox import Outbox
 from ..store import audit
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from .desk import Desk
-from .past import Past
-from .relaunching import stopped_for
+from .event_processor import Desk
+from .relauncher import stopped_for
+from .run_recovery import Past
 
 ANSWER_S = 2.0  # for an answer that already lies there to come round
 

@@ -38,16 +38,16 @@ from ..outputs.outbox import DRAIN_S, Outbox
 from ..outputs.performer import Performer
 from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
-from . import guarding
+from . import checkpoint_wiring
 from .adoption import Adoption
-from .desk import Desk
-from .late import Courier, keep
-from .launching import Launch, Launcher
+from .event_processor import Desk
+from .late_pages import Courier, keep
+from .launcher import Launch, Launcher
 from .orphans import Orphans
-from .past import Past
-from .relaunching import Relauncher, ends_with
+from .relauncher import Relauncher, ends_with
+from .run_recovery import Past
+from .run_status import TICK_NS, Status
 from .settings import Settings
-from .status import TICK_NS, Status
 
 STILL_S = 5.0  # longer than any round takes while the disk answers; project default
 
@@ -74,7 +74,7 @@ class App:
         taken = None if settings.past is None else settings.past.taken
         self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
         self._status = Status(settings, self.desk, recorder)
-        self._guard = guarding.guard(settings, self.desk)
+        self._guard = checkpoint_wiring.guard(settings, self.desk)
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
         self._orphans = Orphans(self._segments, settings.run.marks_path, self.desk)
@@ -230,13 +230,13 @@ class App:
         desk = self.desk
         if desk.performing in ("relaunch", "stop"):
             return False
-        back = guarding.may_come_back(desk.policy, desk.state, process.returncode or 0)
+        back = checkpoint_wiring.may_come_back(desk.policy, desk.state, process.returncode or 0)
         return self._orphans.go_on(process, self._forwarder.final, comes_back=back)
 
     def _hurries(self, process: Process) -> bool:
         """Let the guard look at once at what a job left that may come back; False: it did."""
         desk, code = self.desk, process.returncode or 0
-        comes_back = guarding.may_come_back(desk.policy, desk.state, code)
+        comes_back = checkpoint_wiring.may_come_back(desk.policy, desk.state, code)
         if process is self._looked_after or not comes_back:
             return False
         self._looked_after = process
@@ -278,7 +278,7 @@ class App:
         for self._left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._company.complete(event):
                 self.desk.take(completed)
-            guarding.hear(self._guard, event, self.desk.policy)
+            checkpoint_wiring.hear(self._guard, event, self.desk.policy)
             if self.control and isinstance(event, Noticed) and event.kind == pausing.ENDED:
                 self.control.go_on()
 
@@ -316,7 +316,7 @@ class App:
             for notice in notices:
                 desk.take(notice)
             desk.take(Tick(now_ns, judged))
-        guarding.seek(self._guard, desk.policy, desk.state)
+        checkpoint_wiring.seek(self._guard, desk.policy, desk.state)
         changed = self._segments.tighten(sampling_rate.denser(desk.policy, desk.state), now_ns)
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})
@@ -345,7 +345,7 @@ class App:
         events = adoption.begin(self._company, outbox)
         if past.launched is None:
             self._launched(process, 0)
-        guarding.take_up(self._guard, past, self.desk.policy)
+        checkpoint_wiring.take_up(self._guard, past, self.desk.policy)
         self._judge(events)
 
     # ── for a relaunch, in a round, with all processes of the job dead ────────────────────────────

@@ -26,7 +26,7 @@ from ..inputs import clock
 from ..inputs.segment import Segments
 from ..job.asking import ending
 from ..job.process import Process
-from .desk import Desk
+from .event_processor import Desk
 
 WATCH_S = 600.0  # for policies of older runs; project default
 GRACE_S = 1.0  # ranks may end a moment after their launcher: no news

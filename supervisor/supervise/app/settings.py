@@ -11,7 +11,7 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..store.policies import Reloader
 from ..store.run_directory import RunDir
-from .past import Past
+from .run_recovery import Past
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..app.launching import last_launch
+from ..app.launcher import last_launch
 from ..core.model.policy import Policy
 from ..core.replay import plain
 from ..errors import UsageError

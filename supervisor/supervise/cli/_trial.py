@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import children
-from ..app.launching import CAPACITY
+from ..app.launcher import CAPACITY
 from ..catalog.forms import SamplingForm
 from ..core.model.events import Announced, Frame
 from ..inputs import clock

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from ..app import App, Settings
-from ..app.launching import Launcher, first_environment, last_launch, redactor
-from ..app.past import Past
+from ..app.launcher import Launcher, first_environment, last_launch, redactor
+from ..app.run_recovery import Past
 from ..catalog import load_policy
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor

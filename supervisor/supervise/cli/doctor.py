@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..app.launching import SLOTS
+from ..app.launcher import SLOTS
 from ..catalog import shipped
 from ..job import environment, shm
 from ._job import JobCommand

@@ -9,7 +9,7 @@ from collections import Counter
 
 import click
 
-from ..app.late import DAYS, Flush, age
+from ..app.late_pages import DAYS, Flush, age
 from ..inputs import clock
 from ..store.spool import Page, Spool, place
 from .audit import printable

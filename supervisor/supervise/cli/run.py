@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..app import App, Settings
-from ..app.launching import Launch, Launcher, redactor
+from ..app.launcher import Launch, Launcher, redactor
 from ..catalog import drills, load_policy, locate
 from ..catalog.problems import Problem
 from ..core.model.decisions import MODES

@@ -151,7 +151,7 @@ def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
 def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     """Return the pid of the newest launch and whether it runs; the journal may lack that one."""
     # Here, not above: a living supervisor is told without them.
-    from ..app.launching import LAUNCHED
+    from ..app.launcher import LAUNCHED
     from ..job.adopted import start_ticks
 
     with suppress(StoreError), understood(LAUNCHED, ""):

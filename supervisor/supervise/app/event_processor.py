@@ -26,7 +26,7 @@ from ..inputs import clock
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
 from ..outputs.performer import Performer
 from ..store.recorder import Recorder
-from .past import WINDOW_FRAMES, Past
+from .run_recovery import WINDOW_FRAMES, Past
 from .settings import Settings
 
 
@@ -168,7 +168,7 @@ class Desk:
     def range(self) -> tuple[int, int] | None:
         """Return between which steps that relaunch may find a better checkpoint; both are left out.
 
-        None where people approved the one that was ordered. Raises ActionError, see `relaunching`.
+        None where people approved the one that was ordered. Raises ActionError, see `relauncher`.
         """
         run, incident = self.relaunching(), self.state.incident
         if run.approved is not None or incident is None or not isinstance(run.action, Relaunch):

@@ -6,7 +6,7 @@ begins: the old gang is dead (`how`), a checkpoint is in its place (`path`), the
 (`pid`). `args` are the order, and from the second stage on those that were followed. A supervisor
 that is asked for the same order again, after it or its predecessor died, goes on where the marks
 end. Between the start and its mark there is the process itself, which carries the number of its
-launch (see `launching`).
+launch (see `launcher`).
 
 Before a checkpoint is put in its place, the engine chooses once more, among what is verified by
 then. Whatever fails there costs the choice and not the run: the order that was given is the last
@@ -37,7 +37,7 @@ from ..job.control import Control
 from ..job.halting import LOOP_S, halt
 from ..store import files
 from ..store.run_directory import RunDir
-from .launching import Launch
+from .launcher import Launch
 
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included

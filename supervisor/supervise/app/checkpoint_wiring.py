@@ -14,8 +14,8 @@ from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
 from ..store.run_directory import RUNS
-from .desk import Desk
-from .past import Past
+from .event_processor import Desk
+from .run_recovery import Past
 from .settings import Settings
 
 

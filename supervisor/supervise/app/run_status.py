@@ -14,7 +14,7 @@ from ..outputs import live
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from .desk import Desk
+from .event_processor import Desk
 from .settings import Settings
 
 TICK_NS = 1_000_000_000
