@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from supervise.job.control import Control
+from supervise.job.controller import Control
 from supervise.job.process import Process
 
 

@@ -12,7 +12,7 @@ from supervise.actions.relaunch import SLOWEST
 from supervise.app.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
-from supervise.job.halting import LOOP_S
+from supervise.job.termination import LOOP_S
 from supervise.store.run_directory import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines

@@ -8,7 +8,7 @@ import pytest
 
 from supervise.core.model.events import Announced, Frame, Gap, Noticed
 from supervise.inputs.segment import Segments, Taken, recorded_end
-from supervise.job.adopted import start_ticks
+from supervise.job.adopted_process import start_ticks
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer

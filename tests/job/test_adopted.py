@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.job.adopted import AdoptedProcess, start_ticks
+from supervise.job.adopted_process import AdoptedProcess, start_ticks
 from supervise.job.environment import LAUNCH
 
 RUN = "20310504-030201-abcdef"

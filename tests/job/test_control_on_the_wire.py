@@ -18,10 +18,10 @@ from supervise.actions.stop import Stop
 from supervise.core.model.action import Aim
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
-from supervise.job.control import Control
-from supervise.job.halting import silence_ns
+from supervise.job.controller import Control
 from supervise.job.lease import Lease
 from supervise.job.process import Process
+from supervise.job.termination import silence_ns
 from supervise.outputs.evidence import Evidence
 
 # A job whose "training" only serves the mailbox, once per step of 5 ms.

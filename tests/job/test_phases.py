@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from supervise.core.model.events import Beat
-from supervise.job import phases
-from supervise.job.phases import Phases
+from supervise.job import phase_inference
+from supervise.job.phase_inference import Phases
 
 SECOND = 1_000_000_000
 READS = "while True: open('/dev/zero', 'rb').read(1 << 20)"
@@ -21,7 +21,7 @@ SLEEPS = "import time; time.sleep(60)"
 @pytest.fixture
 def starting(start, monkeypatch):
     """A process in its start-up, looked at every 50 ms; `look` returns its phase and notices."""
-    monkeypatch.setattr(phases, "LOOK_S", 0.05)
+    monkeypatch.setattr(phase_inference, "LOOK_S", 0.05)
 
     def begin(code):
         process = start(sys.executable, "-c", code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.errors import ActionError
-from supervise.job.control import Control
+from supervise.job.controller import Control
 from supervise.store.quarantine_list import Quarantine
 
 ADD = {"add": [{"kind": "shard", "name": "a.tar"}], "attempt": 2, "incident": "inc-1"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.job import shm
+from supervise.job import shared_memory
 from supervise_probe.ipc.writer import Writer
 
 OLD = 10_000
@@ -23,7 +23,7 @@ def aged(path):
 
 def test_only_dead_and_old_directories_are_swept(tmp_path):
     """Locked, young, with a living job, or no directory at all: left alone."""
-    mine = aged(shm.make(tmp_path, "mine"))
+    mine = aged(shared_memory.make(tmp_path, "mine"))
     prefix = f"supervise-{os.getuid()}-"
     young = tmp_path / f"{prefix}young"
     young.mkdir()
@@ -39,7 +39,7 @@ def test_only_dead_and_old_directories_are_swept(tmp_path):
     (dead / f"rank-0.{done.pid}.seg").write_bytes(b"")
     aged(dead)
 
-    assert shm.sweep(tmp_path) == [dead]
+    assert shared_memory.sweep(tmp_path) == [dead]
     assert mine.is_dir()
     assert not dead.exists()
 
@@ -48,65 +48,66 @@ def test_a_killed_supervisor_lets_go(tmp_path):
     """The lock goes with the process, whatever became of it."""
     made = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys, pathlib, time; from supervise.job import shm;"
-         f"print(shm.make(pathlib.Path({str(tmp_path)!r}), 'theirs'), flush=True); time.sleep(60)"],
+         "import sys, pathlib, time; from supervise.job import shared_memory;"
+         f"print(shared_memory.make(pathlib.Path({str(tmp_path)!r}), 'theirs'), flush=True);"
+         "time.sleep(60)"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert made.stdout is not None
     made.stdout.readline()
     (path,) = tmp_path.iterdir()
     aged(path)
-    assert shm.sweep(tmp_path) == []
+    assert shared_memory.sweep(tmp_path) == []
     made.kill()
     made.communicate()
 
-    assert shm.sweep(tmp_path) == [path]
+    assert shared_memory.sweep(tmp_path) == [path]
 
 
 def test_a_name_alone_keeps_no_directory(tmp_path):
     """Only a segment that a living process wrote does: pids are reused, and anything is planted."""
-    path = shm.make(tmp_path, "mine")
+    path = shared_memory.make(tmp_path, "mine")
     (path / f"rank-0.{os.getppid()}.seg").write_bytes(b"garbage")
     (path / "job.1").write_text("")
     os.mkfifo(path / f"rank-1.{os.getpid()}.seg")
     writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
 
-    shm.remove(path)
+    shared_memory.remove(path)
     assert path.is_dir()
     writer.close()
     Path(writer.path).unlink()
-    shm.remove(path)
+    shared_memory.remove(path)
     assert not path.exists()
 
 
 def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
     """The probe in the job may be that of another release, with a wire version of its own."""
-    path = shm.make(tmp_path, "mine")
+    path = shared_memory.make(tmp_path, "mine")
     writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
     raw = bytearray(Path(writer.path).read_bytes())
     raw[8] += 1
     Path(writer.path).write_bytes(raw)
     writer.close()
 
-    shm.remove(path)
+    shared_memory.remove(path)
     assert path.is_dir()
 
 
 def test_scarce_memory_gets_fewer_slots(tmp_path):
     """Never fewer than 256; all that were asked for where there is room."""
-    assert shm.slots(tmp_path, 8192) == 8192
-    assert shm.slots(tmp_path / "absent", 8192) == 8192
+    assert shared_memory.slots(tmp_path, 8192) == 8192
+    assert shared_memory.slots(tmp_path / "absent", 8192) == 8192
 
 
 def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     """Importing may take longer than its supervisor lives."""
     path = tmp_path / f"supervise-{os.getuid()}-starting"
     path.mkdir()
-    shm.lend(path, os.getpid())
+    shared_memory.lend(path, os.getpid())
 
-    assert shm.sweep(tmp_path) == []
+    assert shared_memory.sweep(tmp_path) == []
     aged(path)
-    assert shm.sweep(tmp_path) == []
+    assert shared_memory.sweep(tmp_path) == []
 
 
 AS_NOBODY = """
@@ -137,8 +138,9 @@ def test_what_another_user_plants_holds_up_no_start(tmp_path):
     subprocess.run([sys.executable, "-c", AS_NOBODY, str(tmp_path)], check=True)
     planted = sorted(path.name for path in tmp_path.iterdir())
     start = (
-        "import pathlib, sys; from supervise.job import shm; root = pathlib.Path(sys.argv[1]);"
-        "print(shm.sweep(root), shm.make(root, 'mine').name)"
+        "import pathlib, sys; from supervise.job import shared_memory;"
+        "root = pathlib.Path(sys.argv[1]);"
+        "print(shared_memory.sweep(root), shared_memory.make(root, 'mine').name)"
     )
 
     done = subprocess.run(
@@ -154,8 +156,8 @@ def test_a_fifo_of_our_own_holds_up_nobody(tmp_path):
     """In the place of the mark; the directory is swept as one without."""
     path = tmp_path / f"supervise-{os.getuid()}-x"
     path.mkdir()
-    os.mkfifo(path / shm.OWNER)
-    shm.own(path)
+    os.mkfifo(path / shared_memory.OWNER)
+    shared_memory.own(path)
     aged(path)
 
-    assert shm.sweep(tmp_path) == [path]
+    assert shared_memory.sweep(tmp_path) == [path]

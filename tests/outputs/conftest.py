@@ -1,4 +1,4 @@
-"""A witness over a real process, as `job.control.Control` is one."""
+"""A witness over a real process, as `job.controller.Control` is one."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ..errors import StoreError
 from ..inputs import clock
 from ..inputs.frame_enrichment import Company
 from ..inputs.segment import Segments
-from ..job.control import Control
+from ..job.controller import Control
 from ..outputs.outbox import Outbox
 from ..store import audit
 from ..store.recorder import Recorder

@@ -21,8 +21,8 @@ from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
-from ..job import environment, shm
-from ..job.adopted import start_ticks
+from ..job import environment, shared_memory
+from ..job.adopted_process import start_ticks
 from ..job.lease import LEASE_S
 from ..job.process import Process
 from ..job.terminal import Terminal
@@ -127,7 +127,7 @@ class Launcher:
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
         process = Process.start(argv, environ, terminal=self._terminal)
-        shm.lend(self._directory, process.pid)
+        shared_memory.lend(self._directory, process.pid)
         ticks = start_ticks(process.pid) or 0
         self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
         return process
@@ -208,7 +208,7 @@ def probe_config(
         "package": str(environment.inject_dir().parent),
         "shm": str(directory),
         "marks": str(run.marks_path),
-        "slots": shm.slots(directory, SLOTS),
+        "slots": shared_memory.slots(directory, SLOTS),
         "capacity": CAPACITY,
         "savepoints": _savepoints(run, policy) if may_act and policy.savepoints else None,
         "standing_orders": dict(policy.standing_orders) if may_act else {},

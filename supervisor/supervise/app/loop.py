@@ -29,8 +29,8 @@ from ..inputs.control_inbox import Words
 from ..inputs.frame_enrichment import Company
 from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments
-from ..job.control import Control
-from ..job.phases import Phases
+from ..job.controller import Control
+from ..job.phase_inference import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
 from ..outputs.evidence import Evidence

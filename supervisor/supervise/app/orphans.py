@@ -24,7 +24,7 @@ from ..core.model.events import Noticed
 from ..core.model.policy import Policy
 from ..inputs import clock
 from ..inputs.segment import Segments
-from ..job.asking import ending
+from ..job.pending_command import ending
 from ..job.process import Process
 from .event_processor import Desk
 

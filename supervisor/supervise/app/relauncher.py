@@ -33,8 +33,8 @@ from ..core.handlers.job_lifecycle import MEANT, crashed, failed_start
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
-from ..job.control import Control
-from ..job.halting import LOOP_S, halt
+from ..job.controller import Control
+from ..job.termination import LOOP_S, halt
 from ..store import files
 from ..store.run_directory import RunDir
 from .launcher import Launch

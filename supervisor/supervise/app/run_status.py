@@ -9,7 +9,7 @@ from typing import Any
 from ..core.model.events import Noticed
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
-from ..job.control import Control
+from ..job.controller import Control
 from ..outputs import live
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder

@@ -23,7 +23,7 @@ from ..catalog.forms import SamplingForm
 from ..core.model.events import Announced, Frame
 from ..inputs import clock
 from ..inputs.segment import Segments
-from ..job import environment, shm
+from ..job import environment, shared_memory
 
 COST = "probe_self_time"
 STEPS, SAMPLE_EVERY = 41, 8
@@ -124,7 +124,7 @@ def attempt(interpreter: str) -> Trial:
     """Run `TRIAL` in `interpreter` with the probe injected, and read what it published."""
     run_id = f"doctor-{secrets.token_hex(3)}"
     try:
-        memory = shm.make(shm.base(os.environ), run_id)
+        memory = shared_memory.make(shared_memory.base(os.environ), run_id)
     except OSError as error:
         return Trial(error=f"no shared memory: {error.strerror}")
     with tempfile.TemporaryDirectory(prefix="supervise-doctor-") as folder:
@@ -135,7 +135,7 @@ def attempt(interpreter: str) -> Trial:
             "package": str(environment.inject_dir().parent),
             "shm": str(memory),
             "marks": str(marks),
-            "slots": shm.LEAST_SLOTS,
+            "slots": shared_memory.LEAST_SLOTS,
             "capacity": CAPACITY,
             "savepoints": {"every": 4, "keep": 1, "max_bytes": 1 << 24},
             "sampling": {**dict.fromkeys(_sets(), SAMPLE_EVERY), "share": 1.0},
@@ -147,7 +147,7 @@ def attempt(interpreter: str) -> Trial:
             trial = _train(interpreter, environment.child_environment(os.environ, path))
             _read(trial, memory, marks)
         finally:
-            shm.remove(memory)
+            shared_memory.remove(memory)
     return trial
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..app import App, Foreground, closed
 from ..errors import SuperviseError
 from ..inputs import clock
-from ..job import shm
+from ..job import shared_memory
 from ..job.process import Process
 from ..job.signals import Forwarder
 from ..outputs.outbox import Outbox
@@ -55,7 +55,7 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
         steps: tuple[Callable[[], None], ...] = (
             lambda: app.close(outbox, code),
             lambda: closed(run, outbox.look()),
-            lambda: shm.remove(directory),
+            lambda: shared_memory.remove(directory),
             look_back,
         )
         for step in steps:

@@ -20,8 +20,8 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, UsageError
 from ..inputs.segment import recorded_end
-from ..job import shm
-from ..job.adopted import AdoptedProcess
+from ..job import shared_memory
+from ..job.adopted_process import AdoptedProcess
 from ..job.signals import Forwarder
 from ..notifiers import build
 from ..outputs.outbox import Outbox
@@ -97,7 +97,7 @@ def _job(
             hint="look whether it runs; if it does not, start the run again",
         )
     directory = Path(run.read_json("probe.json")["shm"])
-    shm.own(directory)
+    shared_memory.own(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(made["pid"], made["start_ticks"])
     environ = first_environment(run)

@@ -23,7 +23,7 @@ import click
 from .. import __version__
 from ..app.launcher import SLOTS
 from ..catalog import shipped
-from ..job import environment, shm
+from ..job import environment, shared_memory
 from ._job import JobCommand
 from ._outlook import REPORTED, arrived, outlook, script_of, world_size
 from ._trial import STEPS, Trial, attempt, find_interpreter
@@ -124,10 +124,10 @@ def _here(runs: Path) -> Iterator[Check]:
 
 def _shared_memory() -> Check:
     """Allocate a segment as the probe does; a sparse file would promise what is not there."""
-    root = shm.base(os.environ)
+    root = shared_memory.base(os.environ)
     try:
-        slots = shm.slots(root, SLOTS)
-        size = slots * shm.SLOT_BYTES
+        slots = shared_memory.slots(root, SLOTS)
+        size = slots * shared_memory.SLOT_BYTES
         with tempfile.NamedTemporaryFile(dir=root, prefix="supervise-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, size)
         free = shutil.disk_usage(root).free

@@ -17,7 +17,7 @@ from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
 from ..errors import SuperviseError, UsageError
 from ..inputs import clock
-from ..job import environment, shm
+from ..job import environment, shared_memory
 from ..job.signals import Forwarder
 from ..job.terminal import Terminal
 from ..notifiers import build
@@ -109,13 +109,13 @@ def supervise(
         run_dir, argv=argv, policy=policy, wall=clock.wall(), redactor=clean,
         info={"tier": tier, "tier_reason": reason, "drills": told, "reload": again},
     )  # fmt: skip
-    root = shm.base(environ)
-    directory = shm.of(root, run.id)
+    root = shared_memory.base(environ)
+    directory = shared_memory.of(root, run.id)
     forwarder = Forwarder()
     try:
-        shm.sweep(root)
+        shared_memory.sweep(root)
         try:
-            shm.make(root, run.id)
+            shared_memory.make(root, run.id)
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
@@ -135,7 +135,7 @@ def supervise(
         forwarder.install()
         process = launcher.start(policy, Launch())
     except SuperviseError:
-        shm.remove(directory)
+        shared_memory.remove(directory)
         run.discard()
         raise
     # From here on the job's result is what counts, whatever becomes of us.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ..errors import SuperviseError
-from .asking import Rank
+from .pending_command import Rank
 
 LEASE_S = 60.0
 PATIENCE_S = 60.0  # a disk may freeze for half a minute, and the pause stays; project default

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from .launch import spawn
+from .process_tree import Tree
 from .terminal import Terminal, stop_ourselves
-from .tree import Tree
 
 UNKNOWN = 255  # stands for an exit code that nobody has
 _INTERRUPTED = 128 + signal.SIGINT  # what a shell calls the end by SIGINT

@@ -58,7 +58,7 @@ class Pending(Protocol):
 
 
 class Witness(Protocol):
-    """The job, as far as evidence needs it (see `job.control.Control`)."""
+    """The job, as far as evidence needs it (see `job.controller.Control`)."""
 
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ..errors import ActionError
-from .asking import Asked
+from .pending_command import Asked
 from .process import Process
 
 T = TypeVar("T")

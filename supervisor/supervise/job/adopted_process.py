@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from .afterlife import Afterlife
 from .environment import LAUNCH
+from .pidfd_exit import Afterlife
 from .process import UNKNOWN, Process
-from .tree import Tree, alive, group_of
+from .process_tree import Tree, alive, group_of
 
 Recorded = Callable[[int, int], int | None]
 _STATE, _STARTED, _EXIT = 0, 19, 49  # places in /proc/<pid>/stat, behind the name

@@ -1,7 +1,7 @@
 """One command on its way to the ranks, and the judgement over what came back.
 
 Shared between the performer's thread, which waits, and the main loop, which sends and files acks;
-everything here is touched under the condition that both know (see `control`).
+everything here is touched under the condition that both know (see `controller`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import psutil
 
 from ..core.model.action import busy
 from ..core.model.events import LOADING, SUSPENDED, Beat, Noticed
-from .working import counters, difference, suspended
+from .activity import counters, difference, suspended
 
 STARTUP = "startup"
 LOOK_S = 10.0  # over which a start-up is asked for work; the idle watch of the shipped runbooks

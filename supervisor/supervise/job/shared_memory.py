@@ -21,7 +21,7 @@ import psutil
 from supervise_probe import wire
 
 from ..store import files
-from .adopted import start_ticks
+from .adopted_process import start_ticks
 
 DEFAULT = Path("/dev/shm")
 LEAST_SLOTS = 256

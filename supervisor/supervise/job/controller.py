@@ -27,12 +27,12 @@ import psutil
 from supervise_probe.wire import WireError
 
 from ..errors import ActionError, SuperviseError
-from .asking import Ack, Asked, Rank, Ranks, ending, judge
-from .halting import LOOP_S, halt
+from .activity import suspended, work
 from .lease import Lease
+from .pending_command import Ack, Asked, Rank, Ranks, ending, judge
 from .process import Process
-from .quarantine import Manifest, quarantine
-from .working import suspended, work
+from .quarantine_broadcast import Manifest, quarantine
+from .termination import LOOP_S, halt
 
 T = TypeVar("T")
 
@@ -282,7 +282,7 @@ class Control:
         return self._collect(self, incident, key, deadline_s)
 
     def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
-        """Write the next generation of the quarantine and tell every rank; see `job.quarantine`."""
+        """Write the quarantine's next generation, tell every rank; see `quarantine_broadcast`."""
         return quarantine(self, self._manifest, args, key, deadline_s)
 
     def ranks(self) -> dict[int, dict[str, Any]]:
