@@ -14,7 +14,7 @@ import pytest
 
 from supervise import children
 from supervise.checkpoints import manifest
-from supervise.outputs import facts
+from supervise.outputs import host_facts
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.
 HANGS = """#!/bin/sh
@@ -30,10 +30,10 @@ def hang_up():
         time.sleep(0.01)
     children.end_all()
 from supervise import children
-from supervise.outputs import facts
+from supervise.outputs import host_facts
 if {polite}:
     threading.Thread(target=hang_up).start()
-print(facts.git(pathlib.Path(".")), flush=True)
+print(host_facts.git(pathlib.Path(".")), flush=True)
 """
 
 
@@ -82,10 +82,10 @@ def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool, monke
     if tool == "manifest":
         assert manifest.code(tmp_path, []) == {"files": {}}
     elif tool == "in the background":
-        assert "exit code 3" in facts.git(tmp_path)["missing"]
+        assert "exit code 3" in host_facts.git(tmp_path)["missing"]
     else:
         with pytest.raises(OSError, match=r"longer than 0\.5 s"):
-            facts.run_tool(["git"], 0.5)
+            host_facts.run_tool(["git"], 0.5)
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "end_all"])

@@ -19,8 +19,8 @@ from supervise.catalog import load_policy
 from supervise.core import replay
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Noticed
 from supervise.inputs.frame_enrichment import Company
+from supervise.outputs.action_performer import Performer
 from supervise.outputs.outbox import Outbox
-from supervise.outputs.performer import Performer
 from supervise.store import audit, journal
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal

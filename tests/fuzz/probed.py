@@ -19,7 +19,7 @@ from supervise.errors import SuperviseError
 from supervise.inputs.control_inbox import DIRECTORY, Words
 from supervise.inputs.frame_enrichment import Company
 from supervise.inputs.segment import Segment, Segments, recorded_end
-from supervise.outputs import live
+from supervise.outputs import status_snapshot
 from supervise.store import audit, event_codec
 from supervise.store.chain import Chain
 from supervise_probe import wire
@@ -65,7 +65,7 @@ class Judge:
                 saved(event, Moment())
 
     def status(self, ranks: dict[int, dict[str, Any]]) -> None:
-        found = live.snapshot(
+        found = status_snapshot.snapshot(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
         json.dumps(audit.encode(found), allow_nan=False).encode()

@@ -16,7 +16,7 @@ import pytest
 from supervise.app.late_pages import Courier, Flush, keep
 from supervise.cli import invoke
 from supervise.notifiers import build, destination, reopen
-from supervise.outputs.queued import Undelivered
+from supervise.outputs.messages import Undelivered
 from supervise.store.spool import Spool, place
 
 WALL = "2026-01-05T10:11:12.345Z"

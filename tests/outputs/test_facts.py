@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from supervise.outputs import facts
+from supervise.outputs import host_facts
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_clean_tree_is_its_commit(repository):
     """Nothing else to say."""
     path, git = repository
 
-    found = facts.git(path)
+    found = host_facts.git(path)
 
     assert found == {
         "commit": git("rev-parse", "HEAD").strip(),
@@ -49,7 +49,7 @@ def test_a_change_is_named_and_hashed_but_not_copied(repository):
     (path / "train.py").write_text("two\n")
     (path / "new.py").write_text("")
 
-    found = facts.git(path)
+    found = host_facts.git(path)
 
     assert found["dirty"] == [" M train.py", "?? new.py"]
     assert found["diff_sha256"] == hashlib.sha256(git("diff", "HEAD").encode()).hexdigest()
@@ -57,14 +57,14 @@ def test_a_change_is_named_and_hashed_but_not_copied(repository):
 
 def test_outside_a_repository_the_reason_is_kept(tmp_path):
     """One sentence instead of facts."""
-    assert "not a git repository" in facts.git(tmp_path)["missing"]
+    assert "not a git repository" in host_facts.git(tmp_path)["missing"]
 
 
 def test_without_git_the_reason_is_kept(tmp_path, monkeypatch):
     """Clusters often have none on the compute nodes."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert "git" in facts.git(tmp_path)["missing"]
+    assert "git" in host_facts.git(tmp_path)["missing"]
 
 
 def test_output_that_goes_to_a_file_is_found(tmp_path):
@@ -75,13 +75,13 @@ def test_output_that_goes_to_a_file_is_found(tmp_path):
     piped = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     try:
-        found = facts.output_files(popen.pid)
+        found = host_facts.output_files(popen.pid)
         log.write_text("still here\n")
         log.unlink()
 
         assert list(found) == [str(log)]
-        assert facts.tail(found[str(log)]) == "still here\n"
-        assert facts.output_files(piped.pid) == {}
+        assert host_facts.tail(found[str(log)]) == "still here\n"
+        assert host_facts.output_files(piped.pid) == {}
     finally:
         for process in (popen, piped):
             process.kill()
@@ -93,5 +93,5 @@ def test_a_tail_begins_at_a_line(tmp_path):
     log = tmp_path / "log"
     log.write_text("".join(f"line {n}\n" for n in range(1000)))
 
-    assert facts.tail(log, limit=30) == "line 997\nline 998\nline 999\n"
-    assert facts.tail(log, limit=10**6).startswith("line 0\n")
+    assert host_facts.tail(log, limit=30) == "line 997\nline 998\nline 999\n"
+    assert host_facts.tail(log, limit=10**6).startswith("line 0\n")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.outputs import origins
+from supervise.outputs import shard_origins
 from supervise.outputs.evidence import Evidence
 from supervise.report import telling
 
@@ -40,7 +40,7 @@ def window(rank=0):
 
 def test_the_five_steps_before_the_breach_and_it():
     """No step later, however many are kept; a shard is told with the steps it was in."""
-    found = origins.trace({0: batches()}, {}, (), 100)
+    found = shard_origins.trace({0: batches()}, {}, (), 100)
     assert [row["step"] for row in found["steps"]] == [95, 96, 97, 98, 99, 100]
     assert found["breach_step"] == 100
     assert list(found["shards"].items()) == [
@@ -54,14 +54,14 @@ def test_the_five_steps_before_the_breach_and_it():
 
 def test_without_a_known_breach_the_newest_steps_are_told():
     """A snapshot that an operator asked for."""
-    found = origins.trace({0: batches()}, {}, (), None)
+    found = shard_origins.trace({0: batches()}, {}, (), None)
     assert [row["step"] for row in found["steps"]] == [98, 99, 100, 101, 102, 103]
 
 
 def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     """Its numbers, with names from its last status; a number without a name stays a number."""
     ranks = {1: {"status": {"shards": {"25": "web-1-25.tar"}}}}
-    found = origins.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
+    found = shard_origins.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
     assert [row["rank"] for row in found["steps"]] == [0, 1] * 6
     assert found["shards"]["web-1-25.tar"] == "step 100"
     assert found["shards"]["shard number 24"] == "steps 96 to 99"
@@ -74,12 +74,12 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
 def test_several_shards_in_a_frame_are_called_so():
     """The frame holds -1."""
     frames = [(NAMES, Frame(1, 0, 0, 100, (2.5, -1.0, None, 1.0)))]
-    assert origins.trace({}, {}, frames, 100)["shards"] == {"several shards": "step 100"}
+    assert shard_origins.trace({}, {}, frames, 100)["shards"] == {"several shards": "step 100"}
 
 
 def test_a_run_that_was_rolled_back_has_its_steps_twice():
     """Each attempt is told."""
-    found = origins.trace({0: batches() + batches(attempt=1)}, {}, (), 100)
+    found = shard_origins.trace({0: batches() + batches(attempt=1)}, {}, (), 100)
     assert found["shards"]["web-0-24.tar"] == "steps 96 to 99, steps 96 to 99 of attempt 1"
     assert len(found["steps"]) == 12
 
@@ -87,14 +87,14 @@ def test_a_run_that_was_rolled_back_has_its_steps_twice():
 @pytest.mark.parametrize("tape", [None, {}, "x", [], [1], [{"step": "a"}], [{"step": 1}]])
 def test_nothing_is_said_where_nobody_says(tape):
     """No shards in a tape, or no tape at all."""
-    assert origins.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
+    assert shard_origins.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
 
 
 def test_many_shards_are_counted():
     """A step of a shuffled stream: twelve names and how many more."""
     shards = [{"shard": f"{n}.tar", "offset": None} for n in range(30)]
-    found = origins.trace({0: [{"step": 5, "shards": shards}]}, {}, (), 5)
-    assert len(found["shards"]) == origins.NAMED + 1
+    found = shard_origins.trace({0: [{"step": 5, "shards": shards}]}, {}, (), 5)
+    assert len(found["shards"]) == shard_origins.NAMED + 1
     assert found["shards"]["more"] == "18 shards"
 
 

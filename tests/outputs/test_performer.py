@@ -13,8 +13,8 @@ import pytest
 
 from supervise.core.model.action import Action
 from supervise.errors import ActionError
-from supervise.outputs import performer as module
-from supervise.outputs.performer import Performer
+from supervise.outputs import action_performer as module
+from supervise.outputs.action_performer import Performer
 
 JOB = object()
 
@@ -141,7 +141,7 @@ def test_an_abandoned_action_does_not_hold_up_our_exit():
 import time
 from dataclasses import dataclass
 from supervise.core.model.action import Action
-from supervise.outputs.performer import Performer
+from supervise.outputs.action_performer import Performer
 @dataclass(frozen=True)
 class Hang(Action):
     def perform(self, job, args, *, key):

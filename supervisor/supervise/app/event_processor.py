@@ -23,8 +23,8 @@ from ..core.runbooks import steps
 from ..core.state.incident import Run, verb_of
 from ..errors import ActionError
 from ..inputs import clock
+from ..outputs.action_performer import Performer
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
-from ..outputs.performer import Performer
 from ..store.recorder import Recorder
 from .run_recovery import WINDOW_FRAMES, Past
 from .settings import Settings

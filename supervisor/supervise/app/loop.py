@@ -33,9 +33,9 @@ from ..job.controller import Control
 from ..job.phase_inference import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
+from ..outputs.action_performer import Performer
 from ..outputs.evidence import Evidence
 from ..outputs.outbox import DRAIN_S, Outbox
-from ..outputs.performer import Performer
 from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
 from . import checkpoint_wiring

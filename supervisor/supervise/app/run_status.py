@@ -10,7 +10,7 @@ from ..core.model.events import Noticed
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..job.controller import Control
-from ..outputs import live
+from ..outputs import status_snapshot
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
@@ -60,7 +60,7 @@ class Status:
             return
         self._told, self._tier = True, "T0"
         marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
-        message = live.no_probe(marks, self._settings.tier_reason)
+        message = status_snapshot.no_probe(marks, self._settings.tier_reason)
         if message is not None:
             self._desk.take(Noticed(now_ns, "no-probe", message))
 
@@ -70,7 +70,7 @@ class Status:
             ranks = control.ranks()
         except SegmentError:
             ranks = {}
-        found = live.snapshot(
+        found = status_snapshot.snapshot(
             self._desk.policy,
             self._desk.state,
             ranks,

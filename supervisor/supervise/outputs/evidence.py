@@ -36,8 +36,8 @@ from ..core.model.events import Frame
 from ..core.model.redaction import Redactor
 from ..errors import ActionError
 from ..store import files
-from . import facts, origins, stacks
-from .bundle import MANIFEST, SHARDS, Bundle, described
+from . import host_facts, shard_origins, stacks
+from .evidence_bundle import MANIFEST, SHARDS, Bundle, described
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Evidence:
         window: Callable[[], Window],
         *,
         directory: Path,
-        onset: Callable[[], origins.Onset | None] = lambda: None,
+        onset: Callable[[], shard_origins.Onset | None] = lambda: None,
         logs: Sequence[Path] = (),
         redactor: Redactor | None = None,
     ) -> None:
@@ -161,23 +161,23 @@ class Evidence:
             if process.pid not in confirmed:
                 self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
 
-    def _seen(self) -> tuple[Window, origins.Onset | None]:
+    def _seen(self) -> tuple[Window, shard_origins.Onset | None]:
         return self._window(), self._onset()
 
     def _surroundings(self, bundle: Bundle, members: Sequence[psutil.Process]) -> None:
         clean = bundle.redactor
         leader = members[0].pid if members else os.getpid()
-        bundle.json("environment.json", clean.environment(facts.environment_of(leader)))
-        rows = facts.processes(members)
+        bundle.json("environment.json", clean.environment(host_facts.environment_of(leader)))
+        rows = host_facts.processes(members)
         for row in rows:
             row["command"] = clean.command(row["command"])
         bundle.json("processes.json", rows)
-        bundle.json("git.json", bundle.source("git", lambda: facts.git(self._directory)))
+        bundle.json("git.json", bundle.source("git", lambda: host_facts.git(self._directory)))
         disks = (self._incidents, Path("/dev/shm"))
-        bundle.json("host.json", bundle.source("host", lambda: facts.host(*disks)))
-        logs = facts.output_files(leader) | {str(log.resolve()): log for log in self._logs}
+        bundle.json("host.json", bundle.source("host", lambda: host_facts.host(*disks)))
+        logs = host_facts.output_files(leader) | {str(log.resolve()): log for log in self._logs}
         for number, (name, log) in enumerate(logs.items()):
-            text = bundle.source(f"log {name}", partial(facts.tail, log))
+            text = bundle.source(f"log {name}", partial(host_facts.tail, log))
             if text is not None:
                 bundle.text(clean.text(f"log-{number}-{Path(name).name}"), text)
 
@@ -244,7 +244,7 @@ def _shards(
         path = bundle.path / f"rank-{rank}-batches.json"
         if path.exists():
             tapes[rank] = bundle.source(path.name, partial(_json, path))
-    found = origins.trace(tapes, ranks, window, breach)
+    found = shard_origins.trace(tapes, ranks, window, breach)
     if found is not None:
         bundle.json(SHARDS, found)
 

@@ -12,10 +12,10 @@ from functools import partial
 
 from ..core.model.decisions import Decision
 from ..core.model.interfaces import Message
-from . import health
-from .health import Trouble
-from .lane import Lane
-from .queued import Result, Sender, Undelivered
+from . import channel_health
+from .channel_health import Trouble
+from .channel_queue import Lane
+from .messages import Result, Sender, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -122,13 +122,13 @@ class Outbox:
             if trouble is not None:
                 self._broken[lane.name] = trouble
                 if before is None:
-                    told = partial(health.broken, trouble, now=self._monotonic())
+                    told = partial(channel_health.broken, trouble, now=self._monotonic())
                     self._say(told, [other for other in self._lanes if other is not lane])
             elif before is not None:
                 del self._broken[lane.name]
                 # Who reads nothing else must know what is missing there.
                 readers = [each for each in self._lanes if each is not lane or before.lost]
-                self._say(partial(health.mended, before), readers)
+                self._say(partial(channel_health.mended, before), readers)
         return list(self._broken.values())
 
     def _say(self, told: Callable[[Message], Message], lanes: Iterable[Lane]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from ..store import files
-from .facts import run_tool
+from .host_facts import run_tool
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
 ALL_TOLD = b"(all threads)\n"

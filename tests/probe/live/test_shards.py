@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.outputs import origins
+from supervise.outputs import shard_origins
 from supervise_probe.collectors import shards as collector
 from supervise_probe.data.shard_provenance import Origin, name_of, short
 from supervise_probe.data.shard_tracker import NAMES, UNTOLD, Shards
@@ -285,7 +285,7 @@ def test_evidence_names_the_shard_that_a_bad_batch_came_from(probed, tmp_path, l
     breach = max(range(1, 14), key=lambda step: losses[step] - losses[step - 1])
     assert breach == 9
     named = {"s3://bucket/1.tar": "steps 4 to 7", "s3://bucket/2.tar": "steps 8 to 9"}
-    found = origins.trace({0: tape}, {}, (), breach)
+    found = shard_origins.trace({0: tape}, {}, (), breach)
     assert found["shards"] == named
     assert [row["step"] for row in found["steps"]] == [4, 5, 6, 7, 8, 9]
     assert found["steps"][-1]["shards"] == [{"shard": "s3://bucket/2.tar", "offset": 1}]
@@ -296,7 +296,7 @@ def test_evidence_names_the_shard_that_a_bad_batch_came_from(probed, tmp_path, l
                                 values=tuple(map(frame.get, names))))
         for frame in job.frames
     ]  # fmt: skip
-    silent = origins.trace({}, {0: {"status": job.segment().status()}}, window, breach)
+    silent = shard_origins.trace({}, {0: {"status": job.segment().status()}}, window, breach)
     assert silent["shards"] == named and silent["steps"][-1]["shards"][0]["offset"] == 1
     assert "secret" not in json.dumps([tape, job.segment().status()])
 

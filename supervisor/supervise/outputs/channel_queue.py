@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..core.model.interfaces import Message, NotifyError
-from .health import Health, Trouble
-from .queued import PAGES, RANKS, Item, Result, Sender, Undelivered
+from .channel_health import Health, Trouble
+from .messages import PAGES, RANKS, Item, Result, Sender, Undelivered
 
 MAX_WAITING = 256
 MAX_TRIES = 8
