@@ -9,7 +9,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core.model import format_readings
 from supervise.core.model.events import Exited, Told
-from supervise.report import receipt, story, telling
+from supervise.report import incident_report, receipt, render
 from supervise.store import audit
 from supervise.store.chain import encode
 
@@ -32,9 +32,11 @@ def told(keep_run, make_frames, small):
         run = keep_run(make_frames(0, *losses), **options)
         records = list(audit.read(run.audit_path))
         policy = load_policy(run.policy_path)
-        chosen = incident or story.ids(records)[-1]
-        found = story.tell(records, chosen, {policy.digest: policy}, "the run is in progress")
-        return found, "\n".join(telling.lines(found)), records
+        chosen = incident or incident_report.ids(records)[-1]
+        found = incident_report.tell(
+            records, chosen, {policy.digest: policy}, "the run is in progress"
+        )
+        return found, "\n".join(render.lines(found)), records
 
     return tell
 
@@ -97,7 +99,7 @@ def test_the_end_and_the_kind_of_trouble_are_told(told):
     assert found["spike"] == closed["data"].get("spike")
     spike = {"class": "data event", "advice": "look at the data",
              "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}}}  # fmt: skip
-    lines = list(telling.lines(found | {"spike": spike}))
+    lines = list(render.lines(found | {"spike": spike}))
     assert lines[lines.index("what kind of trouble it was") + 1 :][:3] == [
         "  data event", "  1 rejoined: no: 3 above the trend", "  advice: look at the data",
     ]  # fmt: skip
@@ -110,9 +112,9 @@ def test_every_message_says_whether_it_arrived(told, keep_run, make_frames):
     assert all(one["delivered"][0]["ok"] for one in found["messages"])
     assert "delivered: console: printed" in text
     silent = [r for r in records if r["kind"] != "notify_result"]
-    again = story.tell(silent, "inc-1", {}, "")
+    again = incident_report.tell(silent, "inc-1", {}, "")
     assert all(one["delivered"] == [] for one in again["messages"])
-    assert "no channel has answered yet" in "\n".join(telling.lines(again))
+    assert "no channel has answered yet" in "\n".join(render.lines(again))
 
 
 def test_what_was_held_back_says_by_what(told):
@@ -170,21 +172,23 @@ def test_two_runbooks_of_an_incident_are_two(told, small, tmp_path):
 def test_the_table_has_one_row_per_incident(keep_run, make_frames):
     """Oldest first: severity, steps, how it ended, what was done to the job."""
     run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
-    rows = story.table(list(audit.read(run.audit_path)))
+    rows = incident_report.table(list(audit.read(run.audit_path)))
 
     assert [(r["incident"], r["severity"], r["step"]) for r in rows] == [
         ("inc-1", "SEV1", 40), ("inc-2", "SEV1", 142),
     ]  # fmt: skip
     assert rows[0]["end"].startswith("closed: recovered")
     assert rows[0]["actions"] == 1
-    assert len(list(telling.table(rows))) == 4
+    assert len(list(render.table(rows))) == 4
 
 
 def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
     """A rule that fires in the very event that opens an incident belongs to it, and only to it."""
     run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
     records = list(audit.read(run.audit_path))
-    first, second = ({r["seq"] for r in story.about(records, i)} for i in ("inc-1", "inc-2"))
+    first, second = (
+        {r["seq"] for r in incident_report.about(records, i)} for i in ("inc-1", "inc-2")
+    )
 
     assert not first & second
     fired = {r["seq"] for r in records if r["kind"] == "rule" and r["rule"] == "spike"
@@ -206,7 +210,9 @@ def test_the_rule_of_a_reloaded_policy_is_found_in_that_policy(
     paths = [run.policy_path, *run.path.glob("policies/*")]
     policies = {policy.digest: policy for policy in map(load_policy, paths)}
     assert len(policies) == 2
-    first, second = (story.tell(records, name, policies, "") for name in ("inc-1", "inc-2"))
+    first, second = (
+        incident_report.tell(records, name, policies, "") for name in ("inc-1", "inc-2")
+    )
 
     assert "run/policy.yaml" in first["rules"][0]["where"]
     assert "policies/" in second["rules"][0]["where"]
@@ -267,7 +273,7 @@ def test_a_scale_in_logs_is_a_factor():
 def test_an_action_that_failed_is_not_counted_as_done(told, keep_run, make_frames):
     """The list, the end and the receipt say what was done, and what was tried in vain."""
     found, text, records = told(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
-    lines = "\n".join(telling.table(story.table(records)))
+    lines = "\n".join(render.table(incident_report.table(records)))
     run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="other")
 
     assert found["end"]["acted"] is False
@@ -283,7 +289,9 @@ def test_an_action_that_nobody_answered_for_is_in_doubt(told):
     found, _, records = told(*SPIKE, answer=lambda action: None)
 
     assert found["end"]["acted"] is None
-    assert "no action on the job, 1 in doubt" in "\n".join(telling.table(story.table(records)))
+    assert "no action on the job, 1 in doubt" in "\n".join(
+        render.table(incident_report.table(records))
+    )
     assert receipt.outcome(records)["actions"] == 0
 
 
@@ -296,9 +304,9 @@ def test_a_closed_incident_that_was_only_looked_into_left_the_job_alone(
     run = keep_run([*make_frames(0, *[2.0] * 30), Exited(99 * SECOND, 3)])
     records = list(audit.read(run.audit_path))
 
-    found = story.tell(records, "inc-1", {}, "")
+    found = incident_report.tell(records, "inc-1", {}, "")
 
     assert found["end"]["how"] == "closed"
     assert [action["verb"] for action in found["runbooks"][0]["actions"]] == ["snapshot"]
     assert found["end"]["acted"] is False
-    assert "; the job was not touched" in "\n".join(telling.lines(found))
+    assert "; the job was not touched" in "\n".join(render.lines(found))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
-from ..report import story, telling
+from ..report import incident_report, render
 from ..store import audit
 from ..store.lock import locked
 from ..store.policies import DIRECTORY
@@ -53,7 +53,7 @@ def command(run: Path, incident: str | None, as_json: bool) -> None:
 def _tell(
     found: RunDir, records: Sequence[Mapping[str, Any]], incident: str | None, *, as_json: bool
 ) -> None:
-    known = story.ids(records)
+    known = incident_report.ids(records)
     if incident is not None and incident not in known:
         raise _unknown(incident, known)
     ending = how_it_goes(found, records)
@@ -61,9 +61,9 @@ def _tell(
         ending += f"; {lacking['reason']}"
     policies = readable(found)
     chosen = incident or (known[-1] if known else None)
-    told = None if chosen is None else story.tell(records, chosen, policies, ending)
+    told = None if chosen is None else incident_report.tell(records, chosen, policies, ending)
     if as_json:
-        rows = story.table(records)
+        rows = incident_report.table(records)
         watched = watching(found, records, policies)
         whole = {"run": found.id, "is": ending, "watched": watched, "incidents": rows,
                  "story": told}  # fmt: skip
@@ -74,8 +74,9 @@ def _tell(
         lines += _nothing(found, records, policies, ending)
     else:
         if incident is None:
-            lines += [f"run {found.id}: {ending}", *telling.table(story.table(records)), ""]
-        lines += telling.lines(told)
+            rows = incident_report.table(records)
+            lines += [f"run {found.id}: {ending}", *render.table(rows), ""]
+        lines += render.lines(told)
     for line in lines:
         click.echo(printable(line).rstrip())
 

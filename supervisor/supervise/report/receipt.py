@@ -13,7 +13,8 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from . import tally
+from . import action_counts
+from .action_counts import DONE, DOUBT, FAILED
 
 MOST_PAGES = 8  # named one by one
 
@@ -31,9 +32,10 @@ def closing(run: RunDir) -> list[str]:
     if done["exit_code"] is None:
         return [f"supervise: the audit log of {shown(run)} ends before the run did"]
     where = f"at step {done['step']}" if done["step"] >= 0 else "before a first step was seen"
+    acted = action_counts.told(action_counts.count(records))
     lines = [
         f"supervise: exit code {done['exit_code']} {where}; "
-        f"{counted(done['incidents'], 'incident')}, {tally.told(tally.count(records))}"
+        f"{counted(done['incidents'], 'incident')}, {acted}"
     ]
     lines += _undelivered(done["spooled"])
     if lacking := incomplete(records):
@@ -50,10 +52,10 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     `actions` were done; `failed` ones, and those `in_doubt`, are counted apart.
     """
     records = list(records)
-    made = tally.count(records)
+    made = action_counts.count(records)
     found: dict[str, Any] = {
-        "incidents": 0, "actions": made[tally.DONE], "failed": made[tally.FAILED],
-        "in_doubt": made[tally.DOUBT], "closed": [], "exit_code": None, "step": -1, "spooled": [],
+        "incidents": 0, "actions": made[DONE], "failed": made[FAILED],
+        "in_doubt": made[DOUBT], "closed": [], "exit_code": None, "step": -1, "spooled": [],
     }  # fmt: skip
     for one in records:
         data = one.get("data") or {}

@@ -1,4 +1,4 @@
-"""A story as lines of text: what `supervise why` prints. The data comes from `story`."""
+"""A story as lines of text: what `supervise why` prints. The data is an `incident_report`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.model.format_readings import number
-from . import tally
-from .story import COUNTS, clock
+from . import action_counts
+from .incident_report import COUNTS, clock
 
 Part = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def table(rows: Sequence[Part]) -> Iterator[str]:
     """Yield one line per incident."""
     for row in rows:
         until = f"..{row['end_step']}" if row["end_step"] is not None else ""
-        acted = tally.told({how: row[name] for how, name in COUNTS.items()})
+        acted = action_counts.told({how: row[name] for how, name in COUNTS.items()})
         yield (
             f"{row['incident']:8} {row['severity']}  step {row['step']}{until}  "
             f"{clock(row['wall'])}  {row['end'] or row['phase']}; {acted}"

@@ -16,14 +16,15 @@ from typing import Any
 from ..core.model import format_readings
 from ..core.model.policy import Policy
 from ..store.chain import decode
-from . import tally
+from . import action_counts
+from .action_counts import DONE, DOUBT, FAILED
 
 Record = Mapping[str, Any]
 
 # Said before an incident is there, or after it is gone, in the same event.
 ATTACHED = frozenset({"rule", "suppressed", "state", "notify_intent", "rebaseline", "near_miss"})
 
-COUNTS = {tally.DONE: "actions", tally.FAILED: "failed", tally.DOUBT: "in_doubt"}  # keys of a row
+COUNTS = {DONE: "actions", FAILED: "failed", DOUBT: "in_doubt"}  # keys of a row
 
 
 def ids(records: Iterable[Record]) -> list[str]:
@@ -51,7 +52,7 @@ def table(records: Sequence[Record]) -> list[dict[str, Any]]:
             row["severity"] = min(row["severity"], r["severity"] or row["severity"])
             if what in ("closed", "held"):
                 row |= {"phase": what, "end": r["reason"], "end_step": r["step"]}
-    for incident, how in tally.actions(records):
+    for incident, how in action_counts.actions(records):
         if (row := rows.get(str(incident))) is not None:
             row[COUNTS[how]] += 1
     return list(rows.values())
@@ -213,9 +214,9 @@ def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[st
 
 def _end(mine: Sequence[Record], ending: str) -> dict[str, Any]:
     last = next((r for r in reversed(mine) if _is(r, "incident", "closed")), None)
-    made = tally.count(mine)
-    acted = True if made[tally.DONE] else None if made[tally.DOUBT] else False
-    done = {"acted": acted, "failed": made[tally.FAILED]}
+    made = action_counts.count(mine)
+    acted = True if made[DONE] else None if made[DOUBT] else False
+    done = {"acted": acted, "failed": made[FAILED]}
     if last is not None:
         return _short(last) | {"how": "closed", **done}
     held = any(_is(r, "incident", "held") for r in mine)
