@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import metrics
-from supervise.cli._outlook import outlook, script_of, world_size
+from supervise.cli._metric_availability import outlook, script_of, world_size
+from supervise.cli._probe_check import Trial
 from supervise.cli._supervisor_metrics import METRICS
-from supervise.cli._trial import Trial
 from supervise.cli.doctor import _judge, _show
 from supervise_probe.spec import MetricSpec
 

@@ -11,7 +11,7 @@ import pytest
 from supervise.actions.lr_scale import LrScale
 from supervise.actions.skip_step import SkipStep
 from supervise.catalog import load_policy
-from supervise.cli import WORDS, _speak
+from supervise.cli import WORDS, _send_command
 from supervise.core import engine
 from supervise.core.model.events import Finished
 from supervise.inputs.control_inbox import Words, post
@@ -55,7 +55,7 @@ def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
 @pytest.fixture
 def supervised(keep_run, make_frames, small, monkeypatch):
     """A run whose supervisor takes words on a thread, and whose job does what it is told."""
-    monkeypatch.setattr(_speak, "PAUSE_S", 0.02)
+    monkeypatch.setattr(_send_command, "PAUSE_S", 0.02)
     run = keep_run(make_frames(0, *[2.0] * 20), ended=False)
     (run.path / "quarantine.json").write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
     audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
@@ -220,8 +220,8 @@ def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
     assert "has no supervisor any more" in err
     assert not (run.path / "control").exists()
 
-    monkeypatch.setattr(_speak, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(_speak, "PAUSE_S", 0.02)
+    monkeypatch.setattr(_send_command, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(_send_command, "PAUSE_S", 0.02)
     held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
     code, _, err = supervise("pause", run.path)
     held.close()

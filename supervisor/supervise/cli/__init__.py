@@ -1,4 +1,4 @@
-"""The command line: one command per file, but for what people say to a run, which is in words.py.
+"""The command line: one command per file; what people say to a run is in operator_commands.py.
 
 `supervise [OPTIONS] -- COMMAND` is short for `supervise run [OPTIONS] -- COMMAND`. Errors are
 printed here and nowhere else: one line with the cause, one with the next thing to try.
@@ -75,7 +75,7 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         if name in WORDS:
-            word: click.Command = import_module(f"{__name__}.words").commands[name]
+            word: click.Command = import_module(f"{__name__}.operator_commands").commands[name]
             return word
         module = name.replace("-", "_")
         command: click.Command = import_module(f"{__name__}.{module}").command

@@ -1,7 +1,8 @@
 """`supervise doctor`: what will work here, found out by trying it.
 
 Given a job's command it starts the job's interpreter, never the job: a few steps of a tiny model,
-with the probe injected as in a run. What arrives then is what is listed; see `_outlook.py`.
+with the probe injected as in a run. What arrives then is what is listed; see
+`_metric_availability.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ..app.launcher import SLOTS
 from ..catalog import shipped
 from ..job import environment, shared_memory
 from ._job import JobCommand
-from ._outlook import REPORTED, arrived, outlook, script_of, world_size
-from ._trial import STEPS, Trial, attempt, find_interpreter
+from ._metric_availability import REPORTED, arrived, outlook, script_of, world_size
+from ._probe_check import STEPS, Trial, attempt, find_interpreter
 
 OLDEST_PROBE = (3, 9)
 

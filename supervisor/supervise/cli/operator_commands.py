@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ._number import Number
-from ._speak import REFUSED, missing, speak, split
+from ._send_command import REFUSED, missing, speak, split
 
 STATUS = (
     "Exit status: 0 done or under way, 1 refused or failed, 64 wrong usage or no run with a "

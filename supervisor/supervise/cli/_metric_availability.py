@@ -18,7 +18,7 @@ from supervise_probe import collectors
 from ..catalog import metrics, standard
 from ..checkpoints import notifications
 from ..inputs import cross_rank_metrics, hardware, memory_growth
-from ._trial import Trial
+from ._probe_check import Trial
 
 # What a job has or has not: patterns of ids, the condition, and whether the trial's job meets it.
 CONDITIONS = (
