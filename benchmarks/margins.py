@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from supervise.proof import pool, score
+from supervise.backtest import pool, score
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from supervise.proof import compare, pool, score
-from supervise.proof.outcome import Outcome
+from supervise.backtest import compare, pool, score
+from supervise.backtest.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "policies" / "peers"
@@ -35,7 +35,7 @@ HEAD = f"""# What others do, on the same recordings
 
 Written by `python benchmarks/peers.py` from `policies/{OURS}.yaml` and `policies/peers/`, whose
 files say what our language cannot say of the original. How a label is found, and what is false, is
-in the docstring of `supervisor/supervise/proof/score.py`.
+in the docstring of `supervisor/supervise/backtest/score.py`.
 
 {score.CAVEAT}
 """

@@ -50,9 +50,10 @@ LAYERS = {
     "outputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
     "recordings": ("supervise.core",),
-    "proof": (
-        *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "recordings", "store")),
-    ),
+    "policytest": ("supervise.core", "supervise.catalog"),
+    "mutation": ("supervise.core", "supervise.catalog", "supervise.policytest"),
+    "backtest": (*(f"supervise.{name}" for name in ("core", "catalog", "recordings", "store")),),
+    "explain": ("supervise.core", "supervise.catalog"),
     "app": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
         *(f"supervise.{name}" for name in ("job", "inputs", "checkpoints", "store")),

@@ -11,7 +11,8 @@ from supervise.catalog import PolicyErrors, shipped
 from supervise.catalog import subject as subjects
 from supervise.catalog.problems import Problems
 from supervise.catalog.subject import Subject
-from supervise.proof import expect, hunt, scenario
+from supervise.mutation import mutation_runner
+from supervise.policytest import assertions, scenario_runner
 
 PACKS = shipped.folder("policies/packs")
 FILES = [*sorted(PACKS.glob("*.yaml")), *sorted(shipped.folder("policies/tests").glob("*.yaml"))]
@@ -19,7 +20,7 @@ FILES = [*sorted(PACKS.glob("*.yaml")), *sorted(shipped.folder("policies/tests")
 
 @cache
 def subject(path: Path) -> Subject:
-    return hunt.load(path)
+    return mutation_runner.load(path)
 
 
 def names(path: Path) -> list[str]:
@@ -43,7 +44,7 @@ def test_a_scenario_comes_out_as_it_says(path: Path, index: int) -> None:
     found = subject(path)
     form, _ = found.scenarios[index]
 
-    failures = expect.judge(form, scenario.play(found.policy, form), found.names)
+    failures = assertions.judge(form, scenario_runner.play(found.policy, form), found.names)
 
     assert [failure.message for failure in failures] == []
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from supervise.backtest.score import CAVEAT
 from supervise.catalog import load_policy
-from supervise.proof.score import CAVEAT
 from supervise.recordings import aliases
 
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))

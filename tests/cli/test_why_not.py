@@ -9,7 +9,7 @@ import pytest
 from supervise.catalog import load_policy, shipped
 from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Gap, Told
-from supervise.proof import conditions, obstacles
+from supervise.explain import conditions, gates
 
 SECOND = 1_000_000_000
 NAN = float("nan")
@@ -303,4 +303,4 @@ def test_every_kind_of_detector_can_be_explained(name):
                 for one in conditions.missing(rule, policy, state.banks[0]):
                     assert one["text"] and one["code"] != one["wanted"], rule.id
                     assert "None" not in one["text"], one["text"]
-                assert isinstance(obstacles.of(rule, policy, state, "nominal", fired=False), list)
+                assert isinstance(gates.of(rule, policy, state, "nominal", fired=False), list)

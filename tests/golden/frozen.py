@@ -30,12 +30,12 @@ import click
 from click.testing import CliRunner
 
 from supervise import cli, errors
+from supervise.backtest.backtest_runner import shadowed
+from supervise.backtest.playback import events_of
 from supervise.core import engine
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
-from supervise.proof import hunt
-from supervise.proof.backtest import shadowed
-from supervise.proof.playback import events_of
+from supervise.mutation import mutation_runner
 from supervise.recordings.find import readers, sources
 from supervise.recordings.sheet import recordings
 from supervise.store import audit, journal
@@ -65,7 +65,7 @@ def decisions() -> Iterator[tuple[str, str]]:
     for folder in ("packs", "tests"):
         for path in sorted((ROOT / "policies" / folder).glob("*.yaml")):
             text = []
-            for outcome in hunt.run(hunt.load(path, [])):
+            for outcome in mutation_runner.run(mutation_runner.load(path, [])):
                 text.append(f"== {outcome.form.name}")
                 text += [f"{frame} {line(decision)}" for frame, decision in outcome.played.log]
             yield f"decisions/{folder}-{path.stem}.txt", "\n".join(text) + "\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.catalog import shipped
-from supervise.proof import hunt
+from supervise.mutation import mutation_runner
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +30,10 @@ UNSEEN = {
 def test_a_change_of_a_pack_is_noticed(pack: str) -> None:
     """By one of its own scenarios, whatever is changed, unless nothing at all can notice it."""
     path = shipped.folder("policies/packs") / f"{pack}.yaml"
-    played = hunt.run(hunt.load(path))
+    played = mutation_runner.run(mutation_runner.load(path))
     assert [one.form.name for one in played if one.failures] == []  # it would notice anything
 
-    found = hunt.hunt(path, jobs=1)
+    found = mutation_runner.hunt(path, jobs=1)
 
     assert found.total > 0
     assert {what for _, what in found.survivors} == UNSEEN.get(pack, set())

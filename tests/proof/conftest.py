@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog.subject import Subject
-from supervise.proof import hunt
-from supervise.proof.hunt import Outcome
+from supervise.mutation import mutation_runner
+from supervise.mutation.mutation_runner import Outcome
 
 POLICY = """\
 version: supervise/v1
@@ -58,7 +58,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def subject(write: Callable[..., Path]) -> Callable[..., Subject]:
     """Return a function that reads scenarios about the small policy, or about another."""
-    return lambda *texts: hunt.load(write(*texts))
+    return lambda *texts: mutation_runner.load(write(*texts))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def outcome(subject: Callable[..., Subject]) -> Callable[..., Outcome]:
 
     def outcome(keys: str, *policy: str) -> Outcome:
         lines = "".join(f"    {line}\n" for line in keys.strip().splitlines())
-        (found,) = hunt.run(subject(f"  - name: it\n{lines}", *policy))
+        (found,) = mutation_runner.run(subject(f"  - name: it\n{lines}", *policy))
         return found
 
     return outcome

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
+from supervise.backtest import backtest_runner, compare, playback, pool
+from supervise.backtest.score import Label
 from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Tick
-from supervise.proof import backtest, compare, playback, pool
-from supervise.proof.score import Label
 from supervise.recordings.find import sources
 from supervise.recordings.sheet import Recording
 
@@ -55,7 +55,7 @@ def _losses(tmp_path, name, losses, first=0):
 
 
 def _one(path, policy):
-    (found,) = backtest.outcomes(sources([path])[0], [backtest.shadowed(policy)])
+    (found,) = backtest_runner.outcomes(sources([path])[0], [backtest_runner.shadowed(policy)])
     return found[0]
 
 

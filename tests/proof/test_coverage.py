@@ -8,8 +8,8 @@ from pathlib import Path
 
 from supervise.catalog.subject import Subject
 from supervise.core.model import state_machine
-from supervise.proof import hunt
-from supervise.proof.coverage import Coverage, pairs
+from supervise.mutation import mutation_runner
+from supervise.policytest.coverage import Coverage, pairs
 
 QUIET = (
     "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
@@ -21,7 +21,7 @@ SPIKES = (
 
 def covered(subject: Subject) -> Coverage:
     found = Coverage()
-    found.add(subject, [outcome.played for outcome in hunt.run(subject)])
+    found.add(subject, [outcome.played for outcome in mutation_runner.run(subject)])
     return found
 
 
@@ -72,7 +72,7 @@ def test_a_pack_alone_has_rules_only() -> None:
     from supervise.catalog import shipped
 
     path: Path = shipped.folder("policies/packs") / "hang.yaml"
-    found = covered(hunt.load(path))
+    found = covered(mutation_runner.load(path))
 
     assert set(found.parts()) == {"rules fire", "rules stay quiet"}
 

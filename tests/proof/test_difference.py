@@ -10,7 +10,7 @@ import pytest
 
 from supervise.catalog import freeze
 from supervise.catalog.policy import compose
-from supervise.proof.difference import ORDER, Change, compare
+from supervise.explain.policy_diff import ORDER, Change, compare
 
 Diff = Callable[..., list[Change]]
 

@@ -9,7 +9,7 @@ from supervise.catalog import discover
 from supervise.core.model.action import Aim
 from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError
-from supervise.proof.job import FakeJob
+from supervise.policytest.fake_job import FakeJob
 
 GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
 AIM = Aim(

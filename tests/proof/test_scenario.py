@@ -9,8 +9,8 @@ import pytest
 
 from supervise.catalog.subject import Subject
 from supervise.core.model.decisions import Decision
-from supervise.proof import scenario
-from supervise.proof.hunt import Outcome
+from supervise.mutation.mutation_runner import Outcome
+from supervise.policytest import scenario_runner
 
 Play = Callable[..., Outcome]
 QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
@@ -155,18 +155,18 @@ def test_a_fold_that_differs_is_a_failure(
     """The point of the fault: an engine that remembers what is not in the events."""
     found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
     form, _ = found.scenarios[0]
-    player = scenario.Player(found.policy, form)
+    player = scenario_runner.Player(found.policy, form)
     player.play()
     player.restart()
     assert player.played.parted == []
 
-    real = scenario.engine.step
+    real = scenario_runner.engine.step
 
     def forgetful(*args: Any) -> Any:
         state, made = real(*args)
         return state, [decision for decision in made if decision.kind != "intent"]
 
-    monkeypatch.setattr(scenario.engine, "step", forgetful)
+    monkeypatch.setattr(scenario_runner.engine, "step", forgetful)
     player.restart()
 
     assert "decision" in player.played.parted[0]

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from supervise.errors import InputError
-from supervise.proof.outcome import Act, Alarm, Outcome
-from supervise.proof.score import (
+from supervise.backtest.outcome import Act, Alarm, Outcome
+from supervise.backtest.score import (
     LEAD,
     SLACK,
     Label,
@@ -17,6 +16,7 @@ from supervise.proof.score import (
     read_labels,
     score,
 )
+from supervise.errors import InputError
 
 SPIKE = Label("r", 100, 110, "loss_spike_recovered")
 

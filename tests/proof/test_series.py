@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervise.proof.series import Track, samples
+from supervise.policytest.series_samples import Track, samples
 
 NAN = math.nan
 

@@ -1,6 +1,6 @@
 """Scenarios as people write them: series of metrics, what is done to them, what must come of it.
 
-The forms and their checks are here; `proof.scenario` plays them. Positions count frames from 0 and
+The forms and their checks are here; `policytest` plays them. Positions count frames from 0 and
 never go back; until the first rollback or jump they are the job's steps.
 """
 

@@ -60,7 +60,7 @@ def command(
       supervise backtest --policy nano --labels logs/incidents.csv logs --json
     """
     # Here, not above: policies and detectors are not needed by the other commands.
-    from ..proof import compare, pool, score
+    from ..backtest import compare, pool, score
 
     extra = {}
     for pair in alias:
@@ -91,13 +91,13 @@ def command(
 
 def _unknown(extra: Mapping[str, str], policies: Sequence[str]) -> Iterator[str]:
     """Yield a sentence per alias whose metric has no standard name and that no policy reads."""
+    from ..backtest import backtest_runner
     from ..catalog import metrics
-    from ..proof import backtest
 
     wrong = {c: metric for c, metric in extra.items() if not metrics.is_known(metric)}
     if not wrong:
         return
-    loaded = [backtest.shadowed(policy) for policy in policies]
+    loaded = [backtest_runner.shadowed(policy) for policy in policies]
     read = {m for each in loaded for d in each.detectors.values() for m in d.metrics}
     for column, metric in wrong.items():
         if metric not in read:

@@ -38,7 +38,7 @@ def command(run: Path, rule: str, step: int, rank: int, attempt: int | None, as_
     """
     # Here, not above: policies and detectors are not needed for help and errors.
     from ..catalog import load_policy
-    from ..proof import why_not
+    from ..explain import why_not
 
     found = RunDir.open(run)
     records = list(audit.read(found.audit_path))

@@ -29,10 +29,10 @@ def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
     """
     from ...catalog import freeze, resolved
     from ...catalog.policy import compose
-    from ...proof import difference
+    from ...explain import policy_diff
 
     drafts = [compose(name) for name in (a, b)]
-    changes = difference.compare(*(freeze.document(draft) for draft in drafts))
+    changes = policy_diff.compare(*(freeze.document(draft) for draft in drafts))
     if as_json:
         told = {
             "same": not changes,

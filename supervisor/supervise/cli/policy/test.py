@@ -13,8 +13,8 @@ from .._number import Number
 if TYPE_CHECKING:
     from ...catalog.problems import Problem
     from ...catalog.subject import Subject
-    from ...proof.coverage import Coverage
-    from ...proof.hunt import Hunted, Outcome
+    from ...mutation.mutation_runner import Hunted, Outcome
+    from ...policytest.coverage import Coverage
 
 FAILED = 1
 
@@ -64,8 +64,8 @@ def command(
       supervise policy test packs/mine.yaml --mutate
     """
     from ...errors import UsageError
-    from ...proof import hunt
-    from ...proof.coverage import Coverage
+    from ...mutation.mutation_runner import hunt, run
+    from ...policytest.coverage import Coverage
 
     if least is not None and not coverage:
         raise UsageError("--min says how much must be covered", hint="add --coverage")
@@ -75,11 +75,11 @@ def command(
     played: dict[str, list[Outcome]] = {}
     hunted: dict[str, Hunted] = {}
     for subject in _loaded(paths, warnings):
-        played[subject.label] = hunt.run(subject)
+        played[subject.label] = run(subject)
         shown.add(subject, [outcome.played for outcome in played[subject.label]])
     failed = any(outcome.failures for found in played.values() for outcome in found)
     if mutate and not failed:  # what fails already notices nothing
-        hunted = {name: hunt.hunt(path, jobs) for name, path in zip(played, paths, strict=True)}
+        hunted = {name: hunt(path, jobs) for name, path in zip(played, paths, strict=True)}
     odd = strict and bool(warnings)
     low = coverage and least is not None and shown.percent() < least
     survived = any(found.survivors for found in hunted.values())
@@ -141,9 +141,9 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
         InputError, PolicyErrors: a file is wrong, or all of them together have no scenario.
     """
     from ...errors import InputError
-    from ...proof import hunt
+    from ...mutation.mutation_runner import load
 
-    subjects = [hunt.load(path, warnings) for path in paths]
+    subjects = [load(path, warnings) for path in paths]
     if not any(subject.scenarios for subject in subjects):
         labels = ", ".join(subject.label for subject in subjects)
         raise InputError(f"{labels}: no scenarios", hint="see policies/README.md")

@@ -12,7 +12,8 @@ from ..core.model.policy import Policy
 from ..errors import InputError
 from ..recordings.find import Source, sources
 from ..recordings.sheet import NoStepsError
-from . import backtest, runs
+from . import runs
+from .backtest_runner import outcomes, shadowed
 from .outcome import Outcome
 
 LEAST_BYTES = 1 << 20  # per process; below that starting one takes longer than the work
@@ -39,7 +40,7 @@ def run(
     Raises:
         InputError: a policy or a recording cannot be read.
     """
-    loaded = [backtest.shadowed(policy) for policy in policies]  # mistakes are found before work
+    loaded = [shadowed(policy) for policy in policies]  # mistakes are found before work
     work = sources(paths, {runs.NAME: runs.Runs()})
     jobs = min(jobs or _useful(work), len(work))
     if jobs <= 1:
@@ -75,7 +76,7 @@ def _spread(
 def _begin(
     policies: Sequence[str], extra: Mapping[str, str], loaded: Sequence[Policy] | None = None
 ) -> None:
-    _policies[:] = loaded or [backtest.shadowed(policy) for policy in policies]
+    _policies[:] = loaded or [shadowed(policy) for policy in policies]
     _extra.clear()
     _extra.update(extra)
 
@@ -83,7 +84,7 @@ def _begin(
 def _work(source: Source) -> list[list[Outcome]] | None:
     """Return a source's outcomes, None of a table in a searched folder that is no recording."""
     try:
-        return backtest.outcomes(source, _policies, _extra)
+        return outcomes(source, _policies, _extra)
     except NoStepsError:
         if source.named:
             raise

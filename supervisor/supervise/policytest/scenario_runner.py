@@ -35,9 +35,9 @@ from ..core.model.policy import Policy
 from ..core.runbooks import steps
 from ..core.state.run_state import State
 from ..errors import ActionError
-from .job import FakeJob
-from .played import Played, Visits
-from .series import Track
+from .fake_job import FakeJob
+from .scenario_result import Played, Visits
+from .series_samples import Track
 
 RATE, SKIPPED, CLIP = "learning_rate", "update_skipped", "clip_bound"  # our own actions show here
 NAN = float("nan")

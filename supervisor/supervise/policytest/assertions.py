@@ -10,7 +10,7 @@ from ..catalog.nodes import Sequence as Listed
 from ..catalog.scenario import ExpectForm, Names, ScenarioForm
 from ..core.model.decisions import SEVERITIES
 from ..core.model.state_machine import STATES
-from .played import Played
+from .scenario_result import Played
 
 SHOWN = 8  # frames that a sentence lists
 

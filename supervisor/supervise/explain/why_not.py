@@ -19,7 +19,7 @@ from ..core.model.events import Event, Frame, Gap
 from ..core.model.policy import Policy, Rule
 from ..core.state.run_state import State
 from ..errors import UsageError
-from . import obstacles
+from . import gates
 from .conditions import missing
 
 SHOWN = 8  # spans of steps in a message
@@ -80,7 +80,7 @@ def answer(
         "fired": now is not None, "firing": watch.firing, "record": None,
         "missing": [] if watch.code == BREACH else missing(rule, policy, bank),
         "inactive": inactive(bank, place),
-        "obstacles": obstacles.of(rule, policy, moment.state, moment.was_in, fired=now is not None),
+        "obstacles": gates.of(rule, policy, moment.state, moment.was_in, fired=now is not None),
         "then": [] if now is None else _then(moment, rule, now, records),
     }  # fmt: skip
     if now is not None:

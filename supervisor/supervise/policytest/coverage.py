@@ -9,7 +9,7 @@ from typing import Any
 from ..catalog.subject import Subject
 from ..core.model import state_machine
 from ..core.model.policy import Policy
-from .played import Played
+from .scenario_result import Played
 
 # Moves that wait for a person, come of an order, or need a training behind the scenario's own.
 APART = ("ask", "given_up", "anew")

@@ -15,9 +15,9 @@ from ..catalog.problems import Problem, Problems
 from ..catalog.scenario import ScenarioForm
 from ..catalog.series import count
 from ..catalog.subject import Subject
-from . import expect, scenario
+from ..policytest import assertions, scenario_runner
+from ..policytest.scenario_result import Played
 from .mutants import Mutant, mutants
-from .played import Played
 
 LEAST_S = 4.0  # of work for each further process; below that starting one takes longer
 
@@ -66,10 +66,10 @@ def run(subject: Subject) -> list[Outcome]:
     """Play all scenarios of a file."""
     found = []
     for form, node in subject.scenarios:
-        played = scenario.play(subject.policy, form)
+        played = scenario_runner.play(subject.policy, form)
         failures = []
-        for failure in expect.judge(form, played, subject.names):
-            place = expect.place(node, failure)
+        for failure in assertions.judge(form, played, subject.names):
+            place = assertions.place(node, failure)
             where = f"{place.source.label}:{place.line}:{place.col}"
             failures.append((where, failure.message))
         where = f"{node.source.label}:{node.line}:{node.col}"
@@ -131,10 +131,10 @@ def _noticed(subject: Subject, mutant: Mutant, scenarios: Sequence[ScenarioForm]
         if mutant.metrics and mutant.metrics.isdisjoint(_metrics(form)):
             continue  # nothing can be different in it
         try:
-            played = scenario.play(policy, form)
+            played = scenario_runner.play(policy, form)
         except Exception:  # the mutant does not even run
             return i
-        if expect.judge(form, played, subject.names):
+        if assertions.judge(form, played, subject.names):
             return i
     return None
 

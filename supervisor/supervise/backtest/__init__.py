@@ -1,0 +1,1 @@
+"""What a policy would have done on runs that were recorded, and how good that was."""

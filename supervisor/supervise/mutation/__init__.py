@@ -1,0 +1,1 @@
+"""Policies with one thing wrong, played until a scenario notices."""

@@ -1,0 +1,1 @@
+"""Scenarios played through the engine that runs live: what came of them, and what they cover."""

@@ -1,1 +1,0 @@
-"""Proving a policy before it is trusted: scenarios, mutants, back-tests on what was recorded."""
