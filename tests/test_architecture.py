@@ -66,12 +66,16 @@ LAYERS = {
 ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
     "supervise.store.history": ("supervise_probe.wire",),
-    "supervise.catalog.references": ("supervise_probe.wire",),
+    "supervise.catalog.assembly.references": ("supervise_probe.wire",),
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
 }
-# The rooms of the core, each standing on those before it.
-ROOMS = ("model", "analysis", "detection", "state", "incidents", "runbooks", "handlers")
+# The rooms of a layer, each standing on those before it, and the files above them all.
+ROOMS = {
+    "core": ("model", "analysis", "detection", "state", "incidents", "runbooks", "handlers"),
+    "catalog": ("document", "schema", "inventory", "forms", "assembly", "export"),
+}
+ABOVE = {"core": ("engine", "replay"), "catalog": ("file_check", "scenario_subject")}
 # In these packages, files are parts of a catalog: they may share helpers, never import each other.
 CATALOGS = ("detectors", "actions", "notifiers")
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
@@ -152,16 +156,18 @@ def layers(module: Module) -> Iterator[str]:
 
 
 def rooms(module: Module) -> Iterator[str]:
-    """The rooms of the core stand on each other, and every file of it but two lies in one."""
-    if not within(module.name, ("supervise.core",)):
+    """Rooms of a layer stand on each other, and every file of it but a few lies in one."""
+    layer = module.layer
+    if layer not in ROOMS or not within(module.name, (f"supervise.{layer}",)):
         return
-    own, *_ = module.name.removeprefix("supervise.core").lstrip(".").split(".")
-    if own not in ("", "engine", "replay", *ROOMS):
-        yield f"{module.path}: {own!r} is no room of the core; put it into one of {ROOMS}"
-    if own in ROOMS:
-        above = tuple(f"supervise.core.{name}" for name in ROOMS[ROOMS.index(own) + 1 :])
+    order = ROOMS[layer]
+    own, *_ = module.name.removeprefix(f"supervise.{layer}").lstrip(".").split(".")
+    if own not in ("", *ABOVE[layer], *order):
+        yield f"{module.path}: {own!r} is no room of the {layer}; put it into one of {order}"
+    if own in order:
+        above = (*order[order.index(own) + 1 :], *ABOVE[layer])
         for line, target, _ in module.imports():
-            if within(target, (*above, "supervise.core.engine", "supervise.core.replay")):
+            if within(target, tuple(f"supervise.{layer}.{name}" for name in above)):
                 yield f"{module.path}:{line} imports {target}; {own} stands below it"
 
 
@@ -356,6 +362,9 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise.core.state.x", "from ..runbooks import runner", "state stands below it"),
         ("supervise.core.model.x", "from ..engine import step", "model stands below it"),
         ("supervise.core.attic", "", "'attic' is no room of the core"),
+        ("supervise.catalog.attic", "", "'attic' is no room of the catalog"),
+        ("supervise.catalog.forms.x", "from ..assembly import pack", "forms stands below it"),
+        ("supervise.catalog.export.x", "from ..file_check import f", "export stands below it"),
         ("supervise.attic.x", "", "'attic' has no place in LAYERS"),
         ("supervise_probe.x", "import yaml", "imports yaml; the probe has the standard library"),
         ("supervise_probe.x", "def f():\n import torch.nn", "x.py:2 imports torch; find it in"),

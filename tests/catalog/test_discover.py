@@ -10,12 +10,12 @@ from textwrap import dedent, indent
 import pytest
 
 from supervise import actions, detectors
-from supervise.catalog import discover
-from supervise.catalog import load as loading
-from supervise.catalog.nodes import Sequence
-from supervise.catalog.parts import DetectorKind, StepKind, summary
-from supervise.catalog.problems import Problems, Source
-from supervise.catalog.record import keys_of
+from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.nodes import Sequence
+from supervise.catalog.document.problems import Problems, Source
+from supervise.catalog.forms.part_types import DetectorKind, StepKind, summary
+from supervise.catalog.inventory import discover
+from supervise.catalog.schema.dataclass_types import keys_of
 from supervise.core.model.action import Action
 from supervise.core.model.interfaces import Detector
 
@@ -68,7 +68,8 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
     """What people copy works, and is of that very kind."""
     block = (form.__doc__ or "").partition("Example:\n")[2].partition("\n\n")[0]
     problems = Problems()
-    root = loading.parse(Source("example", "x:\n" + indent(dedent(block), "  ") + "\n"), problems)
+    text = "x:\n" + indent(dedent(block), "  ") + "\n"
+    root = yaml_reader.parse(Source("example", text), problems)
     problems.stop()
     assert root is not None
     node = root.get("x")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.catalog import docs, shipped
+from supervise.catalog.export import docs
+from supervise.catalog.inventory import shipped
 
 
 @pytest.mark.parametrize("file", docs.READMES)
 def test_the_tables_of_a_readme_are_current(file: str) -> None:
-    """`python -m supervise.catalog.docs` was run after the last change."""
+    """`python -m supervise.catalog.export.docs` was run after the last change."""
     assert docs.path_of(file).read_text("utf-8") == docs.current(file)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise.catalog import drills
+from supervise.catalog.inventory import drills
 from supervise.errors import UsageError
 
 

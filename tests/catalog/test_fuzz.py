@@ -16,10 +16,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supervise.catalog import load as loading
-from supervise.catalog import load_policy, shipped
-from supervise.catalog.nodes import plain
-from supervise.catalog.problems import MOST, PolicyErrors, Problems, Source
+from supervise.catalog import load_policy
+from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.nodes import plain
+from supervise.catalog.document.problems import MOST, PolicyErrors, Problems, Source
+from supervise.catalog.inventory import shipped
 from supervise.cli import invoke as run
 
 pytestmark = pytest.mark.slow
@@ -123,7 +124,7 @@ def test_both_parsers_refuse_the_same(text: str) -> None:
     verdicts = []
     for parser in PARSERS:
         problems = Problems()
-        loading.parse(Source("x.yaml", f"top: {text}\n"), problems, parser)
+        yaml_reader.parse(Source("x.yaml", f"top: {text}\n"), problems, parser)
         verdicts.append(problems.count > 0)
 
     assert len(set(verdicts)) == 1
@@ -271,7 +272,7 @@ def test_check_stands_a_wrong_type_at_every_key(
 ) -> None:
     """JSON is YAML, so the file can be written from what was read."""
     problems = Problems()
-    root = loading.parse(Source(name, WHOLE[name]), problems)
+    root = yaml_reader.parse(Source(name, WHOLE[name]), problems)
     assert root is not None
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervise.catalog import load
-from supervise.catalog.nodes import Mapping, Scalar, plain
-from supervise.catalog.problems import PolicyErrors, Problems, Source
+from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.nodes import Mapping, Scalar, plain
+from supervise.catalog.document.problems import PolicyErrors, Problems, Source
 from supervise.errors import InputError
 
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
@@ -21,7 +21,7 @@ def parse(request):
 
     def parse(text: str) -> Mapping:
         problems = Problems()
-        root = load.parse(Source("x.yaml", text), problems, request.param)
+        root = yaml_reader.parse(Source("x.yaml", text), problems, request.param)
         problems.stop()
         assert root is not None
         return root
@@ -165,7 +165,7 @@ def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str)
     path, problems = tmp_path / "p.yaml", Problems()
     path.write_bytes(raw)
 
-    assert load.read(path, "p.yaml", problems) is None
+    assert yaml_reader.read(path, "p.yaml", problems) is None
     with pytest.raises(PolicyErrors, match=said):
         problems.stop()
 
@@ -175,7 +175,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path, problems = tmp_path / "p.yaml", Problems()
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
 
-    root = load.read(path, "p.yaml", problems)
+    root = yaml_reader.read(path, "p.yaml", problems)
 
     assert root is not None
     assert plain(root) == {"a": 1}
@@ -185,13 +185,13 @@ def test_a_file_that_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
     """A missing file and a folder have no line to point at."""
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(InputError, match=str(path)):
-            load.read(path, "p.yaml", Problems())
+            yaml_reader.read(path, "p.yaml", Problems())
 
 
 def test_mistakes_come_sorted_with_their_lines() -> None:
     """`render` shows sentence, source line and caret; `str` is one line."""
     problems = Problems()
-    load.parse(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
+    yaml_reader.parse(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
     with pytest.raises(PolicyErrors) as raised:
         problems.stop()
 
@@ -208,7 +208,7 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
     """A flow mapping of a thousand characters still shows the place."""
     problems = Problems()
     text = "a: {" + ", ".join(f"k{i}: {i}" for i in range(200)) + ", k150: 0}\n"
-    load.parse(Source("x.yaml", text), problems)
+    yaml_reader.parse(Source("x.yaml", text), problems)
     with pytest.raises(PolicyErrors) as raised:
         problems.stop()
 

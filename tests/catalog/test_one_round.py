@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import PolicyErrors, shipped
-from supervise.catalog.check import check_file
-from supervise.catalog.problems import Problem
+from supervise.catalog import PolicyErrors
+from supervise.catalog.document.problems import Problem
+from supervise.catalog.file_check import check_file
+from supervise.catalog.inventory import shipped
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"

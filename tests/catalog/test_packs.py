@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import PolicyErrors, shipped
-from supervise.catalog import subject as subjects
-from supervise.catalog.problems import Problems
-from supervise.catalog.subject import Subject
+from supervise.catalog import PolicyErrors, scenario_subject
+from supervise.catalog.document.problems import Problems
+from supervise.catalog.inventory import shipped
+from supervise.catalog.scenario_subject import Subject
 from supervise.mutation import mutation_runner
 from supervise.policytest import assertions, scenario_runner
 
@@ -53,7 +53,7 @@ def test_a_scenario_comes_out_as_it_says(path: Path, index: int) -> None:
 def test_a_pack_shows_both_trouble_and_quiet(name: str) -> None:
     """A pack has scenarios in which a rule fires, and says where its numbers come from."""
     problems = Problems()
-    root = subjects.read(PACKS / f"{name}.yaml", problems)
+    root = scenario_subject.read(PACKS / f"{name}.yaml", problems)
     assert root is not None
     expected = [e for form, _ in subject(PACKS / f"{name}.yaml").scenarios for e in form.expect]
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise.catalog import load as loading
-from supervise.catalog import metrics, resolved, shipped
-from supervise.catalog.kinds import BAD, Number
-from supervise.catalog.nodes import plain
-from supervise.catalog.problems import PolicyErrors, Problems, Source, did_you_mean
-from supervise.catalog.record import build, kind_of, written
+from supervise.catalog.document import yaml_reader, yaml_writer
+from supervise.catalog.document.nodes import plain
+from supervise.catalog.document.problems import PolicyErrors, Problems, Source, did_you_mean
+from supervise.catalog.inventory import metrics, shipped
+from supervise.catalog.schema.dataclass_types import build, kind_of, written
+from supervise.catalog.schema.field_types import BAD, Number
 from supervise.core.model.interfaces import Seconds, Steps
 
 
@@ -66,7 +66,7 @@ data: [1, {x: null}]
 
 def read(text: str, form: type = Form) -> tuple[Any, list[str]]:
     problems = Problems()
-    root = loading.parse(Source("x.yaml", text), problems)
+    root = yaml_reader.parse(Source("x.yaml", text), problems)
     problems.stop()
     made = build(form, root, problems, "")
     try:
@@ -91,7 +91,7 @@ def test_what_is_written_reads_back_as_the_same() -> None:
     """Also through the text of a resolved policy."""
     made, _ = read(TEXT)
 
-    again, said = read(resolved.dump(written(made)))
+    again, said = read(yaml_writer.dump(written(made)))
 
     assert (again, said) == (made, [])
     assert again.either == 300.0
@@ -103,7 +103,7 @@ def test_a_time_survives_being_written(seconds: float) -> None:
     """Microseconds to decades."""
     kind = Number(whole=False, unit="seconds", least=0)
     text = f"x: {kind.write(seconds)}\n"
-    root = loading.parse(Source("x.yaml", text), problems := Problems())
+    root = yaml_reader.parse(Source("x.yaml", text), problems := Problems())
     problems.stop()
     assert root is not None
 
@@ -128,7 +128,7 @@ PLAIN = st.recursive(
 def test_any_document_survives_being_dumped(document: dict[str, Any]) -> None:
     """Whatever the text holds, the same comes back."""
     problems = Problems()
-    root = loading.parse(Source("x.yaml", resolved.dump(document)), problems)
+    root = yaml_reader.parse(Source("x.yaml", yaml_writer.dump(document)), problems)
     problems.stop()
 
     assert root is not None

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import load_policy, locate, shipped
-from supervise.catalog.problems import PolicyErrors, Problem
+from supervise.catalog import load_policy, locate
+from supervise.catalog.document.problems import PolicyErrors, Problem
+from supervise.catalog.inventory import shipped
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.core.model.policy import Policy

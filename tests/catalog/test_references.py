@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from supervise.app.launcher import Launch
-from supervise.catalog.check import check_file
-from supervise.catalog.job_form import PLACEHOLDERS
-from supervise.catalog.problems import Problem
+from supervise.catalog.document.problems import Problem
+from supervise.catalog.file_check import check_file
+from supervise.catalog.forms.job_form import PLACEHOLDERS
 
 MARK = "¦"
 HEAD = """\

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.app.launcher import probe_config
-from supervise.catalog.policy import load_policy
-from supervise.catalog.problems import PolicyErrors
+from supervise.catalog.assembly.policy_loader import load_policy
+from supervise.catalog.document.problems import PolicyErrors
 from supervise_probe.sampling import schedule
 
 POLICY = """

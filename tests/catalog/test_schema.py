@@ -11,11 +11,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from supervise.catalog import PolicyErrors, docs, load_policy, schema, shipped, subject
-from supervise.catalog import load as loading
-from supervise.catalog.forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
-from supervise.catalog.nodes import Mapping, plain
-from supervise.catalog.problems import Problems, Source
+from supervise.catalog import PolicyErrors, load_policy, scenario_subject
+from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.nodes import Mapping, plain
+from supervise.catalog.document.problems import Problems, Source
+from supervise.catalog.export import docs, json_schema
+from supervise.catalog.forms.file_forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
+from supervise.catalog.inventory import shipped
 
 SORTS = {
     "policies": (PolicyFile, "policies/policy.schema.json"),
@@ -27,27 +29,27 @@ FILES = [(kind, name) for kind in SORTS for name in shipped.names(kind)]
 
 
 def validator(kind: str) -> jsonschema.Draft7Validator:
-    return jsonschema.Draft7Validator(json.loads(schema.text(SORTS[kind][1])))
+    return jsonschema.Draft7Validator(json.loads(json_schema.text(SORTS[kind][1])))
 
 
 def parse(text: str) -> Mapping:
     problems = Problems()
-    root = loading.parse(Source("x.yaml", text), problems)
+    root = yaml_reader.parse(Source("x.yaml", text), problems)
     problems.stop()
     assert root is not None
     return root
 
 
-@pytest.mark.parametrize("file", schema.FILES)
+@pytest.mark.parametrize("file", json_schema.FILES)
 def test_the_committed_schema_is_current(file: str) -> None:
-    """`python -m supervise.catalog.docs` was run after the last change."""
-    assert docs.path_of(file).read_text("utf-8") == schema.text(file)
+    """`python -m supervise.catalog.export.docs` was run after the last change."""
+    assert docs.path_of(file).read_text("utf-8") == json_schema.text(file)
 
 
 @pytest.mark.parametrize("kind", SORTS)
 def test_a_schema_is_a_schema(kind: str) -> None:
     """Draft-07, which is what the YAML language server speaks."""
-    jsonschema.Draft7Validator.check_schema(json.loads(schema.text(SORTS[kind][1])))
+    jsonschema.Draft7Validator.check_schema(json.loads(json_schema.text(SORTS[kind][1])))
 
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
@@ -185,10 +187,10 @@ def read_tests(document: object, folder: Path) -> None:
         (folder / "tests").mkdir()
         (folder / "p.yaml").write_text(POLICY, "utf-8")
     problems = Problems()
-    root = loading.parse(Source("tests.yaml", json.dumps(document)), problems)
+    root = yaml_reader.parse(Source("tests.yaml", json.dumps(document)), problems)
     problems.stop()
     assert root is not None
-    subject.of_tests(root, folder / "tests" / "p.yaml", problems)
+    scenario_subject.of_tests(root, folder / "tests" / "p.yaml", problems)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import metrics
+from supervise.catalog.inventory import metrics
 from supervise.cli._metric_availability import outlook, script_of, world_size
 from supervise.cli._probe_check import Trial
 from supervise.cli._supervisor_metrics import METRICS

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.catalog import metrics, standard
+from supervise.catalog.inventory import metrics, standard_metrics
 from supervise.checkpoints import notifications
 from supervise.cli._supervisor_metrics import METRICS
 from supervise.inputs import cross_rank_metrics, hardware
@@ -31,7 +31,7 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
-    assert set(METRICS) <= {spec.id for spec in standard.METRICS}
+    assert set(METRICS) <= {spec.id for spec in standard_metrics.METRICS}
     assert {*cross_rank_metrics.METRICS, *hardware.METRICS, *notifications.METRICS} == set(METRICS)
     both = [
         {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}
@@ -41,7 +41,7 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
 
 def test_what_a_collector_measures_is_not_listed_as_missing():
     """A metric moves from the standard ids to its collector the day it is measured."""
-    assert not {spec.id for spec in standard.METRICS} & set(metrics.known())
+    assert not {spec.id for spec in standard_metrics.METRICS} & set(metrics.known())
 
 
 def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):

@@ -7,10 +7,11 @@ import json
 import jsonschema
 import pytest
 
-from supervise.catalog import load as loading
-from supervise.catalog import load_policy, shipped
-from supervise.catalog.nodes import plain
-from supervise.catalog.problems import Problems, Source
+from supervise.catalog import load_policy
+from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.nodes import plain
+from supervise.catalog.document.problems import Problems, Source
+from supervise.catalog.inventory import shipped
 
 MINE = """\
 version: supervise/v1
@@ -140,7 +141,7 @@ def test_the_schema_of_each_sort_accepts_what_is_shipped(sort, supervise):
     assert json.loads(out)["additionalProperties"] is False
     for path in sorted(shipped.folder(SORTS[sort]).glob("*.yaml")):
         problems = Problems()
-        root = loading.parse(Source(path.name, path.read_text("utf-8")), problems)
+        root = yaml_reader.parse(Source(path.name, path.read_text("utf-8")), problems)
         assert root is not None
         judge.validate(plain(root))
         assert not judge.is_valid({**plain(root), "unheard_of": 1})

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from supervise.catalog import load_policy, shipped
+from supervise.catalog import load_policy
+from supervise.catalog.inventory import shipped
 from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Gap, Told
 from supervise.explain import conditions, gates

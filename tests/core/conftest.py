@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervise.catalog import discover
+from supervise.catalog.inventory import discover
 from supervise.core import engine
 from supervise.core.model.action import Action
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN, Decision

@@ -45,7 +45,7 @@ def row(chance: random.Random, step: int, names: tuple[str, ...]) -> tuple[float
 
 def decisions() -> list[dict]:
     """Return the decision records of the whole story; every action succeeds at once."""
-    from supervise.catalog.policy import load_policy
+    from supervise.catalog.assembly.policy_loader import load_policy
     from supervise.core import engine
     from supervise.core.model.events import (
         Announced,

@@ -54,7 +54,7 @@ def other_pythons() -> list[str]:
             continue
         paths = os.pathsep.join([*SOURCES, *site.getsitepackages()])
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-        asked = [python, "-c", "import supervise.catalog.policy, supervise.core.engine"]
+        asked = [python, "-c", "import supervise.catalog, supervise.core.engine"]
         if subprocess.run(asked, env=environment, capture_output=True, check=False).returncode == 0:
             found.append(python)
     return found

@@ -120,7 +120,7 @@ random.Random(int(sys.argv[1])).shuffle(names)
 for name in names:
     importlib.import_module("supervise.core." + name)
 import hashlib, json
-from supervise.catalog.policy import load_policy
+from supervise.catalog import load_policy
 from supervise.core import replay
 from supervise.core.model.events import Announced, Exited, Frame, Launched
 policy = load_policy("nano", mode="shadow")

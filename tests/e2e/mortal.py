@@ -17,7 +17,8 @@ import sys
 import threading
 from pathlib import Path
 
-from supervise.catalog import drills, load_policy
+from supervise.catalog import load_policy
+from supervise.catalog.inventory import drills
 from supervise.cli import adopt, run
 from supervise.inputs import clock
 from supervise.store.audit import Audit

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import drills, load_policy
+from supervise.catalog import load_policy
+from supervise.catalog.inventory import drills
 
 ROOT = Path(__file__).parents[2]
 

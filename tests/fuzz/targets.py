@@ -14,10 +14,11 @@ from pathlib import Path
 from random import Random
 
 from supervise.app.run_recovery import Past
-from supervise.catalog import load_policy, shipped
-from supervise.catalog.load import parse
-from supervise.catalog.nodes import plain
-from supervise.catalog.problems import Problems, Source
+from supervise.catalog import load_policy
+from supervise.catalog.document.nodes import plain
+from supervise.catalog.document.problems import Problems, Source
+from supervise.catalog.document.yaml_reader import parse
+from supervise.catalog.inventory import shipped
 from supervise.checkpoints import registry
 from supervise.errors import StoreError
 from supervise.store import audit, event_codec, journal

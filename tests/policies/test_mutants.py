@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.catalog import shipped
+from supervise.catalog.inventory import shipped
 from supervise.mutation import mutation_runner
 
 pytestmark = pytest.mark.slow

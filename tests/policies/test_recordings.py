@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from supervise.catalog import shipped
+from supervise.catalog.inventory import shipped
 from supervise.cli.backtest import command
 
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from supervise.catalog import load_policy, shipped
-from supervise.catalog.problems import Problem
+from supervise.catalog import load_policy
+from supervise.catalog.document.problems import Problem
+from supervise.catalog.inventory import shipped
 from supervise.core.model.policy import HOLD, Policy
 
 POLICIES = shipped.names("policies")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.subject import Subject
+from supervise.catalog.scenario_subject import Subject
 from supervise.mutation import mutation_runner
 from supervise.mutation.mutation_runner import Outcome
 

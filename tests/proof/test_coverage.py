@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from supervise.catalog.subject import Subject
+from supervise.catalog.scenario_subject import Subject
 from supervise.core.model import state_machine
 from supervise.mutation import mutation_runner
 from supervise.policytest.coverage import Coverage, pairs
@@ -69,7 +69,7 @@ def test_every_legal_pair_is_wanted_and_no_other() -> None:
 
 def test_a_pack_alone_has_rules_only() -> None:
     """Under it nothing acts."""
-    from supervise.catalog import shipped
+    from supervise.catalog.inventory import shipped
 
     path: Path = shipped.folder("policies/packs") / "hang.yaml"
     found = covered(mutation_runner.load(path))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from supervise.catalog import freeze
-from supervise.catalog.policy import compose
+from supervise.catalog.assembly import freeze
+from supervise.catalog.assembly.policy_loader import compose
 from supervise.explain.policy_diff import ORDER, Change, compare
 
 Diff = Callable[..., list[Change]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.relaunch import Relaunch
-from supervise.catalog import discover
+from supervise.catalog.inventory import discover
 from supervise.core.model.action import Aim
 from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import freeze, shipped
-from supervise.catalog.subject import Subject
+from supervise.catalog.assembly import freeze
+from supervise.catalog.inventory import shipped
+from supervise.catalog.scenario_subject import Subject
 from supervise.core.model.decisions import BREACH, OK
 from supervise.mutation import mutation_runner
 from supervise.mutation.mutants import Mutant, mutants, others

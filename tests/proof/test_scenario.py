@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervise.catalog.subject import Subject
+from supervise.catalog.scenario_subject import Subject
 from supervise.core.model.decisions import Decision
 from supervise.mutation.mutation_runner import Outcome
 from supervise.policytest import scenario_runner

@@ -48,7 +48,7 @@ class Guard:
     For the thread of an action: `prepare(id)`, as long as a copy takes, then `put_back(id)`.
 
     Args:
-        form: `policy.job["checkpoints"]`, see `catalog.job_form.CheckpointsForm`.
+        form: `policy.job["checkpoints"]`, see `catalog.forms.job_form.CheckpointsForm`.
         run: the run directory.
         cwd: the job's working directory.
         now: where the run is; called by `saved`, and by `poll` every `every_s`.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from supervise_probe import collectors
 
-from ..catalog import metrics, standard
+from ..catalog.inventory import metrics, standard_metrics
 from ..checkpoints import notifications
 from ..inputs import cross_rank_metrics, hardware, memory_growth
 from ._probe_check import Trial
@@ -100,7 +100,7 @@ def outlook(trial: Trial | None, reason: str | None, world: int | None) -> dict[
         found[together] = found.get(own, across)
     found |= _hardware()
     found |= dict.fromkeys(notifications.METRICS, GUARDED)
-    found |= dict.fromkeys(standard.AROUND, NOBODY)
+    found |= dict.fromkeys(standard_metrics.AROUND, NOBODY)
     return found | {name: REPORTED for name in everything if name not in found}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import children
 from ..app.launcher import CAPACITY
-from ..catalog.forms import SamplingForm
+from ..catalog.forms.file_forms import SamplingForm
 from ..core.model.events import Announced, Frame
 from ..inputs import clock
 from ..inputs.segment import Segments

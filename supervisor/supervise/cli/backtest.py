@@ -92,7 +92,7 @@ def command(
 def _unknown(extra: Mapping[str, str], policies: Sequence[str]) -> Iterator[str]:
     """Yield a sentence per alias whose metric has no standard name and that no policy reads."""
     from ..backtest import backtest_runner
-    from ..catalog import metrics
+    from ..catalog.inventory import metrics
 
     wrong = {c: metric for c, metric in extra.items() if not metrics.is_known(metric)}
     if not wrong:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..catalog import shipped
+from ..catalog.inventory import shipped
 from ..errors import UsageError
 from ..inputs import clock
 from ..store import audit, history

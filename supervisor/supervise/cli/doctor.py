@@ -23,7 +23,7 @@ import click
 
 from .. import __version__
 from ..app.launcher import SLOTS
-from ..catalog import shipped
+from ..catalog.inventory import shipped
 from ..job import environment, shared_memory
 from ._job import JobCommand
 from ._metric_availability import REPORTED, arrived, outlook, script_of, world_size

@@ -46,7 +46,8 @@ def listing(as_json: bool) -> None:
       supervise metrics list
       supervise metrics list --json | jq '.[] | select(.measured) | .id'
     """
-    from ..catalog import metrics, origin
+    from ..catalog.export import origin
+    from ..catalog.inventory import metrics
 
     found = [describe(name) for name in metrics.everything()]
     if as_json:
@@ -71,8 +72,8 @@ def show(metric: str, as_json: bool) -> None:
       supervise metrics show grad_global_norm
       supervise metrics show learning_rate.1 --json
     """
-    from ..catalog import metrics
-    from ..catalog.problems import did_you_mean
+    from ..catalog.document.problems import did_you_mean
+    from ..catalog.inventory import metrics
 
     if not metrics.is_known(metric):
         near = did_you_mean(metric, metrics.near(metric))
@@ -93,7 +94,8 @@ def show(metric: str, as_json: bool) -> None:
 
 def describe(metric: str) -> dict[str, Any]:
     """Return what is known of a metric that has a standard id, for `--json`."""
-    from ..catalog import metrics, origin, readers
+    from ..catalog.export import metric_readers, origin
+    from ..catalog.inventory import metrics
     from . import _supervisor_metrics
 
     spec = metrics.spec_of(metric)
@@ -107,7 +109,7 @@ def describe(metric: str) -> dict[str, Any]:
         "cost": _cost(spec.id) if by == origin.PROBE else _COSTS[by],
         "measured": by in (origin.PROBE, origin.SUPERVISOR),
         "measured_by": by,
-        "detectors": readers.readers(metric),
+        "detectors": metric_readers.readers(metric),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..catalog.shipped import is_file
+from ..catalog.inventory.shipped import is_file
 from ..core.model.decisions import MODES
 from ..errors import InputError, StoreError
 from ..inputs import clock, control_inbox

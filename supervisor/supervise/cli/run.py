@@ -11,8 +11,9 @@ import click
 
 from ..app import App, Settings
 from ..app.launcher import Launch, Launcher, redactor
-from ..catalog import drills, load_policy, locate
-from ..catalog.problems import Problem
+from ..catalog import load_policy, locate
+from ..catalog.document.problems import Problem
+from ..catalog.inventory import drills
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
 from ..errors import SuperviseError, UsageError

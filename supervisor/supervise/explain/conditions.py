@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..catalog.expression import Tree, parse
+from ..catalog.assembly.expression import Tree, parse
 from ..core.detection.rank_monitor import Bank
 from ..core.model import format_readings
 from ..core.model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN

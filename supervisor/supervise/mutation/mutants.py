@@ -12,12 +12,12 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..catalog import freeze, rules
-from ..catalog.expression import Expression, Tree, parse
-from ..catalog.nodes import Mapping, Node, Scalar, Sequence
-from ..catalog.problems import Problems, Source
-from ..catalog.record import keys_of
-from ..catalog.subject import Subject
+from ..catalog.assembly import freeze, rules
+from ..catalog.assembly.expression import Expression, Tree, parse
+from ..catalog.document.nodes import Mapping, Node, Scalar, Sequence
+from ..catalog.document.problems import Problems, Source
+from ..catalog.scenario_subject import Subject
+from ..catalog.schema.dataclass_types import keys_of
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Policy, Rule
 

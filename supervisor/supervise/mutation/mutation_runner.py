@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..catalog import subject as subjects
-from ..catalog.problems import Problem, Problems
-from ..catalog.scenario import ScenarioForm
-from ..catalog.series import count
-from ..catalog.subject import Subject
+from ..catalog import scenario_subject as subjects
+from ..catalog.document.problems import Problem, Problems
+from ..catalog.forms.scenario_form import ScenarioForm
+from ..catalog.forms.series_notation import count
+from ..catalog.scenario_subject import Subject
 from ..policytest import assertions, scenario_runner
 from ..policytest.scenario_result import Played
 from .mutants import Mutant, mutants

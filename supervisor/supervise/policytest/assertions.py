@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..catalog.nodes import Mapping, Node
-from ..catalog.nodes import Sequence as Listed
-from ..catalog.scenario import ExpectForm, Names, ScenarioForm
+from ..catalog.document.nodes import Mapping, Node
+from ..catalog.document.nodes import Sequence as Listed
+from ..catalog.forms.scenario_form import ExpectForm, Names, ScenarioForm
 from ..core.model.decisions import SEVERITIES
 from ..core.model.state_machine import STATES
 from .scenario_result import Played

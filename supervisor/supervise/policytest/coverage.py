@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..catalog.subject import Subject
+from ..catalog.scenario_subject import Subject
 from ..core.model import state_machine
 from ..core.model.policy import Policy
 from .scenario_result import Played

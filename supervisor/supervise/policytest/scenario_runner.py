@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..catalog.scenario import InjectForm, ScenarioForm
+from ..catalog.forms.scenario_form import InjectForm, ScenarioForm
 from ..core import engine
 from ..core.incidents import pausing
 from ..core.model import state_machine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ...catalog.problems import Problem
+    from ...catalog.document.problems import Problem
 
 INVALID = 65
 
@@ -42,8 +42,8 @@ def command(
       supervise policy check --format sarif nano > policy.sarif
     """
     from ... import __version__
-    from ...catalog import sarif
-    from ...catalog.check import STDIN, check_file, merged
+    from ...catalog.export import sarif
+    from ...catalog.file_check import STDIN, check_file, merged
 
     text = ""
     if STDIN in files:

@@ -27,8 +27,9 @@ def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
       supervise policy diff nano my.yaml
       supervise policy diff runs/20260105-101112-7f3a9c/policy.yaml nano --json
     """
-    from ...catalog import freeze, resolved
-    from ...catalog.policy import compose
+    from ...catalog.assembly import freeze
+    from ...catalog.assembly.policy_loader import compose
+    from ...catalog.document import yaml_writer
     from ...explain import policy_diff
 
     drafts = [compose(name) for name in (a, b)]
@@ -47,11 +48,11 @@ def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
             for change in group:
                 what = f"{change.part} {change.key}".rstrip()
                 if change.key == "" and change.old is None:
-                    click.echo(f"  + {what}: {resolved.inline(change.new)}")
+                    click.echo(f"  + {what}: {yaml_writer.inline(change.new)}")
                 elif change.key == "" and change.new is None:
-                    click.echo(f"  - {what}: {resolved.inline(change.old)}")
+                    click.echo(f"  - {what}: {yaml_writer.inline(change.old)}")
                 else:
-                    old, new = resolved.inline(change.old), resolved.inline(change.new)
+                    old, new = yaml_writer.inline(change.old), yaml_writer.inline(change.new)
                     click.echo(f"  ~ {what}: {old} -> {new}")
         if not changes:
             click.echo("the same")

@@ -25,6 +25,6 @@ def command(sort: str) -> None:
       supervise policy schema > policy.schema.json
       supervise policy schema test > test.schema.json
     """
-    from ...catalog import schema
+    from ...catalog.export import json_schema
 
-    click.echo(schema.text(FILES[sort]), nl=False)
+    click.echo(json_schema.text(FILES[sort]), nl=False)

@@ -11,7 +11,7 @@ import click
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from ...catalog.freeze import Draft
+    from ...catalog.assembly.freeze import Draft
 
 Facts = dict[str, Any]
 
@@ -34,9 +34,10 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
       supervise policy show nano --rule loss_spike.coupled
       supervise policy show my.yaml --json | jq '.rules[] | select(.to_report != [])'
     """
-    from ...catalog import freeze, origin
-    from ...catalog.policy import compose
-    from ...catalog.problems import did_you_mean
+    from ...catalog.assembly import freeze
+    from ...catalog.assembly.policy_loader import compose
+    from ...catalog.document.problems import did_you_mean
+    from ...catalog.export import origin
     from .. import _supervisor_metrics
 
     draft = compose(policy)
@@ -54,9 +55,9 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
         click.echo(f"# {whole.digest}")
         click.echo("\n".join(_commented(whole.resolved.splitlines(), facts)))
     else:
-        from ...catalog import resolved
+        from ...catalog.document import yaml_writer
 
-        click.echo("\n".join(_commented(resolved.dump(document).splitlines(), facts)))
+        click.echo("\n".join(_commented(yaml_writer.dump(document).splitlines(), facts)))
 
 
 def _only(
@@ -120,7 +121,7 @@ def _detector(about: Facts) -> list[str]:
 
 
 def _rule(about: Facts, metrics: Facts) -> list[str]:
-    from ...catalog.origin import BY
+    from ...catalog.export.origin import BY
 
     lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
     for who, head in BY.items():

@@ -11,8 +11,8 @@ import click
 from .._number import Number
 
 if TYPE_CHECKING:
-    from ...catalog.problems import Problem
-    from ...catalog.subject import Subject
+    from ...catalog.document.problems import Problem
+    from ...catalog.scenario_subject import Subject
     from ...mutation.mutation_runner import Hunted, Outcome
     from ...policytest.coverage import Coverage
 
@@ -106,18 +106,18 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
     Raises:
         InputError, PolicyErrors: a file is wrong, or holds no scenarios and cannot.
     """
-    from ...catalog import load_policy, subject
-    from ...catalog.problems import Problems
+    from ...catalog import load_policy, scenario_subject
+    from ...catalog.document.problems import Problems
     from ...errors import InputError
 
     found: dict[Path, None] = {}  # in order
     for name in files:
-        path = subject.locate(name)
+        path = scenario_subject.locate(name)
         problems = Problems()
-        root = subject.read(path, problems)
+        root = scenario_subject.read(path, problems)
         problems.stop()
         assert root is not None
-        sort = subject.sort_of(root)
+        sort = scenario_subject.sort_of(root)
         if sort == "runbook":
             raise InputError(
                 f"{path}: a runbook has no scenarios", hint="test a policy that runs it"
@@ -126,9 +126,9 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
             found[path.resolve()] = None
             continue
         shown.want(load_policy(path))
-        several = subject.files_of(path)
+        several = scenario_subject.files_of(path)
         if not several:
-            hint = f"write {path.parent / subject.TESTS / path.name}"
+            hint = f"write {path.parent / scenario_subject.TESTS / path.name}"
             raise InputError(f"{path}: no packs and no tests, so there are no scenarios", hint=hint)
         found.update((file.resolve(), None) for file in several)
     return list(found)
@@ -187,7 +187,7 @@ def _json(
     hunted: dict[str, Hunted],
     warnings: list[Problem],
 ) -> str:
-    from ...catalog import sarif
+    from ...catalog.export import sarif
 
     told: dict[str, Any] = {"ok": ok, "files": _plain(played)}
     told["warnings"] = [sarif.plain(problem) for problem in warnings]

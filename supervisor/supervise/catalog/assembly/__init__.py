@@ -1,0 +1,1 @@
+"""Forms to one frozen policy: packs merged, names bound, defaults filled, the whole linted."""

@@ -1,0 +1,156 @@
+"""What a policy must not be, though every key in it is right: checks across its sections."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from collections.abc import Mapping as AbstractMapping
+
+from ...core.model.interfaces import Detector
+from ..document.nodes import Mapping, first_text, texts
+from ..document.problems import Place, Problems, did_you_mean, near_miss
+from ..forms.file_forms import PolicyFile
+from ..inventory import discover, metrics
+from .expression import NAME
+from .pack import Entry, Parts
+from .rules import Written
+from .runbook_library import Library, Opened, Ways
+
+ALL = "all"
+
+
+def budgets(
+    root: Mapping, form: PolicyFile, opened: Iterable[Opened], ways: Ways, problems: Problems
+) -> None:
+    """Every action that is counted needs a budget of its class, and one for all together.
+
+    A relaunch is always refused in a policy that does not say how, so it needs none there. `ways`
+    say what leads to each runbook.
+    """
+    classes = [action.budget for action in discover.actions().values()]
+    known = [ALL, *sorted({name for name in classes if name is not None})]
+    section = root.get("budgets")
+    pairs = section.pairs if isinstance(section, Mapping) else {}
+    given = {*pairs, *(near_miss(name, known) for name in pairs if name not in known)}
+    for name, (at, _) in pairs.items():
+        if name not in known:
+            problems.add(at, f"no class of actions {name!r}", did_you_mean(name, known))
+    missing: dict[str, tuple[str, str]] = {}
+    for runbook in opened:
+        for step in runbook.form.steps:
+            if discover.name_of(step) == "relaunch" and form.job.relaunch is None:
+                continue
+            for name in (step.budget, ALL) if step.budget is not None else ():
+                if name not in given:
+                    missing.setdefault(name, (discover.name_of(step), runbook.name))
+    for name, (verb, user) in missing.items():
+        hint = f"add {name}: {{max: 2, per: 5000}} to budgets"
+        place, way = _way(user, "budgets", root, ways)
+        problems.add(place, f"no budget {name!r}, which {verb} in {user} needs{way}", hint)
+
+
+def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, str]:
+    """Return where to point for what a runbook needs, and what leads to it, ready to be put last.
+
+    The section is the place to mend; without it the line in this file that wants the runbook.
+    """
+    at, way = ways.get(runbook, (root, ""))
+    here = section not in root.pairs and at.source is root.source
+    return at if here else root.place(section), f"; {way}" if way else ""
+
+
+def instead(library: Library, problems: Problems) -> None:
+    """What is tried instead of a refused runbook does not lead back to it."""
+    books = library.resolved()
+    for name, opened in books.items():
+        seen, at = [name], opened.form.if_refused
+        while at in books and at not in seen:
+            seen.append(at)
+            at = books[at].form.if_refused
+        if at == name:
+            place = opened.node.place("if_refused")
+            chain = " -> ".join((*seen, name))
+            problems.add(place, f"runbook {name}: if_refused leads back to it: {chain}")
+
+
+def approvals(root: Mapping, library: Library, parts: Parts, problems: Problems) -> None:
+    """Requests are for verbs that touch the job, for runbooks, or for all of them."""
+    section = root.get("approvals")
+    pairs = section.pairs if isinstance(section, Mapping) else {}
+    verbs = [verb for verb, action in discover.actions().items() if action.touches_job]
+    known = [ALL, *verbs, *library.opened]
+    for name, (at, _) in pairs.items():
+        if name not in known and not (parts.lacking and name in library.names()):
+            problems.add(at, f"approvals: no action and no runbook {name!r} that touches the job",
+                         did_you_mean(name, known))  # fmt: skip
+
+
+def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:
+    """A rollback in process needs savepoints to go back to."""
+    if "savepoints" in root.pairs:
+        return
+    for runbook in opened:
+        if any(discover.name_of(step) == "rollback" for step in runbook.form.steps):
+            hint = "add savepoints: {every: 25, keep: 4}"
+            at, way = _way(runbook.name, "savepoints", root, ways)
+            problems.add(at, f"{runbook.name} rolls back, but no savepoints are kept{way}", hint)
+
+
+def unused(root: Mapping, form: PolicyFile, used: Container[str], problems: Problems) -> None:
+    """Warn of runbooks in the policy that nothing runs.
+
+    In a file with mistakes a runbook that is named anywhere else may be used.
+    """
+    named = set(texts(root.without("runbooks"))) if problems.count else set()
+    for name, node in form.runbooks.items():
+        if name not in used and name not in named:
+            problems.warn(node, f"runbook {name!r} is never used")
+
+
+def unread(
+    root: Mapping,
+    parts: Parts,
+    detectors: AbstractMapping[str, Detector],
+    written: Iterable[Written],
+    problems: Problems,
+) -> None:
+    """Warn of detectors in this file that no rule and no other detector reads.
+
+    Of a part with a mistake every word in it counts as the name of a detector.
+    """
+    if any((root.source.label, key) in parts.torn for key in ("detectors", "rules")):
+        return
+    read: set[str] = set()
+    rules = {id(rule.entry): rule for rule in written}
+    for entry in (*parts.rules, *parts.detectors.values()):
+        rule, detector = rules.get(id(entry)), detectors.get(entry.name)
+        if rule is not None and rule.when is not None:
+            read.update(rule.when.names)
+        elif rule is None and detector is not None and entry is parts.detectors.get(entry.name):
+            read.update(detector.detectors)
+        else:
+            words = [word for text in texts(entry.node) for word in NAME.findall(text)]
+            read.update(entry.scope.get(word, word) for word in words)
+    for name, entry in parts.detectors.items():
+        if name not in read and entry.node.source is root.source:
+            problems.warn(entry.node, f"no rule reads the detector {name!r}")
+
+
+def unmeasured(
+    detectors: AbstractMapping[str, Detector],
+    entries: AbstractMapping[str, Entry],
+    problems: Problems,
+) -> None:
+    """Warn of metrics that no collector measures; a job may report its own."""
+    for name, detector in detectors.items():
+        for metric in detector.metrics:
+            if metrics.known() and not metrics.is_known(metric):
+                place: Place = first_text(entries[name].node, metric)
+                hint = did_you_mean(metric, metrics.near(metric), alike=0.8)
+                known = hint if hint and "did you" in hint else "the job must report it itself"
+                problems.warn(place, f"{name}: no collector measures {metric!r}", known)
+
+
+def idle(parts: Parts, root: Mapping, problems: Problems) -> None:
+    """Warn of a policy that can see nothing."""
+    if not parts.rules and not parts.lacking and not parts.torn:
+        problems.warn(root, "this policy has no rules", "use: [nonfinite, loss_spike]")

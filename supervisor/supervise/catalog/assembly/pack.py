@@ -1,0 +1,196 @@
+"""Packs: detectors and rules to be used by policies, and the overrides a policy puts on them.
+
+Outside its file everything of a pack has its name in front: `loss_spike.jump`. Inside it the short
+names do. Overrides are merged before anything is checked, so a mistake in one is reported in the
+policy that made it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..document import yaml_reader
+from ..document.nodes import Mapping, Node, Scalar, Sequence
+from ..document.problems import Place, Problems, did_you_mean, near_miss
+from ..forms.file_forms import WORD, PackFile, PolicyFile
+from ..inventory import shipped
+from ..schema.dataclass_types import build
+
+UNCHANGEABLE = ("kind", "id")
+PACKS = "policies/packs"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A detector, a rule or an inhibition that is not built yet.
+
+    Attributes:
+        name: as the policy knows it; "" where it has none.
+        scope: short names that its file may use, and what they stand for.
+        overridden: keys that a policy changed, and where.
+    """
+
+    name: str
+    node: Node
+    scope: AbstractMapping[str, str]
+    overridden: dict[str, Place] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Parts:
+    """All detectors, rules and inhibitions of a policy and its packs, in order of appearance.
+
+    Attributes:
+        whole: names of the packs that could be read, all of them.
+        lacking: some pack could not.
+        torn: (file, section) where some part has a name that could not be read.
+    """
+
+    detectors: dict[str, Entry] = field(default_factory=dict)
+    rules: list[Entry] = field(default_factory=list)
+    inhibit: list[Entry] = field(default_factory=list)
+    whole: set[str] = field(default_factory=set)
+    lacking: bool = False
+    torn: set[tuple[str, str]] = field(default_factory=set)
+
+    def may_be(self, name: str, section: str, *nodes: Node) -> bool:
+        """Return whether a name that no part of a section has may stand in what could not be read.
+
+        Then it is no mistake that can be told yet. `nodes`: from which files it was written.
+        """
+        head, dot, _ = name.rpartition(".")
+        if self.lacking and dot and head not in self.whole:
+            return True
+        return any((node.source.label, section) in self.torn for node in nodes)
+
+    def add(
+        self,
+        root: Mapping,
+        form: PackFile | PolicyFile,
+        scope: AbstractMapping[str, str],
+        problems: Problems,
+    ) -> None:
+        """Add what one file defines; a section that could not be read is noted as `torn`."""
+        for key, kind in (("detectors", Mapping), ("rules", Sequence)):
+            if key in root.pairs and not isinstance(root.get(key), kind):
+                self.torn.add((root.source.label, key))
+        for short, node in (form.detectors or {}).items():
+            name = scope.get(short, short)
+            if name in self.detectors:
+                problems.add(node, f"there is a detector {name!r} already")
+            else:
+                self.detectors[name] = Entry(name, node, scope)
+        for node in form.rules or ():
+            short = _id_of(node)
+            self.rules.append(Entry(scope.get(short, short), node, scope))
+            if not short:  # what it is called cannot be known
+                self.torn.add((root.source.label, "rules"))
+        self.inhibit += [Entry("", node, scope) for node in form.inhibit]
+
+
+def _id_of(node: Node) -> str:
+    ident = node.get("id") if isinstance(node, Mapping) else None
+    return ident.text if isinstance(ident, Scalar) else ""
+
+
+def find(name: str, beside: Path | None) -> Path | None:
+    """Return the file of a pack: beside the policy first, else a shipped one."""
+    if beside is not None and shipped.is_file(own := beside / "packs" / f"{name}.yaml"):
+        return own
+    return shipped.find(PACKS, name)
+
+
+def available(beside: Path | None) -> list[str]:
+    """Return the names of all packs that `find` would find."""
+    own = [] if beside is None else [path.stem for path in (beside / "packs").glob("*.yaml")]
+    return sorted({*own, *shipped.names(PACKS)})
+
+
+def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Problems) -> None:
+    """Add the named packs to `parts`; in the place of one that is misspelt, what was meant."""
+    listed = [node.text for node in names if isinstance(node, Scalar)]
+    seen: set[str] = set()
+    for node in names:
+        name = node.value if isinstance(node, Scalar) else None
+        if not isinstance(name, str) or not re.fullmatch(WORD, name):
+            parts.lacking = True  # the problem is noted
+            continue
+        if name in seen:
+            problems.add(node, f"the pack {name!r} is used twice")
+            continue
+        seen.add(name)
+        path = find(name, beside)
+        if path is None:
+            parts.lacking = True
+            known = available(beside)
+            problems.add(node, f"no pack {name!r}", did_you_mean(name, known))
+            meant = near_miss(name, known)
+            if meant is None or meant in seen or meant in listed:
+                continue
+            seen.add(meant)
+            name, path = meant, find(meant, beside)
+            assert path is not None
+        root = yaml_reader.read(path, shipped.label(path), problems)
+        if root is None:
+            parts.lacking = True
+        else:
+            add(root, name, parts, problems)
+
+
+def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
+    """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
+    form: PackFile = build(PackFile, root, problems, "", lenient=True)
+    if form.pack not in (name, None):
+        problems.add(root.place("pack"), f"pack {form.pack!r} stands in a file named {name}.yaml")
+    detectors, rules = form.detectors or {}, form.rules or ()
+    ids = [_id_of(node) for node in rules]
+    for node in rules:
+        if _id_of(node) in detectors:
+            problems.add(node, f"a detector is named {_id_of(node)!r} too; overrides need one name")
+    scope = {short: f"{name}.{short}" for short in (*detectors, *ids) if short}
+    parts.add(root, form, scope, problems)
+    sections = ("detectors", "rules")
+    absent = {(root.source.label, key) for key in sections if key not in root.pairs}
+    parts.torn |= absent
+    if absent or any((root.source.label, key) in parts.torn for key in sections):
+        parts.lacking = True
+    else:
+        parts.whole.add(name)
+    return form
+
+
+def override(root: Mapping, form: PolicyFile, parts: Parts, problems: Problems) -> None:
+    """Merge the policy's `override` into the entries it names."""
+    entries = {**{entry.name: entry for entry in parts.rules if entry.name}, **parts.detectors}
+    packed = {name: e for name, e in entries.items() if e.node.source is not root.source}
+    for name, change in form.override.items():
+        entry = packed.get(name)
+        if entry is None:
+            if parts.may_be(name, ""):
+                continue
+            hint = did_you_mean(name, packed)
+            problems.add(change, f"override of {name!r}: no pack in use has it", hint)
+        elif not isinstance(change, Mapping):
+            problems.add(change, f"override of {name!r} should be a mapping, not {change.shape}")
+        elif isinstance(entry.node, Mapping):
+            fixed = [key for key in UNCHANGEABLE if key in change.pairs]
+            for key in fixed:
+                problems.add(change.pairs[key][0], f"{key!r} cannot be overridden")
+            change = change.without(*fixed)
+            entry.overridden = {key: value for key, (_, value) in change.pairs.items()}
+            entry.node = merged(entry.node, change)
+
+
+def merged(base: Mapping, change: Mapping) -> Mapping:
+    """Return `base` with the keys of `change`; mappings inside are merged, lists replaced."""
+    pairs = dict(base.pairs)
+    for key, (at, value) in change.pairs.items():
+        old = base.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        pairs[key] = (at, value)
+    return Mapping(base.source, base.line, base.col, pairs)

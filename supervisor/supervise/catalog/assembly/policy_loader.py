@@ -1,0 +1,220 @@
+"""A policy file -> `core.model.policy.Policy`: packs merged, names bound, defaults filled, linted.
+
+Everything that is wrong is found in one go and raised together. The result does not refer to any
+file: `Policy.resolved` is the whole of it as YAML, and loads to the same digest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...core.model.decisions import MODES
+from ...core.model.policy import HOLD, Policy
+from ...errors import InputError, UsageError
+from ..document import yaml_reader
+from ..document.nodes import Mapping, Scalar, Sequence
+from ..document.problems import Place, Problem, Problems, did_you_mean, near_miss
+from ..forms.file_forms import VERSION, PolicyFile
+from ..inventory import shipped
+from ..schema.dataclass_types import build
+from . import freeze, inhibitions, lint, pack, references, rules
+from .freeze import Draft
+from .pack import Parts
+from .rules import Written
+from .runbook_library import Library
+
+
+def locate(name_or_path: str | Path) -> Path:
+    """Return the file of a policy: a path, else the name of a shipped one.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = Path(name_or_path)
+    if shipped.is_file(path):
+        return path
+    name = path.name.removesuffix(".yaml")
+    if path.parent in (Path(), Path("policies")) and (found := shipped.find("policies", name)):
+        return found  # also beside a directory of that name
+    if not str(name_or_path):
+        raise InputError("the name of a policy is empty", hint="give a policy file or a name")
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
+    if path.parent not in (Path(), Path("policies")):
+        raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
+    what = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
+    raise InputError(what, hint=did_you_mean(name, shipped.names("policies")))
+
+
+def load_policy(
+    name_or_path: str | Path,
+    *,
+    mode: str | None = None,
+    warnings: list[Problem] | None = None,
+) -> Policy:
+    """Load a policy.
+
+    Args:
+        name_or_path: a file, or the name of a shipped policy: `nano`, `nano.yaml`, or
+            `policies/nano.yaml` outside a checkout.
+        mode: takes the place of the file's own mode.
+        warnings: what is odd but allowed is appended here.
+
+    Raises:
+        PolicyErrors: every mistake in the policy, its packs and its runbooks.
+        InputError: there is no such file, or it cannot be read.
+        UsageError: there is no such mode.
+    """
+    return freeze.policy(compose(name_or_path, mode=mode, warnings=warnings))
+
+
+def compose(
+    name_or_path: str | Path,
+    *,
+    mode: str | None = None,
+    warnings: list[Problem] | None = None,
+) -> Draft:
+    """Do as `load_policy`, and return the draft, which still knows where everything was written."""
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
+    path = locate(name_or_path)
+    problems = Problems()
+    root = yaml_reader.read(path, shipped.label(path), problems)
+    try:
+        return from_root(root, path, mode, problems)
+    finally:
+        if warnings is not None:
+            warnings += problems.warnings
+
+
+def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Problems) -> Draft:
+    """Compose the policy that `root` holds; packs and runbooks are looked for beside `path`."""
+    if root is None:
+        problems.stop()
+    assert root is not None
+    before = problems.count
+    _check_sort(root, problems)
+    if problems.count > before:
+        problems.stop()
+    form: PolicyFile = build(PolicyFile, root, problems, "", lenient=True)
+    return assemble(root, form, _parts(root, form, path, problems), path, mode, problems)
+
+
+def _check_sort(root: Mapping, problems: Problems) -> None:
+    """Refuse what is no policy, and what a newer program wrote: half of it would be lost on us."""
+    for key, hint in (("pack", "use: [{}] in a policy"), ("runbook", "run: {} in a rule")):
+        node = root.get(key)
+        if isinstance(node, Scalar):
+            problems.add(node, f"this is a {key}, not a policy", hint.format(node.text))
+    if "tests" in root.pairs:
+        at, hint = root.pairs["tests"][0], "supervise policy test FILE"
+        problems.add(at, "these are scenarios for a policy, not a policy", hint)
+    check_version(root, problems)
+
+
+def check_version(root: Mapping, problems: Problems) -> None:
+    """Refuse a file that a newer program wrote."""
+    node = root.get("version")
+    text = node.text if isinstance(node, Scalar) else ""
+    name, _, number = VERSION.rpartition("/v")
+    if text.startswith(f"{name}/v") and text.removeprefix(f"{name}/v").isdecimal():
+        wanted = text.removeprefix(f"{name}/v")
+        if len(wanted) > 6 or int(wanted) > int(number):
+            problems.add(
+                root.place("version"), f"{text} is newer than this program, which knows {VERSION}",
+                "upgrade supervise-train",
+            )  # fmt: skip
+
+
+def assemble(
+    root: Mapping, form: PolicyFile, parts: Parts, path: Path, mode: str | None, problems: Problems
+) -> Draft:
+    """Bind the parts of a policy to each other; raises when anything is wrong with it.
+
+    A part with a mistake is left out of what follows, and so is what only seems wrong without it.
+    """
+    detectors, broken = rules.detectors(parts, form.baseline, problems)
+    written = rules.read(parts, detectors, broken, problems)
+    severities = {rule.entry.name: rule.form.sev for rule in written}
+    inhibited = inhibitions.inhibitions(parts, severities, problems)
+    library = Library(form.runbooks, path.parent, problems)
+    wanted = _open_runbooks(written, library, problems)
+    references.ladder(root, library, problems)
+    references.crash(root, library, problems)
+    references.relaunch(root, problems)
+    used = set(library.opened)
+    for name, node in form.runbooks.items():
+        library.open(name, node, "runbooks")
+    crash = references.on_crash(root)
+    if crash is not None:
+        wanted.append((crash[0], root.place("job"), "job.on_crash"))
+    wanted += [(rung, root.place("escalate"), "the ladder") for rung, _ in references.rungs(root)]
+    ways = library.ways(wanted)
+    only_read = library.reach(rule.form.see or "" for rule in written) - {*ways}
+    # Observing runs nothing, so nothing needs to be held back or to be gone back to.
+    acting = (mode or _mode(root, form)) != "observe"
+    books = library.resolved().items()
+    runnable = [opened for name, opened in books if acting and name not in only_read]
+    lint.budgets(root, form, runnable, ways, problems)
+    lint.savepoints(root, runnable, ways, problems)
+    references.table(root, form, problems)
+    references.phases(detectors, parts.detectors, problems)
+    references.planned(root, form, problems)
+    references.handles(library.resolved().values(), detectors.values(), root, problems)
+    lint.instead(library, problems)
+    lint.approvals(root, library, parts, problems)
+    lint.unused(root, form, used, problems)
+    lint.unread(root, parts, detectors, written, problems)
+    lint.unmeasured(detectors, parts.detectors, problems)
+    lint.idle(parts, root, problems)
+    problems.stop()
+    return Draft(
+        name=form.policy or path.stem,
+        mode=mode or form.mode,
+        form=form,
+        detectors=detectors,
+        rules=tuple(rules.bind(written, detectors)),
+        inhibit=tuple(inhibited),
+        runbooks=library.resolved(),
+        root=root,
+        parts=parts,
+    )
+
+
+def _mode(root: Mapping, form: PolicyFile) -> str:
+    """Return the mode; of one that is misspelt, what was meant, and else what asks for least."""
+    node = root.get("mode")
+    text = node.text if isinstance(node, Scalar) else "observe"
+    return form.mode if node is None or text in MODES else near_miss(text, MODES) or "observe"
+
+
+def _open_runbooks(
+    written: list[Written], library: Library, problems: Problems
+) -> list[tuple[str, Place, str]]:
+    """Open what the rules run and what people are sent to; return the former, and who wants it."""
+    wanted = []
+    for form, entry, *_ in written:
+        assert isinstance(entry.node, Mapping)
+        what = f"rule {entry.name}".rstrip()
+        for key, name in (("run", form.run), ("see", form.see)):
+            if name is None:
+                continue
+            place = entry.overridden.get(key) or entry.node.place(key)
+            if key == "run":
+                wanted.append((name, place, what))
+            elif name == HOLD:
+                problems.add(place, f"{what}: there is nothing to read about hold")
+            library.open(name, place, what)
+    return wanted
+
+
+def _parts(root: Mapping, form: PolicyFile, path: Path, problems: Problems) -> Parts:
+    """Collect detectors, rules and inhibitions of the packs and of the policy itself."""
+    parts = Parts()
+    section = root.get("use")
+    parts.lacking = section is not None and not isinstance(section, Sequence)
+    names = section.items if isinstance(section, Sequence) else []
+    pack.use(names, path.parent, parts, problems)
+    parts.add(root, form, {}, problems)
+    pack.override(root, form, parts, problems)
+    return parts

@@ -1,0 +1,178 @@
+"""What one place of a policy says of another: rungs, runbooks, placeholders, phases, metrics.
+
+All is read from the nodes, so that a mistake beside a name does not hide the name. Rules,
+detectors, packs and actions are looked up where they are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as AbstractMapping
+
+from supervise_probe import wire
+
+from ...core.model import state_machine
+from ...core.model.interfaces import Detector
+from ...core.model.policy import HOLD
+from ..document.nodes import Mapping, Node, Scalar, Sequence, first_text, inside
+from ..document.problems import Place, Problems, did_you_mean
+from ..forms.file_forms import PolicyFile
+from ..forms.job_form import PLACEHOLDERS
+from ..forms.runbook_form import RUNBOOK
+from ..inventory import metrics
+from .pack import Entry
+from .runbook_library import Library, Opened, verbs_of
+
+# `{word}` alone: `${word}`, `{{word}}` and braces around anything else are the job's own.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
+NEAR = 0.8  # likeness from which on a word for people was probably meant as a name
+
+
+def rungs(root: Mapping) -> list[tuple[str, Node]]:
+    """Return the names in `escalate.ladder` that can be names of runbooks, and where they stand."""
+    listed = _get(root, "escalate", "ladder")
+    items = listed.items if isinstance(listed, Sequence) else []
+    return [(name, item) for item in items if (name := _runbook(item))]
+
+
+def on_crash(root: Mapping) -> tuple[str, Node] | None:
+    """Return what `job.on_crash` names, if that can be the name of a runbook."""
+    node = _get(root, "job", "on_crash")
+    name = _runbook(node)
+    return (name, node) if name and node is not None else None
+
+
+def ladder(root: Mapping, library: Library, problems: Problems) -> None:
+    """Rungs exist, none twice; `hold` is the last one."""
+    found = rungs(root)
+    seen: set[str] = set()
+    for rung, at in found:
+        library.open(rung, at, "ladder")
+        if rung in seen:
+            problems.add(at, f"the rung {rung!r} stands in the ladder twice")
+        seen.add(rung)
+        if library.holds(rung) and at is not found[-1][1]:
+            which = "" if rung == HOLD else f", which {rung} ends in"
+            problems.add(at, f"nothing comes after hold{which}", "make it the last rung")
+
+
+def crash(root: Mapping, library: Library, problems: Problems) -> None:
+    """What is run when the job ends by itself exists, and can do what it is for."""
+    named = on_crash(root)
+    if named is None:
+        return
+    name, at = named
+    library.open(name, at, "job.on_crash")
+    if library.holds(name):
+        problems.add(at, "a job that has ended cannot be held", "leave on_crash out")
+    opened = library.opened.get(name)
+    told = _get(root, "job", "relaunch") is not None
+    if opened is None or told or opened.form.if_refused:
+        return
+    if "relaunch" in verbs_of(opened.form):
+        said = f"{name} starts the job again, and the policy does not say how"
+        problems.add(at, said, "add relaunch: {args: [...]} to job")
+
+
+def relaunch(root: Mapping, problems: Problems) -> None:
+    """What `job.relaunch` gives the job can be filled in, and what it resumes from is kept."""
+    known = [f"{{{name}}}" for name in PLACEHOLDERS]
+    for what, node in _templates(root):
+        for match in _PLACEHOLDER.finditer(node.text):
+            if match[1] not in PLACEHOLDERS:
+                said = f"job.relaunch.{what}: no placeholder {match[0]!r}"
+                problems.add(inside(node, match.start()), said, did_you_mean(match[0], known))
+    resume = _get(root, "job", "relaunch", "resume")
+    if isinstance(resume, Scalar) and resume.text == "savepoint" and "savepoints" not in root.pairs:
+        said = "a relaunch resumes from a savepoint, but none are kept"
+        problems.add(resume, said, "add savepoints: {every: 25, keep: 4}")
+
+
+def _templates(root: Mapping) -> Iterator[tuple[str, Scalar]]:
+    args, env = _get(root, "job", "relaunch", "args"), _get(root, "job", "relaunch", "env")
+    for i, node in enumerate(args.items if isinstance(args, Sequence) else ()):
+        if isinstance(node, Scalar):
+            yield f"args[{i}]", node
+    for name, (_, node) in (env.pairs if isinstance(env, Mapping) else {}).items():
+        if isinstance(node, Scalar):
+            yield f"env.{name}", node
+
+
+def phases(
+    detectors: AbstractMapping[str, Detector],
+    entries: AbstractMapping[str, Entry],
+    problems: Problems,
+) -> None:
+    """The phases that a detector of silence has patience with are phases of the probe."""
+    for name, detector in detectors.items():
+        for phase in getattr(detector, "grace", ()):
+            if phase not in wire.PHASES:
+                grace = entries[name].node
+                place = _get(grace, "grace") if isinstance(grace, Mapping) else None
+                at = place.pairs[phase][0] if isinstance(place, Mapping) else grace
+                problems.add(at, f"{name}: no phase {phase!r}", did_you_mean(phase, wire.PHASES))
+
+
+def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
+    """A policy's own table of moves works, and knows that another training may begin."""
+    section = root.get("machine")
+    if form.machine is None or not isinstance(section, Mapping):
+        return
+    flaws = state_machine.flaws(form.machine)
+    for state, event, sentence in flaws:
+        row = section.get(state)
+        at: Node = section.pairs[state][0] if state in section.pairs else section
+        hint = None
+        if isinstance(row, Mapping) and event in row.pairs:
+            key, value = row.pairs[event]
+            target = isinstance(value, Scalar) and event in state_machine.EVENTS
+            at = value if target else key
+            wrong = form.machine[state][event] if target else event
+            hint = did_you_mean(wrong, state_machine.STATES if target else state_machine.EVENTS)
+        problems.add(at, f"machine: {sentence}", hint)
+    living = [state for state in state_machine.STATES if state != state_machine.HALTED]
+    if not flaws and not any(state_machine.move(form.machine, state, "anew") for state in living):
+        said = "another training in the same launch is judged in the state of the one before"
+        hint = f"{said}; add any: {{anew: warming}}"
+        problems.warn(root.pairs["machine"][0], "machine: no state has a move for 'anew'", hint)
+
+
+def planned(root: Mapping, form: PolicyFile, problems: Problems) -> None:
+    """Warn where a word that people read looks like a metric that there is not."""
+    section = root.get("planned")
+    for one in form.planned:
+        if section is not None and metrics.known() and not metrics.is_known(one.what):
+            _near(first_text(section, one.what), "planned", one.what, problems)
+
+
+def handles(
+    opened: Iterable[Opened], detectors: Iterable[Detector], root: Mapping, problems: Problems
+) -> None:
+    """Warn of metrics that a runbook of this file is for, and that probably are others."""
+    read = {metric for detector in detectors for metric in detector.metrics}
+    for book in opened:
+        for metric in book.form.handles if book.node.source is root.source else ():
+            if metrics.known() and metric not in read and not metrics.is_known(metric):
+                place = first_text(book.node.place("handles"), metric)
+                _near(place, f"runbook {book.name}", metric, problems)
+
+
+def _near(place: Place, what: str, word: str, problems: Problems) -> None:
+    hint = did_you_mean(word, metrics.near(word), alike=NEAR)
+    if hint is not None and hint.startswith("did you"):
+        problems.warn(place, f"{what}: no metric {word!r}", hint)
+
+
+def _get(root: Mapping, *keys: str) -> Node | None:
+    """Return what stands below these keys; None where there is nothing, or `null`."""
+    here: Node | None = root
+    for key in keys:
+        here = here.get(key) if isinstance(here, Mapping) else None
+    return None if isinstance(here, Scalar) and here.value is None else here
+
+
+def _runbook(node: Node | None) -> str:
+    """Return the text of a node if that can be the name of a runbook, else ""."""
+    value = node.value if isinstance(node, Scalar) else None
+    return value if isinstance(value, str) and re.fullmatch(RUNBOOK, value) else ""

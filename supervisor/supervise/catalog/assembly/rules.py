@@ -1,0 +1,203 @@
+"""Detectors and rules, put together: names resolved, inputs first, `when` compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+from ...core.model.interfaces import Detector
+from ...core.model.policy import HOLD, Rule
+from ..document.nodes import Mapping, Node, Scalar, first_text, inside
+from ..document.problems import Problems, did_you_mean
+from ..forms.file_forms import BaselineForm, RuleForm
+from ..forms.part_types import legible_part, read_detector
+from ..schema.dataclass_types import build, keys_of
+from ..schema.field_types import BAD
+from .expression import WORDS, Expression, ExpressionError, parse
+from .freeze import Made
+from .pack import Entry, Parts
+
+
+def detectors(
+    parts: Parts, baseline: BaselineForm, problems: Problems
+) -> tuple[dict[str, Detector], set[str]]:
+    """Build all detectors, inputs before the detectors that read them.
+
+    Returns:
+        The detectors, and the names of those that could not be built (their problems are noted).
+    """
+    defaults = {"window": baseline.window, "min": baseline.least}
+    built: dict[str, Detector] = {}
+    partly: dict[str, Detector] = {}
+    broken: set[str] = set()
+    for name, entry in parts.detectors.items():
+        if name.rpartition(".")[2] in (*WORDS, HOLD):
+            problems.add(entry.node, f"{name!r} is a word of the language, not a name")
+        detector = read_detector(
+            entry.node, problems, name, baseline=defaults, overridden=entry.overridden
+        )
+        if detector is BAD:
+            broken.add(name)
+            detector = legible_part(entry.node)
+            if detector is not BAD:
+                partly[name] = _qualified(detector, entry.scope)
+        else:
+            built[name] = _qualified(detector, entry.scope)
+    for name, detector in (built | partly).items():
+        _check_inputs(name, detector, parts, problems)
+    return _ordered(built, parts, problems), broken
+
+
+def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector:
+    """Replace a pack's short names in the fields that name detectors."""
+    for key in keys_of(type(detector)).values():
+        value = getattr(detector, key.attribute)
+        if isinstance(value, str):
+            renamed: Any = scope.get(value, value)
+        elif isinstance(value, tuple):
+            renamed = tuple(scope.get(v, v) if isinstance(v, str) else v for v in value)
+        else:
+            continue
+        if renamed != value:
+            candidate = replace(detector, **{key.attribute: renamed})
+            # A word that is also a detector's name may stand in any field; only this one reads it.
+            if candidate.detectors != detector.detectors:
+                detector = candidate
+    return detector
+
+
+def _check_inputs(name: str, detector: Detector, parts: Parts, problems: Problems) -> None:
+    entry = parts.detectors[name]
+    for wanted in detector.detectors:
+        if wanted not in parts.detectors and not parts.may_be(wanted, "detectors", entry.node):
+            place = first_text(entry.node, wanted)
+            near = did_you_mean(wanted, _usable(entry.scope, parts.detectors))
+            problems.add(place, f"{name} reads an unknown detector {wanted!r}", near)
+
+
+def _ordered(
+    built: AbstractMapping[str, Detector], parts: Parts, problems: Problems
+) -> dict[str, Detector]:
+    graph = {name: [n for n in det.detectors if n in built] for name, det in built.items()}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        text = " -> ".join(reversed(cycle))
+        problems.add(parts.detectors[cycle[0]].node, f"detectors read each other: {text}")
+        return dict(built)
+    return {name: built[name] for name in order}
+
+
+class Written(NamedTuple):
+    """A rule as it was read.
+
+    Attributes:
+        form: a key that is missing or wrong is None in it.
+        when: None where it, or a detector that it names, is wrong.
+    """
+
+    form: RuleForm
+    entry: Entry
+    when: Expression | None
+    whole: bool
+
+
+def read(
+    parts: Parts, detectors: Iterable[str], broken: Iterable[str], problems: Problems
+) -> list[Written]:
+    """Read all rules, also those with mistakes: what is right of them is of use to other checks.
+
+    Args:
+        broken: names that exist but could not be built; a rule that uses one is not `whole`.
+    """
+    found: list[Written] = []
+    seen: dict[str, Node] = {}
+    absent = set(broken)
+    known = {*detectors, *absent}
+    for entry in parts.rules:
+        what = f"rule {entry.name}".rstrip()
+        before = problems.count
+        form: RuleForm = build(
+            RuleForm, entry.node, problems, what, overridden=entry.overridden, lenient=True
+        )
+        if form is BAD:
+            continue
+        whole = problems.count == before
+        assert isinstance(entry.node, Mapping)
+        if entry.name in seen and entry.name:
+            first = seen[entry.name]
+            problems.add(
+                entry.node.place("id"),
+                f"there is a rule {entry.name!r} already",
+                f"first in {first.source.label}:{first.line}",
+            )
+        seen.setdefault(entry.name, entry.node)
+        when = None
+        if form.when is not None:
+            when = _expression(form.when, entry, known, parts, problems)
+        whole = whole and when is not None and not absent.intersection(when.names)
+        found.append(Written(form, entry, when, whole))
+    return found
+
+
+def bind(written: Iterable[Written], detectors: Iterable[str]) -> list[Made]:
+    """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
+    index = {name: i for i, name in enumerate(detectors)}
+    return [
+        Made(_rule(form, when, index, entry), form, entry)
+        for form, entry, when, whole in written
+        if whole and when is not None
+    ]
+
+
+def _rule(
+    form: RuleForm, expression: Expression, index: AbstractMapping[str, int], entry: Entry
+) -> Rule:
+    node = entry.node
+    return Rule(
+        id=entry.name,
+        when=expression.compile(index),
+        text=expression.text,
+        uses=expression.names,
+        severity=form.sev,
+        runbook=form.run,
+        for_steps=form.for_,
+        keep_steps=form.keep,
+        cooldown_steps=form.cooldown,
+        unknown=form.unknown,
+        mode=form.mode,
+        where=f"{node.source.label}:{node.line}:{node.col}",
+        see=form.see or (form.run if form.run not in (None, HOLD) else None) or form.sev.lower(),
+    )
+
+
+def _expression(
+    text: str, entry: Entry, known: set[str], parts: Parts, problems: Problems
+) -> Expression | None:
+    assert isinstance(entry.node, Mapping)
+    node = entry.node.get("when")
+    assert isinstance(node, Scalar)
+    try:
+        expression = parse(text)
+        unknown = False
+        for name, at in expression.places:
+            if entry.scope.get(name, name) not in known:
+                unknown = True
+                if parts.may_be(name, "detectors", entry.node, node):
+                    continue
+                hint = did_you_mean(name, _usable(entry.scope, known))
+                problems.add(inside(node, at), f"unknown detector {name!r}", hint)
+        return None if unknown else expression.renamed(entry.scope)
+    except ExpressionError as error:
+        problems.add(inside(node, error.at), f"rule {entry.name}: {error}")
+        return None
+
+
+def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]:
+    """Return the names of detectors that a file with this scope may write."""
+    short = {long: name for name, long in scope.items()}
+    return [short.get(name, name) for name in known]

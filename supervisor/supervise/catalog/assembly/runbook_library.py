@@ -1,0 +1,236 @@
+"""Runbooks: found by name, checked as a whole, turned into an ordered list of actions.
+
+A name is looked up in the policy, then in `runbooks/` beside it, then among the shipped ones.
+`hold` is no runbook: it means to stop acting and to wait for a person. As the last step of a
+runbook it means the same, with the evidence that the steps before it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ...core.model.action import Action
+from ...core.model.policy import HOLD, Runbook
+from ..document import yaml_reader
+from ..document.nodes import Mapping, Node, Scalar, Sequence
+from ..document.problems import Place, Problems, did_you_mean
+from ..forms.file_forms import RunbookFile, RunbookForm
+from ..inventory import discover, shipped
+from ..schema.dataclass_types import build
+from ..schema.field_types import BAD
+
+RUNBOOKS = "runbooks"
+
+Ways = AbstractMapping[str, tuple[Place, str]]  # runbook -> where it is wanted, what leads to it
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A runbook as it was written: its form, and the nodes to point at."""
+
+    name: str
+    form: RunbookForm
+    node: Mapping
+
+    def place(self, step: int) -> Node:
+        """Return the node of a step."""
+        steps = self.node.get("steps")
+        if isinstance(steps, Sequence) and step < len(steps.items):
+            return steps.items[step]
+        return self.node.place("verify")
+
+    def follow(self) -> list[tuple[str, str]]:
+        """Return `(key, runbook)` of what may follow it."""
+        form = self.form
+        instead = [("if_refused", form.if_refused)] if form.if_refused else []
+        return [("if_it_fails", form.if_it_fails), *instead]
+
+    def resolved(self) -> Runbook:
+        """Return what the engine needs of it."""
+        form = self.form
+        return Runbook(
+            name=self.name,
+            steps=form.steps,
+            verbs=verbs_of(form),
+            meaning=form.meaning,
+            impact=form.impact,
+            if_it_fails=form.if_it_fails,
+            if_refused=form.if_refused or "",
+            diagnose=form.diagnose,
+            handles=form.handles,
+            evidence=form.evidence,
+            containment=form.containment,
+            probe_replay=form.probe_replay,
+            over_when=form.over_when,
+            localize=form.localize.lists(),
+        )
+
+
+class Library:
+    """All runbooks that a policy can name."""
+
+    def __init__(
+        self, inline: AbstractMapping[str, Node], beside: Path | None, problems: Problems
+    ) -> None:
+        self.inline = inline
+        self.beside = beside
+        self.problems = problems
+        self.opened: dict[str, Opened | None] = {}  # None: it exists, and its problems are noted
+        if HOLD in inline:
+            problems.add(inline[HOLD], "'hold' is reserved: it means to wait for a person")
+
+    def names(self) -> list[str]:
+        """Return every name that `open` would find, and `hold`."""
+        folder = None if self.beside is None else self.beside / RUNBOOKS
+        own = [] if folder is None else [path.stem for path in folder.glob("*.yaml")]
+        return sorted({*self.inline, *own, *shipped.names(RUNBOOKS), HOLD})
+
+    def open(self, name: str, wanted_at: Place, what: str) -> None:
+        """Read a runbook and those it falls back to; an unknown name is noted at `wanted_at`."""
+        if name == HOLD or name in self.opened:
+            return
+        if name in self.inline:
+            opened = self._inline(name, self.inline[name])
+        else:
+            path = self._find(name)
+            if path is None:
+                hint = did_you_mean(name, self.names())
+                self.problems.add(wanted_at, f"{what}: no runbook {name!r}", hint)
+                return
+            opened = self._file(name, path)
+        self.opened[name] = opened
+        if opened is not None:
+            for key, after in opened.follow():
+                self.open(after, opened.node.place(key), f"runbook {name}.{key}")
+
+    def resolved(self) -> dict[str, Opened]:
+        """Return the runbooks that could be read, by name."""
+        return {name: opened for name, opened in self.opened.items() if opened is not None}
+
+    def holds(self, name: str) -> bool:
+        """Return whether this runbook, opened before, ends in a hold, as `hold` itself does."""
+        opened = self.opened.get(name)
+        return name == HOLD or (opened is not None and HOLD in verbs_of(opened.form))
+
+    def reach(self, names: Iterable[str]) -> set[str]:
+        """Return these runbooks and all that they fall back to."""
+        found: set[str] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            opened = self.opened.get(name)
+            if name not in found and opened is not None:
+                found.add(name)
+                todo += [after for _, after in opened.follow()]
+        return found
+
+    def ways(self, wanted: Iterable[tuple[str, Place, str]]) -> Ways:
+        """Return how each runbook is come to, from `(name, place, who runs it)` on."""
+        found: dict[str, tuple[Place, str]] = {}
+        todo = [(name, place, f"{who} runs {name}") for name, place, who in wanted]
+        while todo:
+            name, place, said = todo.pop(0)
+            opened = self.opened.get(name)
+            if name not in found and opened is not None:
+                found[name] = place, said
+                todo += [(n, place, f"{said}, {key}: {n}") for key, n in opened.follow()]
+        return found
+
+    def _find(self, name: str) -> Path | None:
+        if self.beside is not None and shipped.is_file(
+            own := self.beside / RUNBOOKS / f"{name}.yaml"
+        ):
+            return own
+        return shipped.find(RUNBOOKS, name)
+
+    def _inline(self, name: str, node: Node) -> Opened | None:
+        if isinstance(node, Sequence):  # the short form: nothing but steps
+            key = Scalar(node.source, node.line, node.col, "steps", True)
+            node = Mapping(node.source, node.line, node.col, {"steps": (key, node)})
+        before = self.problems.count
+        what = f"runbook {name}"
+        form: RunbookForm = build(RunbookForm, node, self.problems, what, lenient=True)
+        if form is BAD or not isinstance(node, Mapping):
+            return None
+        if self.problems.count > before:
+            self._broken(name, form, node)
+            return None
+        return self._checked(name, form, node)
+
+    def _file(self, name: str, path: Path) -> Opened | None:
+        root = yaml_reader.read(path, shipped.label(path), self.problems)
+        return None if root is None else self.file(name, root)
+
+    def file(self, name: str, root: Mapping) -> Opened | None:
+        """Read the runbook that a file of this name (without `.yaml`) holds."""
+        before = self.problems.count
+        form: RunbookFile = build(RunbookFile, root, self.problems, "", lenient=True)
+        broken = self.problems.count > before
+        if form.runbook not in (name, None):
+            self.problems.add(
+                root.place("runbook"),
+                f"runbook {form.runbook!r} stands in a file named {name}.yaml",
+            )
+        if broken:
+            self._broken(name, form, root)
+            return None
+        body = {field.name: getattr(form, field.name) for field in fields(RunbookForm)}
+        return self._checked(name, RunbookForm(**body), root)
+
+    def _broken(self, name: str, form: RunbookForm | RunbookFile, node: Mapping) -> None:
+        """Open what follows a runbook of which nothing else can be judged."""
+        self.opened[name] = None  # it may lead back to itself
+        for key, after in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
+            if after is not None:
+                self.open(after, node.place(key), f"runbook {name}.{key}")
+
+    def _checked(self, name: str, form: RunbookForm, node: Mapping) -> Opened:
+        if form.verify is not None:
+            if "verify" in verbs_of(form):
+                self.problems.add(node.place("verify"), f"runbook {name} verifies twice")
+            form = replace(form, steps=(*form.steps, form.verify), verify=None)
+        opened = Opened(name, form, node)
+        for place, message, hint in flaws(opened):
+            self.problems.add(place, f"runbook {name}: {message}", hint)
+        return opened
+
+
+def verbs_of(form: RunbookForm) -> tuple[str, ...]:
+    """Return the YAML name of each step."""
+    return tuple(discover.name_of(step) for step in form.steps)
+
+
+def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
+    """Yield `(place, message, hint)` for what makes a runbook dangerous or pointless."""
+    steps = opened.form.steps
+    verbs = verbs_of(opened.form)
+    if not steps:
+        yield opened.node, "has no steps", None
+        return
+    for i, step in enumerate(steps):
+        before, after = verbs[:i], verbs[i + 1 :]
+        if step.destructive and "snapshot" not in before:
+            yield opened.place(i), f"{verbs[i]} without evidence", "put snapshot before it"
+        if verbs[i] == "pause" and not {"resume", "stop"}.intersection(after):
+            yield opened.place(i), "pause without resume", "put resume behind it"
+        if verbs[i] == "resume" and "pause" not in before:
+            yield opened.place(i), "resume without pause", None
+        if verbs[i] == "verify" and after:
+            yield opened.place(i), "verify is the last step of a runbook", None
+        if verbs[i] == "stop" and set(after) - {"notify"}:
+            yield opened.place(i + 1), "nothing can be done after stop", None
+        if verbs[i] == HOLD and after:
+            yield opened.place(i), "hold is the last step of a runbook", None
+    if HOLD in verbs and opened.form.if_it_fails != HOLD:
+        at = opened.node.place("if_it_fails")
+        yield at, "it holds, whatever fails before that", "leave if_it_fails out"
+    if verbs[-1] != "verify" and "stop" not in verbs and any(map(_touches, steps)):
+        hint = "end with verify: an action is judged by its effect"
+        yield opened.place(len(steps) - 1), "touches the job and does not verify", hint
+
+
+def _touches(step: Action) -> bool:
+    return step.touches_job

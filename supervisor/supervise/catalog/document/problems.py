@@ -1,0 +1,192 @@
+"""What is wrong with a file, and where: found all at once, told in order.
+
+A `Problem` is one sentence at one place. Reading goes on after one, so that a person sees every
+mistake of a file in one go; `Problems.stop` then raises them as one `PolicyErrors`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from ...errors import PolicyError
+
+SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
+MOST = 200  # mistakes that are told; a file with more is none of ours, and reading it ends there
+MOST_KNOWN = 60  # names of a list of all there are: more than there are runbooks
+
+
+class Source:
+    """The text of one file, and the name under which people know it."""
+
+    def __init__(self, label: str, text: str) -> None:
+        self.label = label
+        self.text = text
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    def line(self, number: int) -> str:
+        """Return the line with this one-based number, "" when the file has no such line."""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+
+class Place(Protocol):
+    """Anything that stands somewhere in a file; line and column are one-based."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def col(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place that is no node: a syntax error, a name inside an expression."""
+
+    source: Source
+    line: int
+    col: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, or (in a list of warnings) odd."""
+
+    source: Source = field(compare=False, repr=False)
+    path: str
+    line: int
+    col: int
+    message: str
+    hint: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}:{self.line}:{self.col}"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" + (f" ({self.hint})" if self.hint else "")
+
+    def render(self) -> str:
+        """Return the sentence, the source line and a caret under the place."""
+        text = self.source.line(self.line)
+        start = max(0, self.col - SHOWN_WIDTH // 2) if len(text) > SHOWN_WIDTH else 0
+        shown = text[start : start + SHOWN_WIDTH].replace("\t", " ")
+        shown = "".join(c if c.isprintable() else "\ufffd" for c in shown)  # what moves a terminal
+        caret = " " * max(0, self.col - 1 - start) + "^"
+        return f"{self}\n    {shown}\n    {caret}" if shown.strip() else str(self)
+
+
+class PolicyErrors(PolicyError):  # noqa: N818, it is many of them
+    """Every mistake that was found; `str` is one line, `render` tells them all.
+
+    Attributes:
+        problems: sorted by file, line and column; never empty.
+    """
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        first, others = problems[0], len(problems) - 1
+        more = f" (and {others} more)" if others else ""
+        super().__init__(first.message + more, where=first.where, hint=first.hint)
+        self.problems = problems
+
+    def render(self) -> str:
+        """Return all problems, each with its source line and a caret."""
+        return "\n".join(problem.render() for problem in self.problems)
+
+
+class Problems:
+    """Collects problems and warnings while files are read."""
+
+    def __init__(self) -> None:
+        self._found: list[Problem] = []
+        self._warned: list[Problem] = []
+        self._order: dict[str, int] = {}
+
+    def add(self, place: Place, message: str, hint: str | None = None) -> None:
+        """Note a mistake. Reading goes on.
+
+        Raises:
+            PolicyErrors: so many were found that the rest is not read.
+        """
+        self._found.append(self._problem(place, message, hint))
+        if len(self._found) >= MOST:
+            text = f"{MOST} mistakes were found, and the rest of it is not read"
+            self._found.append(self._problem(place, text, "is this a policy?"))
+            self.stop()
+
+    def warn(self, place: Place, message: str, hint: str | None = None) -> None:
+        """Note something odd that is allowed."""
+        self._warned.append(self._problem(place, message, hint))
+
+    def take(self, others: Iterable[Problem]) -> None:
+        """Note mistakes that were found elsewhere."""
+        for problem in others:
+            self._order.setdefault(problem.path, len(self._order))
+            self._found.append(problem)
+
+    @property
+    def count(self) -> int:
+        return len(self._found)
+
+    @property
+    def warnings(self) -> list[Problem]:
+        return self._sorted(self._warned)
+
+    def stop(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            PolicyErrors: if anything was.
+        """
+        if self._found:
+            raise PolicyErrors(tuple(self._sorted(self._found)))
+
+    def _problem(self, place: Place, message: str, hint: str | None) -> Problem:
+        source = place.source
+        self._order.setdefault(source.label, len(self._order))
+        return Problem(source, source.label, place.line, place.col, message, hint)
+
+    def _sorted(self, problems: list[Problem]) -> list[Problem]:
+        unique = list(dict.fromkeys(problems))
+        return sorted(unique, key=lambda p: (self._order[p.path], p.line, p.col, p.message))
+
+
+def quoted(names: Iterable[str], limit: int = 12) -> str:
+    """Return "'a', 'b', 'c'" for a message, cut short when there are many."""
+    known = list(names)
+    tail = ", ..." if len(known) > limit else ""
+    return ", ".join(repr(name) for name in known[:limit]) + tail
+
+
+def did_you_mean(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return "did you mean 'x'?" for a near miss, else the list of what there is, else None.
+
+    `alike`: the least likeness, 0 to 1, that counts as a near miss.
+    """
+    names = sorted(known)  # a set's order must not show
+    near = near_miss(wrong, names, alike)
+    if near is not None:
+        return f"did you mean {near!r}?"
+    return f"known: {quoted(names, MOST_KNOWN)}" if names else None
+
+
+def near_miss(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the name that was probably meant: one that is alike, or that has this part."""
+    names = sorted(known)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=alike)
+    if not near:  # the part after the pack's name is what people remember
+        tails = {name.rsplit(".", 1)[-1]: name for name in names}
+        near = [tails[tail] for tail in difflib.get_close_matches(wrong, tails, n=1, cutoff=alike)]
+    if not near:  # `rollback` for `rollback-and-rewarm`
+        words = {word: name for name in reversed(names) for word in re.split("[-_]", name)}
+        close = difflib.get_close_matches(wrong, words, n=1, cutoff=max(alike, 0.8))
+        near = [words[word] for word in close]
+    return near[0] if near else None

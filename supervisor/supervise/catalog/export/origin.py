@@ -1,0 +1,107 @@
+"""Where everything in a policy was written, what it reads, and who measures that: for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from ..assembly.freeze import Draft, Made
+from ..assembly.pack import Entry
+from ..document.nodes import Mapping
+from ..document.problems import Place
+from ..forms.part_types import BASELINE_KEYS
+from ..inventory import metrics, standard_metrics
+from ..schema.dataclass_types import keys_of
+
+PROBE, SUPERVISOR, JOB, NOBODY = "probe", "supervisor", "job", "nobody"
+BY = {
+    PROBE: "measured by the probe",
+    SUPERVISOR: "measured by the supervisor",
+    JOB: "to be reported by the job",
+    NOBODY: "measured by nobody yet",
+}
+
+
+def place(at: Place) -> str:
+    """Return `file:line:col`."""
+    return f"{at.source.label}:{at.line}:{at.col}"
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    changed = {key: place(at) for key, at in entry.overridden.items()}
+    return {"defined": place(entry.node), "overridden": changed}
+
+
+def detector(draft: Draft, name: str) -> dict[str, Any]:
+    """Return where a detector was defined, what was overridden, what it has from the baseline."""
+    entry, built = draft.parts.detectors[name], draft.detectors[name]
+    given = entry.node.pairs if isinstance(entry.node, Mapping) else {}
+    keeps = all(key in keys_of(type(built)) for key in BASELINE_KEYS)
+    filled = [key for key in BASELINE_KEYS if keeps and key not in given]
+    return {
+        **_entry(entry),
+        "metrics": list(built.metrics),
+        "detectors": list(built.detectors),
+        "baseline": filled,
+    }
+
+
+def rule(draft: Draft, made: Made, beside: Collection[str]) -> dict[str, Any]:
+    """Return what a rule reads, all the way down, and what can keep it quiet."""
+    behind = _behind(draft, made.rule.uses)
+    needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
+    mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if made.rule.id in i.mute]
+    return {
+        **_entry(made.entry),
+        "detectors": behind,
+        "metrics": list(needed),
+        "to_report": [name for name in needed if measured_by(name, beside) == JOB],
+        "muted_by": mutes,
+    }
+
+
+def measured_by(metric: str, beside: Collection[str]) -> str:
+    """Return who tells a metric: one of `PROBE`, `SUPERVISOR`, `JOB`, `NOBODY`.
+
+    Args:
+        beside: the ids of what the supervisor measures beside the job.
+    """
+    spec = metrics.spec_of(metric)
+    if spec is not None and spec.id in metrics.known():
+        return PROBE
+    if metric in beside:
+        return SUPERVISOR
+    return NOBODY if spec is not None and spec.id in standard_metrics.AROUND else JOB
+
+
+def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
+    """Return what is known of a metric."""
+    spec = metrics.spec_of(name)
+    known = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
+    return {"measured_by": measured_by(name, beside), **known}
+
+
+def _behind(draft: Draft, uses: Iterable[str]) -> list[str]:
+    found: dict[str, None] = {}
+    todo = list(uses)
+    while todo:
+        name = todo.pop(0)
+        if name not in found:
+            found[name] = None
+            todo += draft.detectors[name].detectors
+    return list(found)
+
+
+def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
+    """Return everything that `show` tells beyond the policy itself.
+
+    Args:
+        beside: the ids of what the supervisor measures beside the job.
+    """
+    rules = {made.rule.id: rule(draft, made, beside) for made in draft.rules}
+    used = dict.fromkeys(m for found in draft.detectors.values() for m in found.metrics)
+    return {
+        "detectors": {name: detector(draft, name) for name in draft.detectors},
+        "rules": rules,
+        "metrics": {name: metric(name, beside) for name in used},
+    }

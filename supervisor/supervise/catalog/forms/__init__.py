@@ -1,0 +1,1 @@
+"""The files that people write, as dataclasses whose fields are the keys."""

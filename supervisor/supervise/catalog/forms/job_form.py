@@ -1,0 +1,126 @@
+"""The forms of a policy's sections `job`, what it may rely on there, and `savepoints`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ...core.model.interfaces import Seconds
+from ..schema.field_types import About, AtLeast
+from .runbook_form import RunbookName
+
+Count = Annotated[int, AtLeast(1)]
+SomeSteps = Annotated[int, "steps", AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class SavepointsForm:
+    """Model state kept inside the job's process, for a rollback."""
+
+    every: Annotated[SomeSteps, About("steps between two")]
+    keep: Annotated[Count, About("how many are kept")] = 4
+    max_bytes: Annotated[
+        Count | None, About("most host memory for all of them; else an eighth of the machine's")
+    ] = None
+    spill: Annotated[
+        Literal["disk", "none"], About("where those go that do not fit; none: they are given up")
+    ] = "disk"
+    max_disk_bytes: Annotated[
+        Count | None, About("most disk for these; else a quarter of what is free at the start")
+    ] = None
+
+
+@dataclass(frozen=True)
+class CheckpointsForm:
+    """The job's own checkpoints, and how they are guarded."""
+
+    glob: Annotated[
+        tuple[str, ...],
+        About(
+            "where they are, from the job's working directory; without it those it announces. What "
+            "another job wrote there does not count: name one directory, without wildcards"
+        ),
+    ] = ()
+    verify: Annotated[
+        tuple[Literal["load", "finite", "optimizer"], ...],
+        About("what must hold of one besides size and hash"),
+    ] = ("load", "finite")
+    keep_good: Annotated[Count, About("newest good ones that are pinned")] = 2
+    pin: Annotated[
+        Literal["copy", "link"],
+        About("a link costs nothing, and is lost when the job writes into the same file again"),
+    ] = "copy"
+    settle: Annotated[Seconds, About("how long one that nobody announced must have been still")] = (
+        5.0
+    )
+    restore_test: Annotated[
+        Seconds | None, About("how often the newest pinned one is verified again")
+    ] = 3600.0
+
+
+@dataclass(frozen=True)
+class OrphansForm:
+    """Processes that train on when the job's first process has ended."""
+
+    watch: Annotated[
+        Seconds, About("how long they are watched at most; 0: the run ends at once")
+    ] = 600.0
+
+
+PLACEHOLDERS = ("checkpoint", "directory", "step")
+
+
+@dataclass(frozen=True)
+class RelaunchForm:
+    """How the job is started again from a checkpoint.
+
+    In `args` and `env`, {checkpoint} is the checkpoint's path, {directory} the one it is in, and
+    {step} the count of steps in it: the PLACEHOLDERS. Another {word} is a mistake; `${word}`,
+    `{{word}}` and all other braces stay as they are.
+    """
+
+    resume: Annotated[
+        Literal["args", "library", "savepoint"],
+        About(
+            "args: by what is given here; library: Trainer or Lightning are told; savepoint: the "
+            "probe restores its own state after the first step"
+        ),
+    ] = "args"
+    args: Annotated[tuple[str, ...], About("added to the command")] = ()
+    env: Annotated[Mapping[str, str], About("added to its environment")] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True)
+class JobForm:
+    """What the policy may rely on in the job."""
+
+    rollback: Annotated[Literal["in_process"], About("savepoints inside the job's own process")] = (
+        "in_process"
+    )
+    peak_flops: Annotated[
+        Annotated[float, AtLeast(1.0)] | None,
+        About("FLOP/s of its device, for mfu; else by its name"),
+    ] = None
+    checkpoints: Annotated[CheckpointsForm, About("the job's own checkpoints")] = field(
+        default_factory=CheckpointsForm
+    )
+    on_crash: Annotated[
+        RunbookName | None, About("runbook when it ends by itself, such as restart; none: it ends")
+    ] = None
+    relaunch: Annotated[
+        RelaunchForm | None, About("how it is started again; without it, it never is")
+    ] = None
+    orphans: Annotated[
+        OrphansForm, About("processes that train on when the first one has ended")
+    ] = field(default_factory=OrphansForm)
+    probe_batch: Annotated[
+        bool,
+        About("run two rows of the first batch again at each savepoint and save, to compare by"),
+    ] = False
+    manifest: Annotated[
+        tuple[str, ...],
+        About("files whose hashes belong to a checkpoint: tokenizer, list of data"),
+    ] = ()

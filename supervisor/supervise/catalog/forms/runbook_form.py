@@ -1,0 +1,99 @@
+"""The form of a runbook: what is done, and what the person who comes next should know.
+
+`steps`, `verify`, `if_it_fails` and `if_refused` are carried out; everything else is read by
+people, and named in every message about an incident. The rest of the forms is in `file_forms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from ..schema.compound_types import OneOf
+from ..schema.field_types import About, Pattern
+from .part_types import KeysOf, StepKind
+
+RUNBOOK = "[a-z][a-z0-9-]{0,63}"
+RunbookName = Annotated[
+    str,
+    Pattern(RUNBOOK, "a runbook's name, in lower case, such as rollback-and-rewarm"),
+]
+Version = Annotated[Literal["supervise/v1"], About("of the language")]
+OneStep = Annotated[Any, StepKind()]
+Lines = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LocalizeForm:
+    """The four places where a cause can be; each list begins with the cheapest look."""
+
+    optimization: Annotated[Lines, About("learning rate, batch size, moments, precision")] = ()
+    model: Annotated[Lines, About("attention, activations, routing")] = ()
+    data: Annotated[Lines, About("batches, mixture, order, tokenizer")] = ()
+    hardware: Annotated[Lines, About("devices, network, storage, the machine")] = ()
+
+    def lists(self) -> Mapping[str, Lines]:
+        """Return the lists that say something, by place."""
+        found = vars(self).items()
+        return {place: lines for place, lines in found if lines}
+
+
+Meaning = Annotated[str, About("what has happened when this runs")]
+Impact = Annotated[str, About("what it costs the run")]
+Handles = Annotated[Lines, About("ids of the metrics that lead here")]
+Evidence = Annotated[Lines, About("what to look at in the evidence bundle")]
+Containment = Annotated[Lines, About("what keeps it from getting worse while nobody knows why")]
+StepList = Annotated[tuple[OneStep, ...], About("actions, in order")]
+Verify = Annotated[
+    Any, OneOf((KeysOf("verify"),), nullable=True), About("the last step: how it is judged")
+]
+Replay = Annotated[Lines, About("how to see it again on purpose, away from the run")]
+OverWhen = Annotated[Lines, About("what must be true before a person calls it over")]
+IfItFails = Annotated[RunbookName, About("runbook to run when a step fails, or hold")]
+IfRefused = Annotated[
+    RunbookName | None, About("runbook that is tried instead when a step of this cannot work here")
+]
+Diagnose = Annotated[Lines, About("questions for the person who comes next, in this order")]
+Localize = Annotated[LocalizeForm, About("where to look in each of four places")]
+NOWHERE = LocalizeForm()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunbookForm:
+    """A runbook inside a policy."""
+
+    meaning: Meaning = ""
+    impact: Impact = ""
+    handles: Handles = ()
+    evidence: Evidence = ()
+    containment: Containment = ()
+    steps: StepList
+    verify: Verify = None
+    probe_replay: Replay = ()
+    over_when: OverWhen = ()
+    if_it_fails: IfItFails = "hold"
+    if_refused: IfRefused = None
+    diagnose: Diagnose = ()
+    localize: Localize = NOWHERE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunbookFile:
+    """runbooks/<name>.yaml: the same, explained."""
+
+    version: Version
+    runbook: Annotated[RunbookName, About("the file's own name")]
+    meaning: Meaning
+    impact: Impact
+    handles: Handles = ()
+    evidence: Evidence = ()
+    containment: Containment = ()
+    steps: StepList
+    verify: Verify = None
+    probe_replay: Replay = ()
+    over_when: OverWhen = ()
+    if_it_fails: IfItFails = "hold"
+    if_refused: IfRefused = None
+    diagnose: Diagnose
+    localize: Localize = NOWHERE

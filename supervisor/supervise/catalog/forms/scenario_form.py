@@ -1,0 +1,291 @@
+"""Scenarios as people write them: series of metrics, what is done to them, what must come of it.
+
+The forms and their checks are here; `policytest` plays them. Positions count frames from 0 and
+never go back; until the first rollback or jump they are the job's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from ...core.model.decisions import SEVERITIES
+from ...core.model.interfaces import Seconds, Steps
+from ...core.model.state_machine import STATES
+from ..document.nodes import Mapping as MappingNode
+from ..document.nodes import Node, Sequence, first_text
+from ..document.problems import Problems, did_you_mean
+from ..schema.compound_types import ListOf, MapOf, OneOf
+from ..schema.dataclass_types import kind_of
+from ..schema.field_types import About, AtLeast, Pattern
+from .series_notation import SeriesKind, count
+
+MAX_SAMPLES = 200_000  # of one series; a scenario is a story, not a run
+
+Position = Annotated[int, "steps"]
+Some = Annotated[int, AtLeast(1)]
+Word = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
+Series = Annotated[str, SeriesKind()]
+State = Annotated[str, kind_of(Literal[STATES])]
+DECIDED = Literal[
+    "rule", "incident", "state", "suppressed", "near_miss", "intent", "commit", "abort",
+    "in_doubt", "verify", "notify_intent", "rebaseline", "gap", "blind", "note",
+]  # fmt: skip
+TOLD = Literal["release", "pause", "resume", "savepoint", "skip", "lr", "rollback", "stop"]
+WINDOWS = ("at", "by", "between", "end")
+SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppressed", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectForm:
+    """What must, or must never, come of a scenario."""
+
+    at: Annotated[Position | None, About("at this frame")] = None
+    by: Annotated[Position | None, About("at this frame or before it")] = None
+    between: Annotated[tuple[Position, Position] | None, About("from one frame to another")] = None
+    end: Annotated[bool | None, About("true: after the last frame")] = None
+    rule: Annotated[Word | None, About("a rule; inside its pack by its short name")] = None
+    is_: Annotated[
+        Literal["firing", "cleared", "on", "quiet", "muted"] | None,
+        About("firing: begins to; cleared; on, quiet: all along; muted: is inhibited"),
+    ] = None
+    state: Annotated[State | None, About("state of the run")] = None
+    actions: Annotated[
+        tuple[Word, ...] | None, About("verbs that are started in this order; [] is none at all")
+    ] = None
+    severity: Annotated[
+        Literal["SEV0", "SEV1", "SEV2"] | None,
+        About("an incident is opened with it or raised to it"),
+    ] = None
+    budget: Annotated[
+        Mapping[str, Annotated[int, AtLeast(0)]] | None, About("class: intents that were counted")
+    ] = None
+    message: Annotated[str | None, About("text in a message to people")] = None
+    suppressed: Annotated[
+        str | None, About("what held an action back: budget:NAME, inhibit:RULE, cooldown, acting")
+    ] = None
+    never: Annotated[
+        tuple[Word, ...] | None, About("rules, verbs, severities or states that must not come")
+    ] = None
+    count: Annotated[Annotated[int, AtLeast(0)] | None, About("exactly so often")] = None
+
+    def subject(self) -> str:
+        """Return the key that says what is expected."""
+        return next((name for name in SUBJECTS if getattr(self, name) is not None), "")
+
+    def window(self, last: int) -> tuple[int, int]:
+        """Return the first and the last frame that it speaks of."""
+        if self.at is not None:
+            return self.at, self.at
+        if self.between is not None:
+            return self.between
+        return (last, last) if self.end else (0, last if self.by is None else self.by)
+
+    def check(self) -> list[tuple[str, str]]:
+        given = [name for name in SUBJECTS if getattr(self, name) is not None]
+        times = [name for name in WINDOWS if getattr(self, name) is not None]
+        if self.end is False:
+            return [("end", "is true or left out")]
+        if len(given) != 1:
+            return [(given[1] if given else "rule", f"give exactly one of {', '.join(SUBJECTS)}")]
+        if len(times) > 1 or (not times and self.never is None and self.count is None):
+            return [(times[1] if times else given[0], f"say when: one of {', '.join(WINDOWS)}")]
+        wrong = []
+        if self.between is not None and self.between[0] > self.between[1]:
+            wrong.append(("between", "ends before it begins"))
+        if self.is_ is not None and self.rule is None:
+            wrong.append(("is_", "belongs to a rule"))
+        if self.budget is not None and not (self.end or self.at is not None):
+            wrong.append(("budget", "say when: at or end"))
+        if self.count is not None and given[0] in ("state", "budget", "never"):
+            wrong.append(("count", f"means nothing with {given[0]}"))
+        if self.count is not None and self.is_ in ("on", "quiet"):
+            wrong.append(("count", f"means nothing with is: {self.is_}"))
+        return wrong
+
+
+EVILS = (
+    "gap", "nan", "clock_jump", "phase", "fail_action", "lose_action", "crash_after",
+    "probe_restart", "silent_rank", "told", "notice", "step", "checkpoint", "exit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class InjectForm:
+    """Something that is done to the run, or to its supervisor, before a frame."""
+
+    at: Annotated[Position, About("before this frame")]
+    gap: Annotated[Some | None, About("so many frames are lost")] = None
+    nan: Annotated[tuple[Word, ...] | None, About("these metrics are NaN")] = None
+    clock_jump: Annotated[Seconds | None, About("nothing ran for so long")] = None
+    phase: Annotated[Word | None, About("the job says that it is in this phase")] = None
+    fail_action: Annotated[Word | None, About("the next action with this verb fails")] = None
+    lose_action: Annotated[Word | None, About("the outcome of the next one never comes")] = None
+    crash_after: Annotated[
+        DECIDED | None, About("the supervisor dies after the next such decision and starts again")
+    ] = None
+    probe_restart: Annotated[bool | None, About("the job's process is another")] = None
+    silent_rank: Annotated[int | None, About("this rank sends nothing")] = None
+    told: Annotated[TOLD | None, About("a word from an operator")] = None
+    args: Annotated[Mapping[str, Any] | None, About("what goes with it: {value: 0.5}")] = None
+    notice: Annotated[Word | None, About("kind of a notice about the watching")] = None
+    step: Annotated[Steps | None, About("the job's step number jumps to this")] = None
+    checkpoint: Annotated[Steps | None, About("a good checkpoint of this step is found")] = None
+    exit: Annotated[int | None, About("the job ends with this code")] = None
+    for_: Annotated[Some | None, About("frames that it lasts; 1, for a rank and a phase on")] = None
+    count: Annotated[Some, About("how many actions fail")] = 1
+
+    def check(self) -> list[tuple[str, str]]:
+        given = [name for name in EVILS if getattr(self, name) is not None]
+        if self.probe_restart is False:
+            return [("probe_restart", "is true or left out")]
+        if len(given) != 1:
+            return [(given[1] if given else "at", f"give exactly one of {', '.join(EVILS)}")]
+        if self.for_ is not None and given[0] not in ("nan", "phase", "silent_rank"):
+            return [("for_", f"means nothing with {given[0]}")]
+        if self.args is not None and self.told is None:
+            return [("args", "belongs to a word that is told")]
+        if self.count != 1 and given[0] not in ("fail_action", "lose_action"):
+            return [("count", f"means nothing with {given[0]}")]
+        return []
+
+
+_AFTER = MapOf(SeriesKind())
+
+
+@dataclass(frozen=True)
+class ScenarioForm:
+    """A series and what must come of it; played by `supervise policy test`."""
+
+    name: Annotated[str, About("what it shows")]
+    series: Annotated[Mapping[str, Series], About("metric: 'value+slope x count ...'")]
+    expect: Annotated[tuple[ExpectForm, ...], About("what must and must not happen")]
+    seed: Annotated[int, About("of the noise")] = 0
+    noise: Annotated[Mapping[str, float], About("standard deviation per metric")] = field(
+        default_factory=dict
+    )
+    inject: Annotated[tuple[InjectForm, ...], About("gaps, faults")] = ()
+    after_rollback: Annotated[
+        Any,
+        OneOf((_AFTER, ListOf(_AFTER))),
+        About("series from the first frame after a rollback; a list: after the first, the second"),
+    ] = ()
+    ranks: Annotated[Some, About("ranks of the job; all get the series, each its own noise")] = 1
+    every: Annotated[Seconds, About("time between two frames")] = 0.1
+    delay: Annotated[Seconds, About("time that an action takes")] = 0.0
+
+    def check(self) -> list[tuple[str, str]]:
+        if not self.series:
+            return [("series", "is empty")]
+        if not 0.001 <= self.every <= 3600.0:
+            return [("every", "must be between 1ms and 1h")]
+        return []
+
+    @property
+    def sequels(self) -> tuple[Mapping[str, str], ...]:
+        """The series after the first rollback, the second, ...; the last one serves on."""
+        after = self.after_rollback
+        return tuple(after) if isinstance(after, list | tuple) else (after,)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a scenario may speak of."""
+
+    rules: Collection[str]
+    verbs: Collection[str]
+    budgets: Collection[str]
+    metrics: Collection[str] | None  # that some detector reads; None when that is not known
+    clock: bool = False  # some detector listens for frames, whatever is in them
+    scope: str = ""  # the pack whose short names it uses
+
+    def rule(self, name: str) -> str | None:
+        """Return the full name of a rule, None when there is none."""
+        return next((n for n in (f"{self.scope}.{name}", name) if n in self.rules), None)
+
+    def short(self) -> list[str]:
+        """Return the rules' names as the file may write them."""
+        return [name.removeprefix(f"{self.scope}.") for name in self.rules]
+
+
+def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
+    """Note what is wrong with a scenario beyond its form, whatever policy it is about."""
+    assert isinstance(node, MappingNode)
+    for key, at, series in every(form, node):
+        _lengths(series, at, f"{form.name!r}: {key}", problems)
+    for name in form.noise:
+        if name not in form.series:
+            at = key_of(node.place("noise"), name)
+            problems.add(
+                at, f"noise for {name!r}, which has no series", did_you_mean(name, form.series)
+            )
+    for i, inject in enumerate(form.inject):
+        at = _item(node, "inject", i)
+        for word in inject.nan or ():
+            if word not in form.series:
+                hint = did_you_mean(word, form.series)
+                problems.add(first_text(at, word), f"there is no series {word!r}", hint)
+        if inject.silent_rank is not None and not 0 <= inject.silent_rank < form.ranks:
+            problems.add(at, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
+
+
+def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> None:
+    """Note what a scenario speaks of that its policy does not have."""
+    assert isinstance(node, MappingNode)
+    for i, expect in enumerate(form.expect):
+        at = _item(node, "expect", i)
+        for word, known, what in _spoken(expect, names):
+            place = first_text(at, word)
+            if place is at and isinstance(at, MappingNode):  # it is a key
+                place = key_of(at.place("budget"), word)
+            problems.add(place, f"no {what} {word!r}", did_you_mean(word, known))
+    for i, inject in enumerate(form.inject):
+        at = _item(node, "inject", i)
+        verb = inject.fail_action or inject.lose_action
+        if verb is not None and verb not in names.verbs:
+            hint = did_you_mean(verb, names.verbs)
+            problems.add(first_text(at, verb), f"there is no verb {verb!r}", hint)
+
+
+def every(form: ScenarioForm, node: MappingNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
+    """Yield `(key, its node, series)` for the first series and for all that come later."""
+    for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
+        place = node.place(key)
+        for i, series in enumerate(several):
+            yield key, place.items[i] if isinstance(place, Sequence) else place, series
+
+
+def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems) -> None:
+    lengths = {name: count(text) for name, text in series.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        problems.add(at, f"{what} has series of different lengths: {said}")
+    if max(lengths.values(), default=0) > MAX_SAMPLES:
+        problems.add(at, f"{what} is longer than {MAX_SAMPLES} steps")
+
+
+def _spoken(form: ExpectForm, names: Names) -> Iterator[tuple[str, Collection[str], str]]:
+    """Yield `(word, what there is, what it should be)` for every name that means nothing."""
+    if form.rule is not None and names.rule(form.rule) is None:
+        yield form.rule, names.short(), "rule"
+    for verb in form.actions or ():
+        if verb not in names.verbs:
+            yield verb, names.verbs, "verb"
+    for name in form.budget or ():
+        if name not in names.budgets:
+            yield name, names.budgets, "budget"
+    others = (*names.verbs, *SEVERITIES, *STATES)
+    for word in form.never or ():
+        if word not in others and names.rule(word) is None:
+            yield word, [*names.short(), *others], "rule, verb, severity or state"
+
+
+def _item(node: MappingNode, key: str, i: int) -> Node:
+    held = node.place(key)
+    return held.items[i] if isinstance(held, Sequence) else held
+
+
+def key_of(node: Node, name: str) -> Node:
+    """Return the node of a key, or the whole node where it has none."""
+    return node.pairs[name][0] if isinstance(node, MappingNode) and name in node.pairs else node

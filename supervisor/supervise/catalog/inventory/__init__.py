@@ -1,0 +1,1 @@
+"""What a policy can name: detectors, actions, notifiers, metrics, faults, shipped files."""

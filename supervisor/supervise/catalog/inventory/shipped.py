@@ -1,0 +1,48 @@
+"""Where the policies, packs and runbooks are that come with the program.
+
+Anchored at our own `__file__`, not at `sys.path`: in an editable install a stale copy of them
+may lie in site-packages, and it must never win over the checkout.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...errors import InputError
+
+PACKAGE = Path(__file__).parents[2]
+
+
+def folder(kind: str) -> Path:
+    """Return the folder of shipped files: `policies`, `policies/packs` or `runbooks`."""
+    packed = PACKAGE / "_shipped" / kind
+    return packed if packed.is_dir() else PACKAGE.parents[1] / kind
+
+
+def names(kind: str) -> list[str]:
+    """Return the names (without `.yaml`) of the shipped files of a kind."""
+    return sorted(path.stem for path in folder(kind).glob("*.yaml"))
+
+
+def find(kind: str, name: str) -> Path | None:
+    """Return the shipped file of this name, or None."""
+    path = folder(kind) / f"{name}.yaml"
+    return path if path.is_file() else None
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a file is there. Raises InputError where nobody may look, or no name fits."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def label(path: Path) -> str:
+    """Return the name under which messages know a file: relative when it lies below here."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        return str(path)
+    return str(path) if relative.startswith("..") else relative

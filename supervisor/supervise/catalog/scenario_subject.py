@@ -1,0 +1,242 @@
+"""What scenarios are about: a pack by itself, or a policy with a file of tests.
+
+A pack's own scenarios are played under the pack alone, observed: they prove that its detectors and
+rules see what they promise. A file of tests plays a whole policy, actions and budgets included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.model.interfaces import Detector
+from ..core.model.policy import Policy
+from ..errors import InputError
+from .assembly import freeze, pack, policy_loader
+from .assembly.freeze import Draft
+from .assembly.lint import ALL
+from .assembly.pack import Parts
+from .document import yaml_reader
+from .document.nodes import Mapping, Node, Sequence, first_text
+from .document.problems import PolicyErrors, Problem, Problems, Source, did_you_mean
+from .forms import scenario_form
+from .forms.file_forms import PolicyFile, ScenarioFile
+from .forms.scenario_form import Names, ScenarioForm
+from .inventory import discover, shipped
+from .inventory.metrics import is_known
+from .schema.dataclass_types import build
+from .schema.field_types import BAD
+
+TESTS = "tests"  # the folder beside a policy, and the key in a file
+SIGNS = {
+    "pack": {"status", "false_alarms", "source", "scenarios"},
+    "runbook": {"steps", "diagnose", "meaning", "impact"},
+}
+SORTS = ("pack", "runbook", TESTS, "policy")
+
+Scenarios = tuple[tuple[ScenarioForm, Node], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Scenarios, and the policy under which they are played.
+
+    Attributes:
+        names: what they may speak of.
+        own: the file whose rules and numbers they must prove.
+    """
+
+    label: str
+    draft: Draft
+    policy: Policy
+    scenarios: Scenarios
+    names: Names
+    own: Source
+
+
+def locate(name: str) -> Path:
+    """Return a file: a path, else the name of a shipped policy, else that of a shipped pack.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = Path(name)
+    if shipped.is_file(path):
+        return path
+    try:
+        return policy_loader.locate(name)
+    except InputError:
+        found = shipped.find(pack.PACKS, name) if path.parent == Path() else None
+        if found is None:
+            raise
+        return found
+
+
+def sort_of(root: Mapping) -> str:
+    """Return `pack`, `runbook`, `tests` or `policy`: told by the keys of the file."""
+    named = next((sort for sort in SORTS if sort in root.pairs), None)
+    if named is not None:
+        return named
+    like = (sort for sort, keys in SIGNS.items() if len(keys & root.pairs.keys()) > 1)
+    return next(like, "policy")  # the key that names it may be misspelt
+
+
+def read(path: Path, problems: Problems) -> Mapping | None:
+    """Read a file of any sort; None when problems were noted.
+
+    Raises:
+        InputError: it cannot be read at all.
+    """
+    return yaml_reader.read(path, shipped.label(path), problems)
+
+
+def of_pack(root: Mapping, path: Path, problems: Problems) -> Subject:
+    """Compose the policy that observes with one pack and nothing else.
+
+    Raises:
+        PolicyErrors: the pack, or one of its scenarios, is wrong.
+    """
+    policy_loader.check_version(root, problems)
+    parts = Parts()
+    pack.add(root, path.stem, parts, problems)
+    scenarios = _listed(root, "scenarios", problems)
+    beside = path.parent.parent if path.parent.name == "packs" else path.parent
+    alone = PolicyFile(version="supervise/v1", policy=path.stem, mode="observe")
+    try:
+        draft = policy_loader.assemble(root, alone, parts, beside / path.name, None, problems)
+    except PolicyErrors:  # what there would be to speak of is known all the same
+        if not parts.torn:
+            rules = [entry.name for entry in parts.rules]
+            _check(scenarios, _names(rules, (), None, path.stem), problems)
+        raise
+    rules = [made.rule.id for made in draft.rules]
+    names = _names(rules, (), draft.detectors, path.stem)
+    _check(scenarios, names, problems)
+    return Subject(root.source.label, draft, freeze.policy(draft), scenarios, names, root.source)
+
+
+def of_tests(
+    root: Mapping, path: Path, problems: Problems, warnings: list[Problem] | None = None
+) -> Subject:
+    """Compose the policy that a file of tests names.
+
+    Raises:
+        PolicyErrors: the policy, or one of the scenarios, is wrong.
+        InputError: there is no such policy.
+    """
+    policy_loader.check_version(root, problems)
+    form: ScenarioFile = build(ScenarioFile, root, problems, "", lenient=True)
+    scenarios = _listed(root, TESTS, problems)
+    scenarios += _used(root, form.use, path, {path.resolve()}, problems)
+    if form.tests == () and not scenarios:
+        problems.add(root.place(TESTS), "there are no scenarios", "see policies/README.md")
+    if form.policy is None:
+        problems.stop()
+    named = path.parent / form.policy
+    try:
+        found = policy_loader.locate(named if shipped.is_file(named) else form.policy)
+    except InputError as error:
+        problems.add(root.place("policy"), str(error), error.hint)
+        problems.stop()
+    try:
+        draft = policy_loader.compose(found, mode=form.mode, warnings=warnings)
+    except PolicyErrors as errors:  # which names there would be is not known then
+        problems.take(errors.problems)
+        problems.stop()
+    rules = [made.rule.id for made in draft.rules]
+    names = _names(rules, draft.form.budgets, draft.detectors, "")
+    _check(scenarios, names, problems)
+    own = draft.root.source
+    return Subject(root.source.label, draft, freeze.policy(draft), scenarios, names, own)
+
+
+def files_of(name_or_path: str | Path) -> list[Path]:
+    """Return the files whose scenarios prove a policy: its packs, and its tests if it has some.
+
+    Raises:
+        PolicyErrors, InputError: as `load_policy`.
+    """
+    path = policy_loader.locate(name_or_path)
+    draft = policy_loader.compose(path)
+    packs = [pack.find(name, path.parent) for name in draft.form.use]
+    tests = path.parent / TESTS / path.name
+    return [file for file in (*packs, tests) if file is not None and shipped.is_file(file)]
+
+
+def _listed(root: Mapping, key: str, problems: Problems) -> Scenarios:
+    """Return the scenarios that can be read; what is wrong with the others is noted already."""
+    held = root.get(key)
+    found: list[tuple[ScenarioForm, Node]] = []
+    seen: set[str] = set()
+    for node in held.items if isinstance(held, Sequence) else ():
+        form = build(ScenarioForm, node, Problems(), "")
+        if form is BAD:
+            continue
+        scenario_form.check(form, node, problems)
+        if form.name in seen:
+            problems.add(node, f"there is a scenario {form.name!r} already")
+        seen.add(form.name)
+        found.append((form, node))
+    return tuple(found)
+
+
+def _used(
+    root: Mapping, names: Iterable[str], path: Path, seen: set[Path], problems: Problems
+) -> Scenarios:
+    """Return the scenarios of the files of tests that one uses, each file once."""
+    found: Scenarios = ()
+    for name in names:
+        file, place = path.parent / name, first_text(root.place("use"), name)
+        if not file.is_file():
+            problems.add(place, f"there is no file {name!r}", "write its path, from this file on")
+        elif file.resolve() not in seen:
+            seen.add(file.resolve())
+            other = read(file, problems)
+            if other is None:
+                continue
+            if sort_of(other) != TESTS:
+                problems.add(place, f"{name} is no file of tests")
+                continue
+            form: ScenarioFile = build(ScenarioFile, other, problems, "", lenient=True)
+            found += _listed(other, TESTS, problems)
+            found += _used(other, form.use, file, seen, problems)
+    return found
+
+
+def _names(
+    rules: list[str],
+    budgets: Iterable[str],
+    detectors: AbstractMapping[str, Detector] | None,
+    scope: str,
+) -> Names:
+    read = (detectors or {}).values()
+    return Names(
+        rules=rules,
+        verbs=list(discover.actions()),
+        budgets=list(dict.fromkeys((*budgets, ALL))),
+        metrics=None if detectors is None else {name for each in read for name in each.metrics},
+        clock=any(each.reads == "clock" for each in read),
+        scope=scope,
+    )
+
+
+def _check(scenarios: Scenarios, names: Names, problems: Problems) -> None:
+    for form, node in scenarios:
+        scenario_form.check_names(form, node, names, problems)
+        if names.metrics is not None:
+            _unread(form, node, names.metrics, names.clock, problems)
+    problems.stop()
+
+
+def _unread(
+    form: ScenarioForm, node: Node, known: Collection[str], clock: bool, problems: Problems
+) -> None:
+    """Warn of series that can prove nothing. With a `clock` frames count, whatever is in them."""
+    assert isinstance(node, Mapping)
+    for _, at, series in scenario_form.every(form, node):
+        for name in series:
+            if name not in known and not (clock and is_known(name)):
+                said = f"no detector reads the series {name!r}"
+                problems.warn(scenario_form.key_of(at, name), said, did_you_mean(name, known))
