@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ("supervisor", "probes", "examples", "benchmarks", "tests")
 MAX_FILE = 500
 MAX_FUNCTION = 60
+MAX_MODULES = 16  # in one package, a package in it counting as one
 
 # What a layer may import besides itself and `errors`. Prefixes; the first path component below
 # `supervise` names the layer.
@@ -78,6 +80,12 @@ ROOMS = {
 ABOVE = {"core": ("engine", "replay"), "catalog": ("file_check", "scenario_subject")}
 # In these packages, files are parts of a catalog: they may share helpers, never import each other.
 CATALOGS = ("detectors", "actions", "notifiers")
+# One file per part: they may be many, and are named as people name the part.
+PARTS = (
+    *(f"supervise.{name}" for name in (*CATALOGS, "cli", "recordings")),
+    *(f"supervise_probe.{name}" for name in ("collectors", "faults")),
+)
+ONE_THING = {"adoption"}  # a takeover: `app` does what `core.handlers` decides
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
 PURE = frozenset(
     (
@@ -294,14 +302,13 @@ def test_the_house_is_in_order(rule):
     assert not sentences, "\n" + "\n".join(sentences)
 
 
-def circle(modules: list[Module]) -> list[str]:
-    """Return the modules of a circle of imports, none when there is none."""
+def circle(modules: list[Module], home: Callable[[str], str] = str) -> list[str]:
+    """Return the modules of a circle of imports, or their homes; none when there is none."""
     names = {module.name for module in modules}
-    graph = {
-        module.name: {target for _, target, _ in module.imports() if target in names}
-        - {module.name}
-        for module in modules
-    }
+    graph: dict[str, set[str]] = {}
+    for module in modules:
+        targets = {home(target) for _, target, _ in module.imports() if target in names}
+        graph.setdefault(home(module.name), set()).update(targets - {home(module.name)})
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -312,6 +319,17 @@ def circle(modules: list[Module]) -> list[str]:
 def test_imports_go_round_in_no_circle():
     """Those inside functions and for types alone are imports, too."""
     assert circle([m for m in read_modules() if within(m.name, ("supervise",))]) == []
+
+
+def test_packages_import_each_other_in_one_direction_only():
+    """A circle of packages may have no circle of files in it."""
+    modules = [m for m in read_modules() if within(m.name, ("supervise",)) and "." in m.name]
+    packages = {module.name for module in modules if module.is_package}
+
+    def home(name: str) -> str:
+        return name if name in packages or name.count(".") == 1 else name.rpartition(".")[0]
+
+    assert circle(modules, home) == []
 
 
 def test_a_circle_for_types_alone_is_found():
@@ -325,6 +343,50 @@ def test_a_circle_for_types_alone_is_found():
     ]
 
     assert set(circle(modules)) == known
+
+
+def crowded(modules: list[Module]) -> list[str]:
+    """Return which packages below the roots, and beside the catalogs of parts, hold too much."""
+    inside = Counter(module.name.rpartition(".")[0] for module in modules)
+    return [
+        f"{package} has {count} modules, more than {MAX_MODULES}; give it rooms"
+        for package, count in sorted(inside.items())
+        if package.startswith("supervise")
+        and "." in package  # the roots hold the rooms
+        and package not in PARTS
+        and count > MAX_MODULES
+    ]
+
+
+def repeated(modules: list[Module]) -> list[str]:
+    """Return which modules of the supervisor have one name, though they are different things."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        if module.name.startswith("supervise.") and not within(module.name, PARTS):
+            places.setdefault(module.name.rpartition(".")[2], []).append(module.name)
+    return [
+        f"{' and '.join(names)} have one name; one concept, one name"
+        for name, names in sorted(places.items())
+        if len(names) > 1 and name not in ONE_THING
+    ]
+
+
+def test_no_package_is_crowded_and_no_name_means_two_things():
+    """What is looked for is found by its name, in a list that can be read at once."""
+    assert crowded(read_modules()) == []
+    assert repeated(read_modules()) == []
+
+
+def test_a_crowd_and_a_name_for_two_things_are_found():
+    """Parts of a catalog are left alone, and so are the roots."""
+    several = [f"{top}.m{n}" for top in ("supervise", *PARTS, "supervise.app") for n in range(17)]
+    twice = ["supervise.store.status", "supervise.app.status", "supervise.cli.status"]
+    modules = [Module(name, name, "") for name in (*several, *twice)]
+
+    assert crowded(modules) == ["supervise.app has 18 modules, more than 16; give it rooms"]
+    assert repeated(modules[-3:]) == [
+        "supervise.store.status and supervise.app.status have one name; one concept, one name"
+    ]
 
 
 def test_all_of_the_house_is_looked_at():
