@@ -10,7 +10,7 @@ import pytest
 from supervise.app.launcher import probe_config
 from supervise.catalog.assembly.policy_loader import load_policy
 from supervise.catalog.document.problems import PolicyErrors
-from supervise_probe.sampling import schedule
+from supervise_probe.sampling.sample_sets import DEFAULTS
 
 POLICY = """
 version: supervise/v1
@@ -45,7 +45,7 @@ def test_where_nothing_is_said_the_probe_has_its_own(tmp_path):
     assert policy.digest != load(tmp_path, "sampling: {weights: 7}").digest
 
 
-@pytest.mark.parametrize("name", schedule.DEFAULTS)
+@pytest.mark.parametrize("name", DEFAULTS)
 def test_every_set_of_the_probe_can_be_named(tmp_path, name):
     assert load(tmp_path, f"sampling: {{{name}: 3}}").sampling == {name: 3}
 

@@ -77,7 +77,7 @@ SILENT = """
 import hashlib, sys, threading, time
 silent_in, marks = sys.argv[1:]
 if marks:
-    from supervise_probe import evidence
+    from supervise_probe.control import evidence
     evidence.listen(marks)
 WAYS = {
     "sleep": lambda: time.sleep(600),
