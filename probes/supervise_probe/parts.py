@@ -156,10 +156,10 @@ class Parts:
         )
 
     def _listen(self) -> None:
-        context, wired, settle = self.context, self.wired, self.steps.settle
+        context, wired = self.context, self.wired
         self.forward = ForwardListener(
             context,
-            self.steps,
+            self.inferred,
             self.tracker,
             self.drills,
             self.batches,
@@ -167,8 +167,8 @@ class Parts:
             self.sampler,
         )
         shards = wired.shards.shards
-        self.loader = LoaderListener(context, wired.batch, shards, wired.quarantine, settle)
-        self.save_reports = SaveReports(context, wired.library, settle)
+        self.loader = LoaderListener(context, self.inferred, wired.batch, shards, wired.quarantine)
+        self.save_reports = SaveReports(context, wired.library, self._settle)
         self.saves = SaveListener(
             context, self.optimizers, self.drills, self.save_reports, wired.library
         )
@@ -189,6 +189,11 @@ class Parts:
             self.inferred.optimizer_steps()
         self.appeared(optimizer)
         self.rank.probe_batch.before_first_update()
+
+    def _settle(self) -> None:
+        """A step without an optimizer may be over."""
+        if self.inferred.pending:
+            self.inferred.sign()
 
     def _step_is_over(self) -> None:
         self.tracker.close(on_time=False)
@@ -244,13 +249,13 @@ class RankParts:
             self._rewound,
         )
         on_demand = OnDemand(context, wired.library, parts.save_reports, lambda: self.tape.finite)
-        self._parts = parts
+        self._parts, self._run_all = parts, context.guard.run_all
         self.commands.register(self.rollbacks, wired.quarantine, on_demand, parts.sampling)
         self.commands.register(*parts.safeguards.doers())
         parts.tracker.connect(Outlets(self.publisher, self.commands, skips, handover))
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.forward.connect(self.probe_batch.saw)
-        parts.loader.connect(lambda: self.rollbacks.batches)
+        parts.loader.connect(self.rollbacks)
         parts.saves.connect(on_demand.saw)
         parts.save_reports.connect(self.probe_batch.of_save)
         parts.resume.opened()
@@ -261,7 +266,7 @@ class RankParts:
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
         """All values of a frame are on the host."""
-        self._parts.collectors.plan.run("finish", values)
+        self._run_all(self._parts.collectors.plan.now["finish"], values)
         self.rollbacks.finished(step, attempt, values)
 
     def _batches(self) -> Any:

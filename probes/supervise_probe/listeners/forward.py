@@ -10,19 +10,23 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
     from ..stepping.batch_observer import Batches
+    from ..stepping.inferred_steps import Handmade
     from ..stepping.step_tracker import StepTracker
-    from .step import StepListener
 
     Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]
 
 
 class ForwardListener:
-    """One for each process: a forked child gets another."""
+    """One for each process: a forked child gets another.
+
+    Attributes:
+        sets: which of them wait for a forward.
+    """
 
     def __init__(
         self,
         context: ProbeContext,
-        steps: StepListener,
+        inferred: Handmade,
         tracker: StepTracker,
         drills: Drills,
         batches: Batches,
@@ -30,9 +34,9 @@ class ForwardListener:
         sampler: Sampler,
     ) -> None:
         self._context, self._guard = context, context.guard
-        self._steps, self._tracker = steps, tracker
+        self._inferred, self._tracker = inferred, tracker
         self._drills, self._batches = drills, batches
-        self._sets, self._sampler = sets, sampler
+        self.sets, self._sampler = sets, sampler
         self._keep: Optional[Keep] = None
 
     def connect(self, keep: Keep) -> None:
@@ -51,29 +55,25 @@ class ForwardListener:
         reporter = self._context.reporter
         if reporter.phase != "step":
             reporter.beat("step")
-        self._steps.settle()
+        if self._inferred.pending:
+            self._inferred.sign()
         if self._drills.active:
             args, kwargs = self._drills.forward(root, args, kwargs)
-        if not self._steps.repeats:
+        if not self._tracker.repeats:
             self._batches.inputs((*args, *kwargs.values()) if kwargs else args)
         return args, kwargs
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether samples are due that are looked at in a forward."""
-        return self._sets.waiting
-
     def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
         """The first forward of a step with due samples is about to run."""
-        sets = self._sets
+        sets = self.sets
         if self._tracker.open:  # it is the next step's
             return
         sets.waiting = False
         self._guard.run(self._guard.part("sampler"), self._enter, root, compiled, args, kwargs)
 
     def _enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
-        if self._sets.wanted and self._keep is not None:
-            self._sets.wanted = False
+        if self.sets.wanted and self._keep is not None:
+            self.sets.wanted = False
             self._keep(root, compiled, args, kwargs)
         self._sampler.enter(root, compiled, args, kwargs)
 
@@ -89,9 +89,10 @@ class ForwardListener:
         Args:
             loss: None where it says nothing that its graph is gone.
         """
-        if self._steps.repeats:
+        if self._tracker.repeats:
             return
-        self._steps.settle()
+        if self._inferred.pending:
+            self._inferred.sign()
         self._batches.targets(target, ignored, loss)
         if self._sampler.wants_logits:
             self._sampler.saw_logits(logits)

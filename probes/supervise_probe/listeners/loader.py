@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
@@ -10,56 +10,51 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..data.shard_tracker import Shards
     from ..savepoints.batch_replay import BatchTape
+    from ..savepoints.controller import Rollbacks
+    from ..stepping.inferred_steps import Handmade
 
 
 class LoaderListener:
     """One for each process: a forked child gets another.
 
-    Args:
-        settle: a step without an optimizer may be over.
+    Attributes:
+        inferred: a batch may be the sign that a step without an optimizer is over.
+        shards: which shard each batch comes from.
+        rollbacks: None before the process is a rank; its `batches` can be given again.
+        beat: shows a sign of life.
     """
 
     def __init__(
         self,
         context: ProbeContext,
+        inferred: Handmade,
         batch: BatchCollector,
         shards: Shards,
         quarantine: QuarantineCollector,
-        settle: Callable[[], None],
     ) -> None:
-        self._guard, self._reporter = context.guard, context.reporter
-        self._batch, self._shards, self._held = batch, shards, quarantine
-        self._settle = settle
-        self._replay: Callable[[], Optional[BatchTape]] = _none
-        guard = context.guard
+        guard = self._guard = context.guard
+        self.beat = context.reporter.beat
+        self.inferred, self.shards = inferred, shards
+        self._batch, self._held = batch, quarantine
+        self.rollbacks: Optional[Rollbacks] = None
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
         self._replay_part = guard.part("batch_tape")
 
-    def connect(self, replay: Callable[[], Optional[BatchTape]]) -> None:
-        """The process is a rank: `replay` returns the batches that can be given again, if any."""
-        self._replay = replay
+    def connect(self, rollbacks: Rollbacks) -> None:
+        """The process is a rank from now on."""
+        self.rollbacks = rollbacks
 
-    def begins(self) -> int:
-        """A batch is about to be fetched; return what `saw` is to be given."""
-        self._settle()
-        return len(self._shards.told)
-
-    def again(self, iterator: Any) -> Any:
+    def again(self, replay: BatchTape, iterator: Any) -> Any:
         """Return the batch that comes next as it came before a rollback, None for a new one."""
-        replay = self._replay()
-        return (
-            None if replay is None else self._guard.run(self._replay_part, replay.again, iterator)
-        )
+        return self._guard.run(self._replay_part, replay.again, iterator)
 
-    def keep(self, iterator: Any, batch: Any) -> None:
+    def keep(self, replay: BatchTape, iterator: Any, batch: Any) -> None:
         """`iterator` gave a new batch to train on."""
-        replay = self._replay()
-        if replay is not None:
-            self._guard.run(self._replay_part, replay.keep, iterator, batch)
+        self._guard.run(self._replay_part, replay.keep, iterator, batch)
 
     def saw(self, iterator: Any, batch: Any, told: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""
-        guard, shards, held = self._guard, self._shards, self._held
+        guard, shards, held = self._guard, self.shards, self._held
         origins = guard.run(self._shards_part, shards.origins, iterator, batch, told) or []
         if origins and held.manifest.shards and guard.run(self._held_part, held.holds, origins):
             return True
@@ -78,16 +73,8 @@ class LoaderListener:
         """Nothing else is handed out than what is in quarantine."""
         self._guard.run(self._held_part, self._held.exhausted)
 
-    def handed_out(self, train: bool) -> None:
-        """The job gets the batch."""
-        self._reporter.beat("step" if train else "eval")
-
     def pass_begins(self, loader: Any) -> None:
         """A pass over the data is about to begin."""
         lists = self._held.lists
         if lists.due:
             self._guard.run(self._held_part, lists.filter, getattr(loader, "dataset", None))
-
-
-def _none() -> None:
-    """Nothing can be given again before the process is a rank."""

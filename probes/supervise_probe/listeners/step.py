@@ -50,6 +50,10 @@ class Measured(NamedTuple):
 class StepListener:
     """One for each process: a forked child gets another.
 
+    Attributes:
+        tracker, boundary, inferred, drills, rate: for what a hook asks at each call; a method
+            between would cost more than the question.
+
     Args:
         open_: becomes a rank, if the process is none yet; whether it is one.
     """
@@ -63,9 +67,9 @@ class StepListener:
         open_: Callable[[], bool],
     ) -> None:
         self._context, self._gate, self._guard = context, context.gate, context.guard
-        self._tracker, self._boundary, self._inferred, self._discards, self._threads = steps
+        self.tracker, self.boundary, self.inferred, self._discards, self._threads = steps
         self._measured, self._scaling = measured, measured.scaling
-        self._rate, self._drills, self._safeguards = changers
+        self.rate, self.drills, self._safeguards = changers
         self._open = open_
         self._gradient_part = self._guard.part("gradient")
 
@@ -73,23 +77,18 @@ class StepListener:
 
     def before_backward(self, tensors: Any, retains: Any) -> None:
         """A backward is about to run, from one tensor or several."""
-        guard, inferred = self._guard, self._inferred
+        guard, inferred = self._guard, self.inferred
         if inferred.pending:
             inferred.sign(backward=True)
         guard.run(guard.core, self._saw_backward, tensors, retains)
         if inferred.on:
             guard.run(guard.core, inferred.before_backward, tensors)
 
-    @property
-    def wants_after_backward(self) -> bool:
-        """Whether `after_backward` has anything to do."""
-        return self._drills.active or self._inferred.on
-
     def after_backward(self) -> None:
         """It has run, or raised."""
         guard = self._guard
-        guard.run(guard.core, self._drills.after_backward)
-        guard.run(guard.core, self._inferred.after_backward)
+        guard.run(guard.core, self.drills.after_backward)
+        guard.run(guard.core, self.inferred.after_backward)
 
     def backward_failed(self) -> None:
         """It raised."""
@@ -114,15 +113,10 @@ class StepListener:
                     value = self._scaling.loss(tensor)
                     loss = value if loss is None else loss + value
         reporter = self._context.reporter
-        if self._tracker.accumulates or reporter.phase != "step":  # else a step's end was a sign
+        if self.tracker.accumulates or reporter.phase != "step":  # else a step's end was a sign
             reporter.beat("step")
-        self._tracker.saw_backward(loss, bool(retains))
+        self.tracker.saw_backward(loss, bool(retains))
         self._measured.batches.before_backward()
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether a backward has run since the last step, and none is being made again."""
-        return self._tracker.accumulates and not self._tracker.repeats
 
     def zeroed(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed behind a backward."""
@@ -159,13 +153,13 @@ class StepListener:
     def scaler_steps(self, scaler: Any) -> int:
         """`scaler.step` begins; return what `scaler_stepped` is to be given."""
         self._scaling.enter(scaler)
-        return self._tracker.entries
+        return self.tracker.entries
 
     def scaler_stepped(self, optimizer: Any, entries: int) -> None:
         """It is over: if it never called `optimizer.step`, the gradients overflowed."""
-        if self._tracker.entries == entries:
+        if self.tracker.entries == entries:
             without_grad = self._gate.without_grad
-            self._guard.run(self._guard.core, without_grad, self._tracker.overflowed, optimizer)
+            self._guard.run(self._guard.core, without_grad, self.tracker.overflowed, optimizer)
 
     def scaler_left(self) -> None:
         """It is over, or raised."""
@@ -190,18 +184,14 @@ class StepListener:
         """An optimizer is about to step; None when there is nothing to be seen of it."""
         guard, without_grad = self._guard, self._gate.without_grad
         found: Optional[Update] = guard.run(
-            guard.core, without_grad, self._tracker.before_step, optimizer, closure
+            guard.core, without_grad, self.tracker.before_step, optimizer, closure
         )
         return found
-
-    def block(self) -> None:
-        """A drill may hold the step here."""
-        self._drills.block()
 
     def measure(self, update: Update) -> None:
         """Its gradients are final, after the first evaluation of its closure."""
         without_grad = self._gate.without_grad
-        self._guard.run(self._guard.core, without_grad, self._tracker.measure, update)
+        self._guard.run(self._guard.core, without_grad, self.tracker.measure, update)
 
     def limit(self, update: Update) -> None:
         """They are again, after another evaluation."""
@@ -210,39 +200,18 @@ class StepListener:
 
     def abandon(self, update: Update) -> None:
         """It raised: the job may catch that and try again."""
-        self._tracker.abandon(update)
+        self.tracker.abandon(update)
 
     def restore_rate(self) -> None:
         """Put back the learning rate that the job had set."""
-        self._guard.run(self._guard.core, self._rate.restore)
-
-    @property
-    def rate_changed(self) -> bool:
-        """Whether there is one to put back."""
-        return self._rate.changed
+        self._guard.run(self._guard.core, self.rate.restore)
 
     def after_step(self, update: Update) -> None:
         """It has stepped, or was kept from it."""
         without_grad = self._gate.without_grad
-        self._guard.run(self._guard.core, without_grad, self._tracker.after_step, update)
-
-    def at_boundary(self, result: Any) -> Any:
-        """See `Boundary.cross`."""
-        return self._boundary.cross(result)
-
-    # ── signs that a step without an optimizer is over ────────────────────────────────────────
-
-    def settle(self) -> None:
-        """A forward, a loss, a batch or a save is about to come."""
-        if self._inferred.pending:
-            self._inferred.sign()
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a closure is being evaluated once more in the same step."""
-        return self._tracker.repeats
+        self._guard.run(self._guard.core, without_grad, self.tracker.after_step, update)
 
     def end(self) -> None:
         """The process ends: what was begun is over."""
-        self._inferred.end()
-        self._tracker.close(on_time=False)
+        self.inferred.end()
+        self.tracker.close(on_time=False)

@@ -30,8 +30,8 @@ def patch_loader(
     original, begin = iterator.__next__, loader.__iter__
 
     @hidden
-    def begins() -> int:
-        return listeners.loader.begins()
+    def sign() -> None:
+        listeners.loader.inferred.sign()
 
     @hidden
     def saw(iterator: Any, batch: Any, told: int) -> bool:
@@ -41,7 +41,10 @@ def patch_loader(
     def following(self: Any) -> Any:
         if gate.off_duty():
             return original(self)
-        told = begins()
+        listener = listeners.loader
+        if listener.inferred.pending:
+            sign()
+        told = len(listener.shards.told)
         fresh = not getattr(self, "_num_yielded", 1)
         batch = fetch(self)
         if torch.is_grad_enabled():
@@ -50,19 +53,20 @@ def patch_loader(
                 passed += 1
                 batch, over = another(self, batch, fresh)
                 if over or passed >= IN_A_ROW:
-                    listeners.loader.exhausted()
-        listeners.loader.handed_out(torch.is_grad_enabled())
+                    listener.exhausted()
+        listener.beat("step" if torch.is_grad_enabled() else "eval")
         return batch
 
     @uncounted
     def fetch(iterator: Any) -> Any:
         began = monotonic_ns()
-        listener = listeners.loader if torch.is_grad_enabled() else None
-        batch = None if listener is None else listener.again(iterator)
+        rollbacks = listeners.loader.rollbacks
+        replay = rollbacks.batches if rollbacks and torch.is_grad_enabled() else None
+        batch = None if replay is None else listeners.loader.again(replay, iterator)
         if batch is None:
             batch = original(iterator)
-            if listener is not None:
-                listener.keep(iterator, batch)
+            if replay is not None:
+                listeners.loader.keep(replay, iterator, batch)
         times.input += monotonic_ns() - began
         return batch
 

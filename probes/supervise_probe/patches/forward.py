@@ -83,7 +83,7 @@ class RootCall:
             listener.evaluates()
             return call(*args, **kwargs)
         args, kwargs = around.before(root, args, kwargs)
-        sampled = listener.is_sampled
+        sampled = listener.sets.waiting
         if sampled:
             around.enter(root, self._compiled is not None, args, kwargs)
         gate.in_forward = True

@@ -94,7 +94,8 @@ def _around_backward(
         finally:
             gate.in_backward = False
             times.backward += monotonic_ns() - began
-            if listeners.step.wants_after_backward:
+            step = listeners.step
+            if step.drills.active or step.inferred.on:
                 after()
 
     return backward
@@ -109,8 +110,10 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
         @uncounted
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            if not compiling() and listeners.step.accumulates and not gate.absent():
-                listeners.step.zeroed(self)
+            if not compiling():
+                tracker = listeners.step.tracker
+                if tracker.accumulates and not tracker.repeats and not gate.absent():
+                    listeners.step.zeroed(self)
             return result
 
         return zero_grad
@@ -152,7 +155,7 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners) -> None:
             listeners.step.scaler_stepped(optimizer, entries)
         finally:
             listeners.step.scaler_left()
-        return listeners.step.at_boundary(result)
+        return listeners.step.boundary.cross(result)
 
     scaler.scale, scaler.unscale_, scaler.step = scale_, unscale_, step_
 

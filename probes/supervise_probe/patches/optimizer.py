@@ -110,7 +110,9 @@ def _around(
                 update = before(optimizer, closure is not None)
                 if update is None:
                     return inner(*args, **kwargs)
-                listeners.step.block()
+                listener = listeners.step
+                if listener.drills.active:
+                    listener.drills.block()
                 began, apart = monotonic_ns(), times.inside()
                 if update.skip:
                     result = skip(update, closure)
@@ -132,11 +134,11 @@ def _around(
                     listeners.step.abandon(update)
                 raise
             finally:
-                if listeners.step.rate_changed:
+                if listeners.step.rate.changed:
                     restore()
                 gate.inside = False
             after(update)
-            return listeners.step.at_boundary(result)
+            return listeners.step.boundary.cross(result)
 
         return step
 

@@ -85,6 +85,7 @@ class StepTracker:
         on_time: whether the last step just closed behind its last optimizer.
         entries: how often `before_step` was called.
         current: the update under way.
+        accumulates: whether a backward has run since the last step.
 
     Args:
         optimizers: those that have stepped, which the tracker keeps.
@@ -103,6 +104,7 @@ class StepTracker:
         changers: Changers,
     ) -> None:
         self._context, self._position = context, context.position
+        self._run_all = context.guard.run_all
         self._process, self._optimizers = process, optimizers
         self._extra, self._discards = extra, discards
         self._read, self._change = readers, changers
@@ -112,7 +114,7 @@ class StepTracker:
         self.entries = 0
         self.current: Optional[Update] = None
         self._round = Round()
-        self._backward = False  # since the last boundary
+        self.accumulates = False
         self._skip = ""  # the whole round is skipped
         self._undecided = False  # a backward in the closure of `current` begins a step of its own
         self._ended_ns = self._mark_ns = 0
@@ -136,7 +138,7 @@ class StepTracker:
         elif known.refresh(optimizer):
             context.registry.modules.changes += 1  # who remembers what they hold looks again
         update = Update(optimizer, closure, known)
-        if not known.real or is_phantom(context.torch, update, self._backward):
+        if not known.real or is_phantom(context.torch, update, self.accumulates):
             return None
         if (context.reporter.writer is None or not context.gate.on) and not self._process.open():
             return None
@@ -144,7 +146,7 @@ class StepTracker:
         if key in self._round.members:
             self.close(on_time=False)
         begun, before = self._round.members, self._round.before
-        late = before and not begun and not self._backward and key not in before
+        late = before and not begun and not self.accumulates and key not in before
         update.scheduled = rate_of(context.torch, optimizer)
         self._scale_rate(optimizer)
         if late and not closure:
@@ -176,7 +178,7 @@ class StepTracker:
             self.measure(update)
         if safeguards.in_force.acting:
             safeguards.before_update(update)
-        self._read.plan.run("before_update", update)
+        self._run_all(self._read.plan.now["before_update"], update)
 
     def _follows(self, update: Update) -> bool:
         """No backward ran inside the closure; whether its optimizer is part of the round."""
@@ -201,7 +203,7 @@ class StepTracker:
         update.measured = True
         if self._undecided and not self._follows(update):
             return
-        read.batches.before_update(self._backward)
+        read.batches.before_update(self.accumulates)
         if read.sampler.kept is not None:
             read.sampler.side_pass()
         if drills.active:
@@ -209,7 +211,7 @@ class StepTracker:
         found_inf = getattr(update.optimizer, "found_inf", None)
         if found_inf is not None:
             update.found_inf = self._context.scalars.value(found_inf)
-        read.plan.run("measure", update)
+        self._run_all(read.plan.now["measure"], update)
         skips = self._outlets.skips
         if skips.ranges and not update.skip and len(self._round.members) == 1 and skips.due():
             update.skip = self._skip = "command"
@@ -228,7 +230,7 @@ class StepTracker:
         self._ended_ns = monotonic_ns()
         if safeguards.in_force.acting:
             safeguards.after_update(update)
-        self._read.plan.run("after_update", update)
+        self._run_all(self._read.plan.now["after_update"], update)
         if self._round.ends() or self._outlets.handover.ends(self._round.members):
             self.close(on_time=True)
 
@@ -252,11 +254,6 @@ class StepTracker:
         return bool(self._round.members) and (self.current is None or self._undecided)
 
     @property
-    def accumulates(self) -> bool:
-        """Whether a backward has run since the last step."""
-        return self._backward
-
-    @property
     def round(self) -> int:
         """How many optimizers made the last step."""
         return len(self._round.before)
@@ -275,11 +272,11 @@ class StepTracker:
             self._context.gate.without_grad(self._begin, self.current)
         if self.repeats:
             return
-        again = self._backward and len(self._round.members) < 2
+        again = self.accumulates and len(self._round.members) < 2
         self._discards.before_backward(again, not self._mark_ns, retains)
-        self._backward = True
+        self.accumulates = True
         if loss is not None:
-            self._read.plan.run("after_backward", loss)
+            self._run_all(self._read.plan.now["after_backward"], loss)
 
     def close(self, on_time: bool) -> None:
         """Make the round a step: collect, publish, count."""
@@ -287,12 +284,12 @@ class StepTracker:
             return
         context, position, read, change = self._context, self._position, self._read, self._change
         self._round.close(on_time)
-        self._backward, self._skip = False, ""
+        self.accumulates, self._skip = False, ""
         elapsed = self._ended_ns - self._mark_ns - position.held_ns if self._mark_ns else None
         self._mark_ns, position.held_ns = self._ended_ns, 0
         step = Step(position.step, position.attempt, self._ended_ns, elapsed)
         values: Dict[str, Number] = {}
-        read.plan.run("collect", step, values)
+        self._run_all(read.plan.now["collect"], step, values)
         if self._extra:
             measured = values.keys() - {REPLACEABLE}
             values.update({k: v for k, v in self._extra.items() if k not in measured})
@@ -316,7 +313,7 @@ class StepTracker:
         """Another thread trains from now on, and has just stepped this: what was begun is over."""
         self.close(on_time=False)
         self._round.expect(id(optimizer), [id(optimizer)])
-        self._backward, self._mark_ns = False, 0  # what lies between has no time
+        self.accumulates, self._mark_ns = False, 0  # what lies between has no time
 
     def _appeared(self, key: int, known: Known, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted anew."""
@@ -342,4 +339,4 @@ class StepTracker:
     def rewind(self, step: int, attempt: int) -> None:
         """The run stands again right behind `step`, in a new attempt."""
         self._position.step, self._position.attempt = step + 1, attempt
-        self._backward = False
+        self.accumulates = False
