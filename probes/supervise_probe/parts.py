@@ -250,6 +250,7 @@ class RankParts:
         )
         on_demand = OnDemand(context, wired.library, parts.save_reports, lambda: self.tape.finite)
         self._parts, self._run_all = parts, context.guard.run_all
+        self._plan = parts.collectors.plan
         self.commands.register(self.rollbacks, wired.quarantine, on_demand, parts.sampling)
         self.commands.register(*parts.safeguards.doers())
         parts.tracker.connect(Outlets(self.publisher, self.commands, skips, handover))
@@ -266,7 +267,7 @@ class RankParts:
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
         """All values of a frame are on the host."""
-        self._run_all(self._parts.collectors.plan.now["finish"], values)
+        self._run_all(self._plan.now["finish"], values)
         self.rollbacks.finished(step, attempt, values)
 
     def _batches(self) -> Any:

@@ -66,9 +66,11 @@ class StepListener:
         changers: Changers,
         open_: Callable[[], bool],
     ) -> None:
-        self._context, self._gate, self._guard = context, context.gate, context.guard
+        self._torch, self._gate, self._guard = context.torch, context.gate, context.guard
+        self._reporter, self._core = context.reporter, context.guard.core
         self.tracker, self.boundary, self.inferred, self._discards, self._threads = steps
-        self._measured, self._scaling = measured, measured.scaling
+        self._gradient, self._groups, self._loss = measured[:3]
+        self._batches, self._scaling, self._sets = measured[3:]
         self.rate, self.drills, self._safeguards = changers
         self._open = open_
         self._gradient_part = self._guard.part("gradient")
@@ -80,22 +82,22 @@ class StepListener:
         guard, inferred = self._guard, self.inferred
         if inferred.pending:
             inferred.sign(backward=True)
-        guard.run(guard.core, self._saw_backward, tensors, retains)
+        guard.run(self._core, self._saw_backward, tensors, retains)
         if inferred.on:
-            guard.run(guard.core, inferred.before_backward, tensors)
+            guard.run(self._core, inferred.before_backward, tensors)
 
     def after_backward(self) -> None:
         """It has run, or raised."""
         guard = self._guard
-        guard.run(guard.core, self.drills.after_backward)
-        guard.run(guard.core, self.inferred.after_backward)
+        guard.run(self._core, self.drills.after_backward)
+        guard.run(self._core, self.inferred.after_backward)
 
     def backward_failed(self) -> None:
         """It raised."""
         self._discards.failed = True
 
     def _saw_backward(self, tensors: Any, retains: Any) -> None:
-        torch = self._context.torch
+        torch = self._torch
         loss: Any = None
         if type(tensors) is torch.Tensor:  # by far the most common; the rest costs 20 us
             if tensors.is_meta or not self._open():
@@ -112,43 +114,43 @@ class StepListener:
                 if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
                     value = self._scaling.loss(tensor)
                     loss = value if loss is None else loss + value
-        reporter = self._context.reporter
+        reporter = self._reporter
         if self.tracker.accumulates or reporter.phase != "step":  # else a step's end was a sign
             reporter.beat("step")
         self.tracker.saw_backward(loss, bool(retains))
-        self._measured.batches.before_backward()
+        self._batches.before_backward()
 
     def zeroed(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed behind a backward."""
-        self._guard.run(self._guard.core, self._discards.zeroed, owner)
+        self._guard.run(self._core, self._discards.zeroed, owner)
 
     # ── clips ─────────────────────────────────────────────────────────────────────────────────
 
     def before_clip(self, params: List[Any]) -> None:
         """The gradients of `params` are about to be clipped."""
-        sets = self._measured.sets
+        sets = self._sets
         if sets.is_due("gradients"):
-            before = self._measured.groups.before_clip
+            before = self._groups.before_clip
             sets.run("gradients", self._gate.without_grad, before, params)
 
     def clipped(self, params: List[Any], norm: Any, limit: Any) -> None:
         """They had this norm, None where it is not known, and this limit."""
-        gradient = self._measured.gradient
+        gradient = self._gradient
         self._guard.run(self._gradient_part, gradient.saw_clip, params, norm, limit)
 
     def averaged(self, parts: int) -> None:
         """The gradients were divided by the number of micro-batches, whose losses were not."""
-        self._measured.loss.averaged(parts)
+        self._loss.averaged(parts)
 
     # ── a GradScaler ──────────────────────────────────────────────────────────────────────────
 
     def scaled(self, scaler: Any, outputs: Any, result: Any) -> None:
         """`scaler.scale(outputs)` returned `result`."""
-        self._guard.run(self._guard.core, self._scaling.saw_scale, scaler, outputs, result)
+        self._guard.run(self._core, self._scaling.saw_scale, scaler, outputs, result)
 
     def unscaled(self, optimizer: Any) -> None:
         """`scaler.unscale_(optimizer)` was called."""
-        self._guard.run(self._guard.core, self._scaling.saw_unscale, optimizer)
+        self._guard.run(self._core, self._scaling.saw_unscale, optimizer)
 
     def scaler_steps(self, scaler: Any) -> int:
         """`scaler.step` begins; return what `scaler_stepped` is to be given."""
@@ -159,7 +161,7 @@ class StepListener:
         """It is over: if it never called `optimizer.step`, the gradients overflowed."""
         if self.tracker.entries == entries:
             without_grad = self._gate.without_grad
-            self._guard.run(self._guard.core, without_grad, self.tracker.overflowed, optimizer)
+            self._guard.run(self._core, without_grad, self.tracker.overflowed, optimizer)
 
     def scaler_left(self) -> None:
         """It is over, or raised."""
@@ -178,7 +180,7 @@ class StepListener:
         except Exception as error:
             if from_signal_handler(error):
                 raise
-            self._guard.failed(self._guard.core, error)
+            self._guard.failed(self._core, error)
 
     def before_step(self, optimizer: Any, closure: bool) -> Optional[Update]:
         """An optimizer is about to step; None when there is nothing to be seen of it."""
@@ -191,12 +193,12 @@ class StepListener:
     def measure(self, update: Update) -> None:
         """Its gradients are final, after the first evaluation of its closure."""
         without_grad = self._gate.without_grad
-        self._guard.run(self._guard.core, without_grad, self.tracker.measure, update)
+        self._guard.run(self._core, without_grad, self.tracker.measure, update)
 
     def limit(self, update: Update) -> None:
         """They are again, after another evaluation."""
         without_grad = self._gate.without_grad
-        self._guard.run(self._guard.core, without_grad, self._safeguards.limit, update)
+        self._guard.run(self._core, without_grad, self._safeguards.limit, update)
 
     def abandon(self, update: Update) -> None:
         """It raised: the job may catch that and try again."""
@@ -204,12 +206,12 @@ class StepListener:
 
     def restore_rate(self) -> None:
         """Put back the learning rate that the job had set."""
-        self._guard.run(self._guard.core, self.rate.restore)
+        self._guard.run(self._core, self.rate.restore)
 
     def after_step(self, update: Update) -> None:
         """It has stepped, or was kept from it."""
         without_grad = self._gate.without_grad
-        self._guard.run(self._guard.core, without_grad, self.tracker.after_step, update)
+        self._guard.run(self._core, without_grad, self.tracker.after_step, update)
 
     def end(self) -> None:
         """The process ends: what was begun is over."""

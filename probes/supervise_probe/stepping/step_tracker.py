@@ -103,12 +103,19 @@ class StepTracker:
         readers: Readers,
         changers: Changers,
     ) -> None:
-        self._context, self._position = context, context.position
-        self._run_all = context.guard.run_all
+        # Each is held by itself: behind a forward, one more object on the way is a cache miss.
+        self._context, self._position, self._guard = context, context.position, context.guard
+        self._torch, self._gate, self._reporter = context.torch, context.gate, context.reporter
         self._process, self._optimizers = process, optimizers
         self._extra, self._discards = extra, discards
-        self._read, self._change = readers, changers
-        self._outlets: Any = None  # `Outlets`, once the process is a rank
+        self._plan, self._batches, self._sampling, self._sampler, self._scaling = readers
+        self._rate, self._drills, self._safeguards = changers
+        self._in_force = self._safeguards.in_force
+        # Of a rank:
+        self._publisher: Any = None
+        self._commands: Any = None
+        self._skips: Any = None
+        self._handover: Any = None
         self._began = self._position.step
         self.on_time = False
         self.entries = 0
@@ -121,7 +128,7 @@ class StepTracker:
 
     def connect(self, outlets: Outlets) -> None:
         """The process is a rank from now on."""
-        self._outlets = outlets
+        self._publisher, self._commands, self._skips, self._handover = outlets
 
     def before_step(
         self, optimizer: Any, closure: bool, overflow: bool = False
@@ -130,24 +137,24 @@ class StepTracker:
 
         Returns None when this is no training step, or none that can be measured.
         """
-        context, everyone = self._context, self._optimizers.known
+        everyone = self._optimizers.known
         self.entries += 1
         known = everyone.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = Known(optimizer)
         elif known.refresh(optimizer):
-            context.registry.modules.changes += 1  # who remembers what they hold looks again
+            self._context.registry.modules.changes += 1  # who remembers what they hold looks again
         update = Update(optimizer, closure, known)
-        if not known.real or is_phantom(context.torch, update, self.accumulates):
+        if not known.real or is_phantom(self._torch, update, self.accumulates):
             return None
-        if (context.reporter.writer is None or not context.gate.on) and not self._process.open():
+        if (self._reporter.writer is None or not self._gate.on) and not self._process.open():
             return None
         key = id(optimizer)
         if key in self._round.members:
             self.close(on_time=False)
         begun, before = self._round.members, self._round.before
         late = before and not begun and not self.accumulates and key not in before
-        update.scheduled = rate_of(context.torch, optimizer)
+        update.scheduled = rate_of(self._torch, optimizer)
         self._scale_rate(optimizer)
         if late and not closure:
             self._round.joins_late(key)
@@ -163,10 +170,10 @@ class StepTracker:
 
     def _begin(self, update: Update, overflow: bool = False) -> None:
         """The optimizer belongs to the round, or is the first of a new one."""
-        safeguards, scaling = self._change.safeguards, self._read.scaling
+        safeguards, scaling = self._safeguards, self._scaling
         self._undecided = False
         members = self._round.members
-        if not members and not self._skip and safeguards.in_force.acting:
+        if not members and not self._skip and self._in_force.acting:
             self._skip = safeguards.skip.take()
         members.append(id(update.optimizer))
         self.on_time = False
@@ -176,9 +183,9 @@ class StepTracker:
             update.scale = scaling.scale()
         if not update.closure:
             self.measure(update)
-        if safeguards.in_force.acting:
+        if self._in_force.acting:
             safeguards.before_update(update)
-        self._run_all(self._read.plan.now["before_update"], update)
+        self._guard.run_all(self._plan.now["before_update"], update)
 
     def _follows(self, update: Update) -> bool:
         """No backward ran inside the closure; whether its optimizer is part of the round."""
@@ -190,7 +197,7 @@ class StepTracker:
         return False
 
     def _scale_rate(self, optimizer: Any) -> None:
-        rate, drills = self._change.rate, self._change.drills
+        rate, drills = self._rate, self._drills
         factor = rate.factor()
         if drills.active:
             factor *= drills.lr_factor()
@@ -199,39 +206,38 @@ class StepTracker:
 
     def measure(self, update: Update) -> None:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
-        read, drills = self._read, self._change.drills
+        drills = self._drills
         update.measured = True
         if self._undecided and not self._follows(update):
             return
-        read.batches.before_update(self.accumulates)
-        if read.sampler.kept is not None:
-            read.sampler.side_pass()
+        self._batches.before_update(self.accumulates)
+        if self._sampler.kept is not None:
+            self._sampler.side_pass()
         if drills.active:
             drills.before_update(update.params, update.optimizer)
         found_inf = getattr(update.optimizer, "found_inf", None)
         if found_inf is not None:
             update.found_inf = self._context.scalars.value(found_inf)
-        self._run_all(read.plan.now["measure"], update)
-        skips = self._outlets.skips
+        self._guard.run_all(self._plan.now["measure"], update)
+        skips = self._skips
         if skips.ranges and not update.skip and len(self._round.members) == 1 and skips.due():
             update.skip = self._skip = "command"
         if not update.skip:
-            self._change.safeguards.gradients(update)
+            self._safeguards.gradients(update)
             self._skip = update.skip
 
     def after_step(self, update: Update) -> None:
         """The optimizer is done; the round may be over."""
-        safeguards = self._change.safeguards
         if self._undecided:  # its closure was never called
             self._follows(update)
         self.current = None
         if not self._round.members:
             return
         self._ended_ns = monotonic_ns()
-        if safeguards.in_force.acting:
-            safeguards.after_update(update)
-        self._run_all(self._read.plan.now["after_update"], update)
-        if self._round.ends() or self._outlets.handover.ends(self._round.members):
+        if self._in_force.acting:
+            self._safeguards.after_update(update)
+        self._guard.run_all(self._plan.now["after_update"], update)
+        if self._round.ends() or self._handover.ends(self._round.members):
             self.close(on_time=True)
 
     def overflowed(self, optimizer: Any) -> None:
@@ -239,7 +245,7 @@ class StepTracker:
         try:
             update = self.before_step(optimizer, closure=False, overflow=True)
         finally:
-            self._change.rate.restore()
+            self._rate.restore()
         if update is not None:
             self.after_step(update)
 
@@ -269,45 +275,45 @@ class StepTracker:
         if self.open:
             self.close(on_time=False)
         if self.current is not None and self._undecided:
-            self._context.gate.without_grad(self._begin, self.current)
+            self._gate.without_grad(self._begin, self.current)
         if self.repeats:
             return
         again = self.accumulates and len(self._round.members) < 2
         self._discards.before_backward(again, not self._mark_ns, retains)
         self.accumulates = True
         if loss is not None:
-            self._run_all(self._read.plan.now["after_backward"], loss)
+            self._guard.run_all(self._plan.now["after_backward"], loss)
 
     def close(self, on_time: bool) -> None:
         """Make the round a step: collect, publish, count."""
         if not self._round.members:
             return
-        context, position, read, change = self._context, self._position, self._read, self._change
+        position = self._position
         self._round.close(on_time)
         self.accumulates, self._skip = False, ""
         elapsed = self._ended_ns - self._mark_ns - position.held_ns if self._mark_ns else None
         self._mark_ns, position.held_ns = self._ended_ns, 0
         step = Step(position.step, position.attempt, self._ended_ns, elapsed)
         values: Dict[str, Number] = {}
-        self._run_all(read.plan.now["collect"], step, values)
+        self._guard.run_all(self._plan.now["collect"], step, values)
         if self._extra:
             measured = values.keys() - {REPLACEABLE}
             values.update({k: v for k, v in self._extra.items() if k not in measured})
             self._extra.clear()
-        self._outlets.publisher.submit(step.number, step.attempt, step.at_ns, values)
-        context.reporter.beat("step")
-        read.scaling.step_ended()
-        change.rate.advance()
-        if change.safeguards.in_force.acting:
-            change.safeguards.step_ended()
+        self._publisher.submit(step.number, step.attempt, step.at_ns, values)
+        self._reporter.beat("step")
+        self._scaling.step_ended()
+        self._rate.advance()
+        if self._in_force.acting:
+            self._safeguards.step_ended()
         if elapsed is not None:
-            context.guard.judge(elapsed)
+            self._guard.judge(elapsed)
         position.step += 1
         self.on_time = on_time
-        change.drills.begin(position.step)
-        read.sampling.begin(position.step, self._ended_ns)
+        self._drills.begin(position.step)
+        self._sampling.begin(position.step, self._ended_ns)
         if on_time:
-            self._outlets.commands.fetch()
+            self._commands.fetch()
 
     def pass_on(self, optimizer: Any) -> None:
         """Another thread trains from now on, and has just stepped this: what was begun is over."""
