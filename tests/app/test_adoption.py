@@ -205,7 +205,7 @@ def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
     renewed = taken.past.paused_until_ns is not None
     assert renewed == (job.paused_until_ns is not None) == (died_at == "snapshot")
     assert job.asked == ([("pause", pause)] if died_at == "pause" else [])
-    assert taken.desk.state.machine == "holding" and not taken.desk.state.paused
+    assert taken.desk.state.machine == "holding" and not taken.desk.state.job.paused
     assert Past.read(run, load_policy).paused_until_ns is None
     assert_replayed(run)
 
@@ -246,7 +246,7 @@ def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
 
     assert job.asked == [("stop", 78)]
     assert job.exit_code == 78
-    assert taken.desk.state.stopping
+    assert taken.desk.state.job.stopping
     (commit,) = [r for r in kinds(run, "commit") if "stop" in r["reason"]]
     assert commit["data"]["result"]["exit_code"] == 78
 
@@ -324,7 +324,7 @@ def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, c
 
     taken = take_over(run, job)
 
-    assert taken.desk.state.over
+    assert taken.desk.state.job.over
     assert ends_with(job, taken.desk.state, taken.desk.policy) == passed_on
     reason = kinds(run, "incident")[-1]["reason"]
     assert ("job.relaunch.args --resume" in reason) is (code != 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +23,10 @@ from supervise.core.state.incident import HELD
         (75, "enforce", "restart", {}, False),
         (1, "observe", "restart", {}, False),
         (1, "enforce", None, {}, False),
-        (1, "enforce", "restart", {"stopping": True}, False),
-        (1, "enforce", "restart", {"called_off": True}, False),
-        (1, "enforce", "restart", {"step": 7, "crashes": [7]}, False),
-        (1, "enforce", "restart", {"unable": {"relaunch": "nobody said how"}}, False),
+        (1, "enforce", "restart", {"job.stopping": True}, False),
+        (1, "enforce", "restart", {"job.called_off": True}, False),
+        (1, "enforce", "restart", {"step": 7, "job.restarts.crashes": [7]}, False),
+        (1, "enforce", "restart", {"job.unable": {"relaunch": "nobody said how"}}, False),
         (1, "enforce", "restart", {"incident": SimpleNamespace(phase=HELD)}, False),
     ],
 )
@@ -35,8 +36,9 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
     """Only one that crashed, by a policy that starts it again, is worth a hurry."""
     policy = Policy("p", "sha256:0", mode, {}, (), job={"on_crash": on_crash})
     state = engine.start(policy)
-    state.unable.clear()
-    for name, value in change.items():
-        setattr(state, name, value)
+    state.job.unable.clear()
+    for path, value in change.items():
+        part, _, name = path.rpartition(".")
+        setattr(attrgetter(part)(state) if part else state, name, value)
 
     assert may_come_back(policy, state, code) is comes_back

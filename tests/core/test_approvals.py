@@ -160,8 +160,8 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
 def test_what_is_another_by_now_is_asked_for_anew(tell):
     """The world changed under the request: its yes is void."""
     story = asked(tell)
-    story.state.pending.plan = [{"verb": "reach", "args": {"far": 1}}]
-    story.state.pending.sha = "sha256:0"
+    story.state.approvals.pending.plan = [{"verb": "reach", "args": {"far": 1}}]
+    story.state.approvals.pending.sha = "sha256:0"
     said = story.say("approve", id="ask-1")
 
     assert not said.data["ok"]
@@ -195,7 +195,7 @@ def test_terms_are_found_by_verb_runbook_and_all_in_this_order(tell):
     story.frames(2.0, times=50)
     story.frames(8.0)
     assert story.actions() == []
-    assert story.state.pending.runbook == "soften"
+    assert story.state.approvals.pending.runbook == "soften"
 
 
 def test_a_rule_may_ask_in_a_policy_that_acts(tell):
@@ -207,7 +207,7 @@ def test_a_rule_may_ask_in_a_policy_that_acts(tell):
     story.frames(8.0, times=40)
 
     assert story.actions() == ["inc-1/2/0-reach", "inc-1/2/undo-conftest"]
-    assert story.state.pending.runbook == "back"
+    assert story.state.approvals.pending.runbook == "back"
 
 
 def test_a_job_that_ended_needs_no_answer(tell):
@@ -216,7 +216,7 @@ def test_a_job_that_ended_needs_no_answer(tell):
     story.send(Exited(story.at_ns, 0))
 
     assert story.kinds("approval")[0].data["what"] == "withdrawn"
-    assert story.state.over
+    assert story.state.job.over
 
 
 def test_a_request_outlives_the_supervisor(tell):
@@ -226,8 +226,8 @@ def test_a_request_outlives_the_supervisor(tell):
     for event in story.events:
         state, _ = engine.step(story.policy, state, event)
     twin = state.copy()
-    twin.pending.granted = "somebody"
-    assert state.pending.granted == ""
+    twin.approvals.pending.granted = "somebody"
+    assert state.approvals.pending.granted == ""
     story.say("approve", id="ask-1")
     state, made = engine.step(story.policy, state, story.events[-2])
 
@@ -255,7 +255,7 @@ def test_a_request_outlives_an_order(tell):
     story = asked(tell)
     story.say("pause")
     story.frames(8.0, times=30)
-    assert story.state.pending.id == "ask-1"
+    assert story.state.approvals.pending.id == "ask-1"
     assert story.state.machine == "suspect"
     assert story.say("approve", id="ask-1").data["ok"]
 
@@ -272,11 +272,11 @@ def test_what_becomes_void_while_evidence_is_taken_is_asked_for_after_it(tell):
     before = story.policy
     story.policy = replace(before, digest="sha256:1")
     story.send(Reloaded(story.at_ns, "bo", "sha256:1", "test", "approve", before.digest))
-    assert story.state.pending is None
+    assert story.state.approvals.pending is None
     story.send(Finished(story.at_ns, story.actions()[-1], True))
 
     assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1", "ask-2"]
-    assert story.state.pending.policy == "sha256:1"
+    assert story.state.approvals.pending.policy == "sha256:1"
 
 
 @pytest.mark.parametrize(

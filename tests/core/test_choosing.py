@@ -143,7 +143,7 @@ def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
     data = {"signal": "SIGINT", "final": final}
     story.send(Noticed(story.at_ns, "signal", "SIGINT was passed on", data=data))
 
-    assert story.state.over == final
+    assert story.state.job.over == final
     said = [d.reason for d in story.kinds("notify_intent")[told:]]
     assert any("ended with signal 2 at step 60" in text for text in said) == final
     reasons = [d.reason for d in story.kinds("abort")]
@@ -158,11 +158,11 @@ def test_a_worse_rule_that_fires_meanwhile_takes_no_approval_back(stopping, make
     rules = tuple(replace(r, runbook=None) if r.id == "gone" else r for r in rules)
     book = Runbook("soften", (Relaunch(rewarm=0), Verify(clear_for=5)), ("relaunch", "verify"))
     story = stopping(mode="approve", rules=rules, inhibit=(), runbooks={"soften": book})
-    pending, breach_step = story.state.pending, story.state.incident.breach_step
+    pending, breach_step = story.state.approvals.pending, story.state.incident.breach_step
     story.frames(2.0)
     story.frames(80.0)
     assert story.state.incident.breach_step != breach_step
-    assert story.state.pending.sha == pending.sha
+    assert story.state.approvals.pending.sha == pending.sha
     story.say("approve", id=pending.id)
 
     assert story.actions()[-1].endswith("relaunch")

@@ -24,7 +24,7 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
     assert len(story.kinds("note", "settled")) == 1
     told = [d.data["message"]["title"] for d in story.kinds("notify_intent")[before:]]
     assert any("flaps no more" in title for title in told)
-    assert not story.state.flapping
+    assert not story.state.rules.flapping
 
 
 def test_one_that_flaps_in_silence_settles_in_silence(tell):
@@ -34,7 +34,7 @@ def test_one_that_flaps_in_silence_settles_in_silence(tell):
     story.frames(*[4.9, 5.1] * 100)
     story.frames(2.0, times=900)
 
-    assert not story.state.flapping
+    assert not story.state.rules.flapping
     assert not story.kinds("note", "settled")
 
 
@@ -48,7 +48,7 @@ def test_an_advisory_rule_that_mutes_another_clears_as_it_would(tell):
         story.frames(2.0, grad=1.0)
     story.frames(99.0)
 
-    assert "grad" in story.state.flapping
+    assert "grad" in story.state.rules.flapping
     assert [d.rule for d in story.kinds("rule", "fired")][-1] == "gone"
     assert not [d for d in story.kinds("suppressed") if d.rule == "gone"]
 

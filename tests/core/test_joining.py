@@ -131,7 +131,7 @@ def test_what_is_not_tried_again_is_not_promised(slow):
         save(story, name, step, ok=False)
     story.send(Exited(story.at_ns, 137))
 
-    assert story.state.over
+    assert story.state.job.over
     assert not [m for m in messages(story) if "tried again" in m["next"]]
     assert "the job has ended" in messages(story)[-2]["next"]
 

@@ -122,7 +122,7 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
         assert story.kinds("abort", "refused")
         assert "tried again" not in messages(story)[0]["next"]
         evidence(story)
-        if "portable" not in story.state.unable:
+        if "portable" not in story.state.job.unable:
             told(story, "a", 0)
         assert story.actions() == [FIRST]
 
@@ -155,7 +155,7 @@ def test_people_are_asked_where_they_are_to_be(refused):
     evidence(story)
     told(story, "a", 39)
 
-    assert story.state.pending is not None
+    assert story.state.approvals.pending is not None
     assert not [action for action in story.actions() if action.endswith("relaunch")]
 
 
@@ -187,4 +187,4 @@ def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
             told(story, "a", 39)
 
         assert (story.actions() == [FIRST]) == late
-        assert story.state.over == late
+        assert story.state.job.over == late

@@ -44,7 +44,7 @@ def test_a_crash_is_answered_and_the_run_goes_on(tell):
         "SEV1 the job ended with signal 9 at step 49"
     )
     assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
-    assert (story.state.over, story.state.machine) == (False, "acting")
+    assert (story.state.job.over, story.state.machine) == (False, "acting")
     relaunched(story, 40)
     story.frames(2.0, times=40)
 
@@ -52,7 +52,7 @@ def test_a_crash_is_answered_and_the_run_goes_on(tell):
     assert story.state.machine == "nominal"
     assert "recovered" in story.kinds("incident", "closed")[0].reason
     story.send(Exited(story.at_ns, 0))
-    assert (story.state.over, story.state.machine) == (True, "halted")
+    assert (story.state.job.over, story.state.machine) == (True, "halted")
 
 
 @pytest.mark.parametrize("code", [0, -2, -15, -1, -10, 130, 143, 125, 64, 75, 78])
@@ -61,7 +61,7 @@ def test_an_end_that_somebody_meant_is_the_end(tell, code):
     story = crashing(tell)
     story.send(Exited(story.at_ns, code))
 
-    assert story.state.over
+    assert story.state.job.over
     assert story.actions() == []
 
 
@@ -71,10 +71,10 @@ def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
     story.send(Exited(story.at_ns, -9))
     story.send(Exited(story.at_ns, -9))
     assert story.kinds("note", "relaunching")
-    assert not story.state.over
+    assert not story.state.job.over
     story.send(Finished(story.at_ns, story.actions()[-1], False, {}, "the checkpoint vanished"))
 
-    assert story.state.over
+    assert story.state.job.over
     assert story.state.machine == "halted"
     message = story.kinds("notify_intent")[-1].data["message"]
     assert "not started again: inc-1/1/1-relaunch failed: the checkpoint" in message["verdict"]
@@ -88,7 +88,7 @@ def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
     story.frames(2.0, times=9)
     story.send(Exited(story.at_ns, 1))
 
-    assert story.state.over
+    assert story.state.job.over
     message = story.kinds("notify_intent")[-1].data["message"]
     assert "it ended at step 49 before, and made no progress" in message["verdict"]
 
@@ -97,20 +97,20 @@ def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
     relaunched(story, 40)
     story.frames(2.0, times=12)
     story.send(Exited(story.at_ns, 1))
-    assert not story.state.over
+    assert not story.state.job.over
 
 
 def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
     """Three starts for one farthest step; beyond it they count from the beginning."""
     story = crashing(tell, budgets={})
     for step in (49, 44, 45, 58, 54, 52, 50):
-        assert not story.state.over
+        assert not story.state.job.over
         story.frames(2.0, times=max(0, step - story.step))
         story.send(Exited(story.at_ns, 1))
-        if not story.state.over:
+        if not story.state.job.over:
             relaunched(story, 40)
 
-    assert story.state.over
+    assert story.state.job.over
     assert len([key for key in story.actions() if "relaunch" in key]) == 6
     message = story.kinds("notify_intent")[-1].data["message"]
     assert "it ended 3 times, and never went beyond step 58" in message["verdict"]
@@ -137,7 +137,7 @@ def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     digest = story.policy.digest
     story.send(Reloaded(story.at_ns, "bo", digest, "test", "enforce", digest))
 
-    assert story.state.unable["relaunch"] == "the end of the job was asked for"
+    assert story.state.job.unable["relaunch"] == "the end of the job was asked for"
 
 
 def test_a_spent_budget_ends_the_run(tell):
@@ -148,7 +148,7 @@ def test_a_spent_budget_ends_the_run(tell):
     story.frames(2.0, times=60)
     story.send(Exited(story.at_ns, 1))
 
-    assert story.state.over
+    assert story.state.job.over
     assert "held" not in [d.data["what"] for d in story.kinds("incident")]
     message = story.kinds("notify_intent")[-1].data["message"]
     assert "budget restart is spent (1 of 1)" in message["verdict"]
@@ -161,7 +161,7 @@ def test_a_crash_without_a_checkpoint_ends_the_run_with_the_reason(tell):
     story.send(Exited(story.at_ns, 1))
 
     assert story.actions() == ["inc-1/1/0-snapshot"]
-    assert story.state.over
+    assert story.state.job.over
     assert "again: relaunch: no good checkpoint" in story.kinds("incident", "closed")[0].reason
 
 
@@ -183,7 +183,7 @@ def test_where_nothing_acts_a_crash_is_the_end(tell, mode):
     story = crashing(tell, mode=mode)
     story.send(Exited(story.at_ns, 1))
 
-    assert story.state.over
+    assert story.state.job.over
     assert story.kinds("suppressed")[-1].data["runbook"] == "again"
 
 
@@ -194,7 +194,7 @@ def test_in_a_hold_a_person_is_needed_also_after_a_crash(tell):
     assert story.state.machine == "holding"
     story.send(Exited(story.at_ns, 1))
 
-    assert story.state.over
+    assert story.state.job.over
     assert "inc-1 was held" in story.kinds("notify_intent")[-1].data["message"]["verdict"]
 
 
@@ -204,9 +204,9 @@ def test_a_crash_may_have_to_be_asked_for(tell):
         story = crashing(tell, mode="approve")
         story.send(Exited(story.at_ns, 1))
         story.tick()
-        assert not story.state.over
+        assert not story.state.job.over
         story.say(word, id="ask-1")
-        assert story.state.over == (word == "deny")
+        assert story.state.job.over == (word == "deny")
         assert story.actions()[-1].endswith("relaunch") == (word == "approve")
 
 
@@ -286,7 +286,7 @@ def test_a_runbook_that_starts_the_job_again_goes_on_when_it_crashes_meanwhile(t
     story.send(Finished(story.at_ns, "inc-1/1/1-snapshot", True))
 
     assert story.actions()[-1] == "inc-1/1/2-relaunch"
-    assert not story.state.over
+    assert not story.state.job.over
 
 
 @pytest.mark.parametrize(

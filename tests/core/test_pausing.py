@@ -52,7 +52,7 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
     """The step under way comes to its end, no other follows, no resume; the incident is held."""
     story = waiting(verb)
     end_pause(story)
-    assert not story.state.paused
+    assert not story.state.job.paused
     why = withdrawal.withdrawn(story.policy, story.state)
     assert why == (pausing.UNPAUSED if withdrawn else "")
     asked = story.actions()
@@ -71,7 +71,7 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
     story.send(Finished(story.at_ns, story.actions()[-1], True, {"paused_step": 50}))
 
     assert [action.rpartition("/")[2] for action in story.actions()] == ["0-pause", "undo-resume"]
-    assert story.state.machine == "holding" and not story.state.paused
+    assert story.state.machine == "holding" and not story.state.job.paused
 
 
 def test_a_pause_that_ended_before_the_newest_one_ends_nothing(waiting):
@@ -79,7 +79,7 @@ def test_a_pause_that_ended_before_the_newest_one_ends_nothing(waiting):
     story = waiting("pause")
     end_pause(story, "inc-0/1/0-pause")
 
-    assert story.state.paused
+    assert story.state.job.paused
     assert not messages(story)[1:]
 
 

@@ -190,7 +190,7 @@ def test_no_reload_refunds_a_budget(tell):
         load(story, replace(story.policy, budgets={"all": Budget(2, per_steps=1000)}))
     assert len(story.actions()) == 2
 
-    story.state.floor = None
+    story.state.history.floor = None
     story.frames(2.0, times=600)
     story.frames(99.0)
 
@@ -221,8 +221,8 @@ def test_rungs_are_found_again_on_another_ladder(tell):
     assert story.state.incident.rung == 0
     load(story, replace(story.policy, ladder=Ladder(("back", "soften", "hold"))))
     assert story.state.incident.rung == 1
-    assert story.state.cooldown["spike"][1] == 1
-    assert story.state.floor[0] == 1
+    assert story.state.history.cooldown["spike"][1] == 1
+    assert story.state.history.floor[0] == 1
 
     load(story, replace(story.policy, ladder=Ladder(("back",))))
     assert story.state.incident.rung == 1  # `soften` is gone: as many rungs were tried
@@ -261,11 +261,11 @@ def test_what_was_muted_is_offered_when_nothing_mutes_it_any_more(tell):
     story = tell()
     story.frames(2.0, times=20)
     story.frames(99.0)
-    assert "spike" in story.state.muted
+    assert "spike" in story.state.rules.muted
     load(story, replace(story.policy, inhibit=()))
     story.frames(99.0)
 
-    assert "spike" not in story.state.muted
+    assert "spike" not in story.state.rules.muted
     assert "spike" in story.state.incident.rules
 
 
@@ -276,7 +276,7 @@ def test_what_was_muted_and_starts_anew_waits_for_its_next_breach(tell):
     story.frames(99.0)
     rules = (replace(story.policy.rules[0], severity="SEV2"), *story.policy.rules[1:])
     load(story, replace(story.policy, inhibit=(), rules=rules))
-    assert story.state.muted == {}
+    assert story.state.rules.muted == {}
     story.frames(2.0)
 
     assert "spike" not in story.state.incident.rules

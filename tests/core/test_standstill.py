@@ -66,7 +66,7 @@ def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
     assert stop["args"]["if_idle_s"] > 0.0, "one that works is not ended"
     story.send(Exited(story.at_ns, -15))
     story.send(Finished(story.at_ns, stop["id"], True, {"exit_code": 78, "returncode": -15}))
-    assert story.state.over
+    assert story.state.job.over
     last = messages(story)[-1]
     assert last["title"] == "stopped by policy at step 49"
     assert last["why"].endswith(given_up["verdict"])

@@ -69,8 +69,8 @@ def test_two_troubles_in_two_shards_make_none(story):
     """Different data each time."""
     feed(story, 0, 10060, bad=(5005, 9606))
 
-    assert story.state.incidents == 2
-    assert story.state.blame.suspects() == ()
+    assert story.state.history.opened == 2
+    assert story.state.context.blame.suspects() == ()
 
 
 def test_a_state_that_was_copied_blames_the_same(story):
@@ -79,11 +79,11 @@ def test_a_state_that_was_copied_blames_the_same(story):
     kept = story.state.copy()
     story.attempt = 1
     feed(story, 9580, 9607, bad=(9606,))
-    before = story.state.blame.account("960.tar")
+    before = story.state.context.blame.account("960.tar")
     story.state = kept
     feed(story, 9580, 9607, bad=(9606,))
 
-    assert story.state.blame.account("960.tar") == before
+    assert story.state.context.blame.account("960.tar") == before
 
 
 # ── onsets of one incident ────────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ def epochs(story, first, last, bad):
 
 
 def told_of(story, name="37.tar"):
-    told = story.state.blame.account(name)
+    told = story.state.context.blame.account(name)
     return told["blamed"], told["troubles"]
 
 
@@ -131,7 +131,7 @@ def test_each_epoch_of_a_held_incident_is_evidence(held):
 
     epochs(held, 2 * EPOCH, 3 * EPOCH, bad)
 
-    assert held.state.incidents == 1 and held.state.incident.phase == "held"
+    assert held.state.history.opened == 1 and held.state.incident.phase == "held"
     assert where(held).suspects == ("37.tar",)
     (note,) = held.kinds("note", "blame")
     assert note.step == 1573 and "37.tar (3 of 3" in note.reason
@@ -172,8 +172,8 @@ def test_windows_never_overlap(tell, again, troubles):
     )
     epochs(held, 0, EPOCH, {373, 374, again, again + 1})
 
-    assert len(held.kinds("rule", "fired")) == 2 and held.state.incidents == 1
-    assert len(held.state.blame._troubles) == troubles
+    assert len(held.kinds("rule", "fired")) == 2 and held.state.history.opened == 1
+    assert len(held.state.context.blame._troubles) == troubles
 
 
 def test_what_was_advisory_gives_way_to_what_acts(held):
@@ -198,7 +198,7 @@ def test_a_trouble_that_comes_back_while_it_is_watched_counts(tell):
     story.attempt = 1
     epochs(story, 365, 384, {373, 377})
 
-    assert story.state.incidents == 1 and story.state.incident.run is not None
+    assert story.state.history.opened == 1 and story.state.incident.run is not None
     assert told_of(story) == (2, 2)
 
 
@@ -230,8 +230,8 @@ def test_healthy_shards_of_one_long_incident_are_hardly_ever_blamed(tell):
         starts = [chance.randrange(20, 2 * EPOCH) for _ in range(8)]
         bad = {start + k for start in starts for k in (0, 2, 9, 11, 18)}
         epochs(held, 0, 2 * EPOCH, bad)
-        assert held.state.incidents == 1
-        told += len(held.state.blame._troubles)
+        assert held.state.history.opened == 1
+        told += len(held.state.context.blame._troubles)
         wrong += bool(held.kinds("note", "blame"))
 
     assert wrong <= 2

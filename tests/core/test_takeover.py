@@ -84,7 +84,7 @@ def test_a_request_waits_on_and_can_be_answered(tell):
     story.frames(8.0)
     adopt(story)
     story.tick()
-    assert story.state.pending.id == "ask-1"
+    assert story.state.approvals.pending.id == "ask-1"
 
     assert story.say("approve", id="ask-1").data["ok"]
     assert len(story.actions()) == 1

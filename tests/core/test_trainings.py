@@ -220,7 +220,7 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     assert not withdrawal.withdrawn(story.policy, story.state)
     story.send(Finished(story.at_ns, "inc-2/1/0-stop", True, {"exit_code": 75}))
     story.send(Exited(story.at_ns, -15))
-    assert story.state.over
+    assert story.state.job.over
     assert messages(story)[-1]["title"] == "stopped by anna at step 39"
 
 

@@ -110,9 +110,9 @@ def test_a_copy_has_its_own_checkpoints(tell):
     save(story, "a", 30)
     twin = story.state.copy()
     save(story, "a", 30, ok=False)
-    story.state.silenced["spike"] = (9, "anna")
-    story.state.crashes.append(3)
+    story.state.rules.silenced["spike"] = (9, "anna")
+    story.state.job.restarts.crashes.append(3)
 
     assert [found.id for found in twin.checkpoints.good()] == ["a"]
-    assert not twin.silenced
-    assert not twin.crashes
+    assert not twin.rules.silenced
+    assert not twin.job.restarts.crashes

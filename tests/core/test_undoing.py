@@ -209,7 +209,7 @@ def test_what_was_refused_was_not_tried(tell):
     for _ in range(4):
         story.frames(8.0, *[2.0] * 60)
         assert story.state.incident is None
-    story.state.unable.clear()
+    story.state.job.unable.clear()
     story.frames(8.0)
 
     assert [label[2:] for label in labels(story)] == ["0-touch"] * 4 + ["0-rollback"]

@@ -153,7 +153,7 @@ def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(stalling):
     job = stalling(approvals={"stop": Approval()})
     for _ in range(125):
         job.second(step=False)
-    request = job.story.state.pending.id
+    request = job.story.state.approvals.pending.id
     for _ in range(3):
         job.second(step=True)
     job.story.say("approve", id=request)
@@ -209,7 +209,7 @@ def test_a_rule_that_cleared_asks_for_nothing_any_more(high):
 
     assert story.actions() == [snapshot]
     assert story.kinds("abort")[0].reason == f"fix withdrawn: {withdrawal.CLEARED}"
-    assert story.state.tried == {} and story.state.cooldown == {}
+    assert story.state.history.tried == {} and story.state.history.cooldown == {}
     story.frames(9.0)
     assert len(story.actions()) == 2, "it may be asked for again at once"
 

@@ -184,7 +184,7 @@ def test_several_ranks_refuse_what_cannot_be_done_together(tell):
     """The reason of the action itself."""
     story = tell()
     story.frames(2.0, times=20)
-    story.state.world_size = 2
+    story.state.job.world_size = 2
 
     assert "2 ranks cannot be changed at the same step" in story.say("pause").data["answer"]
 

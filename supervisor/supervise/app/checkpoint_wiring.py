@@ -62,12 +62,13 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
 
     The engine decides that once it knows of the end; here it is only about being in time.
     """
-    able = policy.mode in ACTING_MODES and "relaunch" not in state.unable
+    job = state.job
+    able = policy.mode in ACTING_MODES and "relaunch" not in job.unable
     if not returncode or not policy.job.get("on_crash") or not able:
         return False
-    meant = state.stopping or state.called_off or returncode in (*ASKED, *MEANT)
+    meant = job.stopping or job.called_off or returncode in (*ASKED, *MEANT)
     held = state.incident is not None and state.incident.phase == HELD
-    return not (meant or held or state.step in state.crashes)
+    return not (meant or held or state.step in job.restarts.crashes)
 
 
 def take_up(guard: Guard, past: Past, policy: Policy) -> None:
@@ -89,5 +90,5 @@ def moment(desk: Desk) -> Moment:
         values = {name: value for name, value in pairs if value is not None}
     known = state.checkpoints
     return Moment(
-        state.step, state.attempt, values, known.suspects(), state.world_size, known.on_trial()
+        state.step, state.attempt, values, known.suspects(), state.job.world_size, known.on_trial()
     )

@@ -112,8 +112,8 @@ class App:
         own = self._called_off or self._orphans.left or self._orphans.ended_well
         by_policy = None if own else ends_with(self.control, state, policy)
         returncode = process.returncode or 0
-        if process.unknown and state.returncode is not None:
-            returncode = state.returncode  # a supervisor before us saw it
+        if process.unknown and state.job.returncode is not None:
+            returncode = state.job.returncode  # a supervisor before us saw it
         return exit_code(returncode) if by_policy is None else by_policy
 
     def close(self, outbox: Outbox, code: int) -> None:
@@ -223,7 +223,7 @@ class App:
         if final and self.desk.performing == "relaunch":
             self._round(control)  # the engine may not have heard of it yet
             self._called_off = True
-        return final or self.desk.state.over
+        return final or self.desk.state.job.over
 
     def _outlived(self, process: Process) -> bool:
         """Whether others of the job train on without its first process, and nobody ends them."""
@@ -384,7 +384,7 @@ class App:
             control.replace(process)
         self._launcher.write_down()
         self._machine.begin_anew()
-        if self.desk.state.launched != launch.attempt:  # else a supervisor before us told it
+        if self.desk.state.job.launched != launch.attempt:  # else a supervisor before us told it
             self._launched(process, launch.attempt)
         return process.pid
 

@@ -68,7 +68,7 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
     before = 0
     for piece in pieces:
         names.update(piece.names)
-        before += _fold(policy, events_of(piece), outcome, before).incidents
+        before += _fold(policy, events_of(piece), outcome, before).history.opened
         leader = min(row[1] for row in piece.rows)
         steps = [row[0] for row in piece.rows if row[1] == leader]
         outcome.pieces.append((min(steps), max(steps), len(steps)))

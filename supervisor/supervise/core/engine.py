@@ -45,6 +45,7 @@ from .model.events import (
 from .model.policy import HOLD, Policy, Rule
 from .runbooks import checkpoint_choice, runner, verification
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
+from .state.job_life import JobLife
 from .state.run_state import State, Turn
 
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
@@ -53,7 +54,7 @@ UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as m
 
 def start(policy: Policy) -> State:
     """Return the state before the first event."""
-    return State(unable=dict(policy.unable))
+    return State(job=JobLife(unable=dict(policy.unable)))
 
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
@@ -91,7 +92,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         job_lifecycle.exited(turn, event)
     elif isinstance(event, Reloaded):
         policy_reload.take(turn, event)
-    if state.returncode is not None:
+    if state.job.returncode is not None:
         job_lifecycle.conclude(turn)
     return state, turn.close()
 
@@ -113,13 +114,13 @@ def _announced(turn: Turn, event: Announced) -> None:
     if bank.replaced(event.program):
         session_change.another(turn, bank, event)
     bank.announce(event.names, event.program)
-    state.blame.announced(rank, event.names, event.program)
-    state.world_size = event.world_size
+    state.context.blame.announced(rank, event.names, event.program)
+    state.job.world_size = event.world_size
 
 
 def _frame(turn: Turn, frame: Frame) -> None:
     state, rank, step = turn.state, frame.rank, frame.step
-    if frame.attempt < state.launched:  # of a process that has ended, read late
+    if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
     bank = state.banks.get(rank) or _bank(turn, rank)
     leads = not rank or (leader := state.leader()) is None or rank <= leader
@@ -128,13 +129,14 @@ def _frame(turn: Turn, frame: Frame) -> None:
         state.step, state.attempt = step, frame.attempt
     if state.machine == state_machine.LAUNCHING:
         turn.move("first_frame", f"first frame, step {step} of rank {rank}")
-    if rank in state.blame.columns:
-        state.blame.feed(frame, calm=data_suspicion.calm(state))
+    blame = state.context.blame
+    if rank in blame.columns:
+        blame.feed(frame, calm=data_suspicion.calm(state))
     if step > bank.step + 1 and frame.attempt == bank.attempt and bank.step >= 0:
         _jump(turn, bank, frame)
     bank.lost = 0
     moved = bank.feed(frame, state.pace)
-    seen = state.pace - state.began
+    seen = state.pace - state.history.began
     if state.machine == state_machine.WARMING and seen >= turn.policy.warmup_steps:
         turn.move("ready", f"{seen} frames seen")
     if bank.notes:
@@ -143,9 +145,9 @@ def _frame(turn: Turn, frame: Frame) -> None:
         data_suspicion.watch(turn, bank, state.incident)
     if moved:
         rule_fired.moved(turn, bank, rank, moved)
-    if state.muted:
+    if state.rules.muted:
         rule_fired.unmuted(turn, bank)
-    if state.flapping and leads:
+    if state.rules.flapping and leads:
         flapping.settled(turn)
     incident = state.incident
     if incident is not None and incident.waiting:
@@ -208,11 +210,12 @@ def _waited(turn: Turn) -> None:
 
 def _notes(turn: Turn, bank: Bank) -> None:
     state, incident = turn.state, turn.state.incident
+    noted = state.rules.noted
     for name, note in bank.notes:
         kind = str(note.get("kind", "note"))
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
-        if state.pace >= state.noted.get((name, kind), 0):
-            state.noted[name, kind] = state.pace + NOTE_STEPS
+        if state.pace >= noted.get((name, kind), 0):
+            noted[name, kind] = state.pace + NOTE_STEPS
             turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)

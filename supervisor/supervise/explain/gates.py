@@ -70,7 +70,7 @@ def _incident(rule: Rule, policy: Policy, state: State) -> Iterator[tuple[str, s
 
 
 def _cooldown(rule: Rule, state: State) -> Iterator[tuple[str, str]]:
-    last = state.cooldown.get(rule.id)
+    last = state.history.cooldown.get(rule.id)
     if last is None:
         return
     since = state.pace - last[0]
@@ -87,9 +87,7 @@ def _cooldown(rule: Rule, state: State) -> Iterator[tuple[str, str]]:
 def _runbook(rule: Rule, policy: Policy, state: State) -> Iterator[tuple[str, str]]:
     """Say which budget is spent, and which action cannot work here."""
     assert rule.runbook is not None
-    floor = -1
-    if state.floor is not None and state.pace - state.floor[1] < policy.ladder.reset_after_steps:
-        floor = state.floor[0]
+    floor = escalation.floor(policy.ladder, state.history.floor, state.pace)
     name, _ = escalation.entry(policy.ladder, rule.runbook, floor)
     if name != rule.runbook:
         yield "ladder", f"after the last incident the ladder begins with {name}"
@@ -97,8 +95,8 @@ def _runbook(rule: Rule, policy: Policy, state: State) -> Iterator[tuple[str, st
         yield "hold", "it would only have held the run for a person"
         return
     book = policy.runbooks[name]
-    where = Aim("none", state.step, state.step, state.attempt, state.world_size, rule.severity,
-                state.unable)  # fmt: skip
+    where = Aim("none", state.step, state.step, state.attempt, state.job.world_size, rule.severity,
+                state.job.unable)  # fmt: skip
     for verb, action in zip(book.verbs, book.steps, strict=True):
         try:
             action.aim(where)

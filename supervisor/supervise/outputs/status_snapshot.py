@@ -31,6 +31,7 @@ def snapshot(
         ranks: per rank `pid`, `phase`, `seen_ns` and the probe's `status`.
         trouble: why decisions cannot be recorded, None while all is well.
     """
+    pending = state.approvals.pending
     found: dict[str, Any] = {
         "state": state.machine,
         "mode": policy.mode,
@@ -38,10 +39,10 @@ def snapshot(
         "tier": tier,
         "step": state.step,
         "attempt": state.attempt,
-        "world_size": state.world_size,
-        "incidents": {"opened": state.incidents, "open": _open(state.incident)},
-        "approvals": [] if state.pending is None else [_request(state.pending, now_ns)],
-        "silenced": {rule: who for rule in state.silenced if (who := state.silence(rule))},
+        "world_size": state.job.world_size,
+        "incidents": {"opened": state.history.opened, "open": _open(state.incident)},
+        "approvals": [] if pending is None else [_request(pending, now_ns)],
+        "silenced": {rule: who for rule in state.rules.silenced if (who := state.silence(rule))},
         "checkpoints_good": [found.id for found in state.checkpoints.good()][-3:],
         "budgets": state.ledger.usage(policy.budgets, state.pace, state.at_ns),
         "rules": rules(policy, state),
@@ -126,7 +127,7 @@ def rules(policy: Policy, state: State) -> dict[str, str]:
     for r, rule in enumerate(policy.rules):
         watches = [bank.rules[r] for bank in state.banks.values()]
         if any(watch.firing for watch in watches):
-            found[rule.id] = "flapping" if rule.id in state.flapping else "firing"
+            found[rule.id] = "flapping" if rule.id in state.rules.flapping else "firing"
         elif any(watch.blind for watch in watches):
             found[rule.id] = "blind"
         elif not any(bank.active(r) for bank in state.banks.values()):

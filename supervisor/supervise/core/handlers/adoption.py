@@ -22,8 +22,9 @@ def take(turn: Turn, event: Adopted) -> None:
     state = turn.state
     for bank in state.banks.values():
         bank.awake(event.at_ns)
-    if state.pending is not None:
-        state.pending.deadline_ns += event.unwatched_ns
+    pending = state.approvals.pending
+    if pending is not None:
+        pending.deadline_ns += event.unwatched_ns
     run = state.incident.run if state.incident is not None else None
     if run is not None:
         run.verify_ns = event.at_ns

@@ -7,6 +7,7 @@ from ..model.action import Refused
 from ..model.approval_request import Pending
 from ..model.events import Told
 from ..runbooks import runner
+from ..state.approval_log import ApprovalLog
 from ..state.incident import Incident
 from ..state.run_state import Turn
 from .operator_actions import Answer
@@ -19,7 +20,7 @@ def approve(turn: Turn, event: Told) -> Answer:
     """
     pending, incident = _request(turn, event)
     if pending is None or incident is None:
-        return _late(turn, event, "approved")
+        return _late(turn.state.approvals, event, "approved")
     if pending.granted:
         return Answer(f"{pending.id} was approved by {pending.granted} already")
     stale = approvals.stale(turn, incident, pending)
@@ -38,7 +39,7 @@ def deny(turn: Turn, event: Told) -> Answer:
     """Do not let it run; the incident is held, as a person has taken it over."""
     pending, incident = _request(turn, event)
     if pending is None or incident is None:
-        return _late(turn, event, "denied")
+        return _late(turn.state.approvals, event, "denied")
     if pending.granted:
         raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
     text = f"{pending.id} is denied: {pending.runbook} does not run, {incident.id} is held"
@@ -47,7 +48,7 @@ def deny(turn: Turn, event: Told) -> Answer:
 
 def unanswered(turn: Turn) -> None:
     """Decide a request that nobody answered in time as the policy says."""
-    state, incident, pending = turn.state, turn.state.incident, turn.state.pending
+    state, incident, pending = turn.state, turn.state.incident, turn.state.approvals.pending
     if pending is None or incident is None or pending.granted:
         return
     if state.at_ns < pending.deadline_ns:
@@ -70,7 +71,7 @@ def again(turn: Turn, why: str) -> None:
 
 def _request(turn: Turn, event: Told) -> tuple[Pending | None, Incident | None]:
     """Return the request that is meant, and its incident; None when it does not wait."""
-    state, pending = turn.state, turn.state.pending
+    state, pending = turn.state, turn.state.approvals.pending
     if pending is None or event.args.get("id") != pending.id:
         return None, None
     sha = str(event.args.get("sha") or "")
@@ -79,8 +80,8 @@ def _request(turn: Turn, event: Told) -> tuple[Pending | None, Incident | None]:
     return pending, state.incident
 
 
-def _late(turn: Turn, event: Told, what: str) -> Answer:
-    text, well = approvals.late(turn.state, str(event.args.get("id")), what)
+def _late(requests: ApprovalLog, event: Told, what: str) -> Answer:
+    text, well = approvals.late(requests, str(event.args.get("id")), what)
     return Answer(text, ok=well)
 
 

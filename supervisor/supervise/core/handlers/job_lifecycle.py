@@ -15,7 +15,8 @@ from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, runner, verification
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident, Run
-from ..state.run_state import CALLED_OFF, State, Turn
+from ..state.job_life import CALLED_OFF, Restarts
+from ..state.run_state import State, Turn
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
@@ -30,16 +31,16 @@ CRASHES = 3  # without going beyond the farthest of them, and no more starts; pr
 
 def launched(turn: Turn, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
-    state = turn.state
-    state.returncode, state.ended, state.stays = None, False, ""
-    state.launched = event.attempt
+    state, job = turn.state, turn.state.job
+    job.returncode, job.ended, job.stays = None, False, ""
+    job.launched = event.attempt
     if state.incident is not None:
         state.incident.over = ""  # it was taken back from a training that had just begun
     state.checkpoints.launched(event.attempt)
     for bank in state.banks.values():
         bank.leave()
     for verb in ("rollback", "portable"):  # of the process that is gone
-        state.unable.pop(verb, None)
+        job.unable.pop(verb, None)
     if event.attempt:
         turn.say("note", f"the job was started again as attempt {event.attempt}", what="launched",
                  pid=event.pid)  # fmt: skip
@@ -47,7 +48,7 @@ def launched(turn: Turn, event: Launched) -> None:
 
 def noticed(turn: Turn, event: Noticed) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
-    state = turn.state
+    state, job = turn.state, turn.state.job
     turn.say(
         "note", event.message, what=event.kind, rank=event.rank, at_step=event.step,
         about=dict(event.data),
@@ -56,12 +57,12 @@ def noticed(turn: Turn, event: Noticed) -> None:
         for bank in state.banks.values():
             bank.awake(event.at_ns)
     if event.kind == "shard":
-        state.blame.named(event.rank, event.data.get("shards"))
+        state.context.blame.named(event.rank, event.data.get("shards"))
     if event.kind == "signal" and event.data.get("final"):
-        state.called_off = True
-        state.interrupted |= bool(event.data.get("typed"))
-        state.unable["relaunch"] = CALLED_OFF
-        if state.returncode is not None and _relaunching(state) is not None:
+        job.called_off = True
+        job.interrupted |= bool(event.data.get("typed"))
+        job.unable["relaunch"] = CALLED_OFF
+        if job.returncode is not None and _relaunching(state) is not None:
             _ended(turn)
     if event.kind == "checkpoint":
         opening.checkpoint(turn, event.data)
@@ -74,10 +75,10 @@ def noticed(turn: Turn, event: Noticed) -> None:
         checkpoint_choice.again(turn)
     verb, _, how = event.kind.rpartition("-")
     if how == "unavailable":  # rollback, relaunch; portable: savepoints for another process
-        state.unable[verb] = event.message
+        job.unable[verb] = event.message
         resume = (turn.policy.job.get("relaunch") or {}).get("resume")
         if verb == "rollback" and resume == "savepoint":
-            state.unable["portable"] = event.message
+            job.unable["portable"] = event.message
     if event.kind in ("probe-off", "segment-fault"):
         for rank, bank in state.banks.items():
             bank.deaf |= event.rank is None or event.rank == rank
@@ -89,7 +90,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
     if event.kind in ("orphans", "orphans-left"):
         gone = event.kind == "orphans-left"
         if gone:  # a start would end them first
-            state.unable["relaunch"] = event.message
+            job.unable["relaunch"] = event.message
         turn.tell(
             "SEV1" if gone else "SEV2",
             event.message,
@@ -106,10 +107,10 @@ def noticed(turn: Turn, event: Noticed) -> None:
 def exited(turn: Turn, event: Exited) -> None:
     """The job's processes are gone; what is under way comes to its end before that is answered."""
     state, incident = turn.state, turn.state.incident
-    state.returncode = event.returncode
+    state.job.returncode = event.returncode
     if incident is not None:
         incident.standing.clear()  # it ended with the process
-    if _relaunching(state) is not None and not (state.called_off or _started(state)):
+    if _relaunching(state) is not None and not (state.job.called_off or _started(state)):
         turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
     else:
         _ended(turn)
@@ -124,7 +125,7 @@ def _relaunching(state: State) -> str | None:
 def _started(state: State) -> bool:
     """Return whether what the relaunch under way starts runs already, or did."""
     run = state.incident.run if state.incident is not None else None
-    return run is not None and run.args.get("attempt") == state.launched
+    return run is not None and run.args.get("attempt") == state.job.launched
 
 
 def failed_start(state: State) -> bool:
@@ -132,23 +133,24 @@ def failed_start(state: State) -> bool:
 
     An end that was asked for, by a signal too, is no failure.
     """
-    seen = any(bank.attempt >= state.launched for bank in state.banks.values())
-    asked = state.stopping or state.called_off or state.returncode in ASKED
-    return bool(state.launched and state.returncode) and not (seen or asked)
+    job = state.job
+    seen = any(bank.attempt >= job.launched for bank in state.banks.values())
+    asked = job.stopping or job.called_off or job.returncode in ASKED
+    return bool(job.launched and job.returncode) and not (seen or asked)
 
 
 def _ended(turn: Turn) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = turn.state, _relaunching(turn.state)
-    if relaunch is not None and state.called_off:
+    if relaunch is not None and state.job.called_off:
         turn.say("abort", f"{relaunch} failed: the end of the job was asked for meanwhile",
                  action={"id": relaunch})  # fmt: skip
     approvals.settle(turn, "withdrawn", f"the job {_how(state)}")
-    state.ended = True
+    state.job.ended = True
 
 
 def _how(state: State) -> str:
-    code = state.returncode or 0
+    code = state.job.returncode or 0
     return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
 
 
@@ -165,8 +167,8 @@ def _given(turn: Turn) -> str:
 
 def crashed(state: State) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
-    code = state.returncode
-    meant = state.stopping or state.called_off or code in ASKED or code in MEANT
+    code = state.job.returncode
+    meant = state.job.stopping or state.job.called_off or code in ASKED or code in MEANT
     return bool(code) and not meant
 
 
@@ -176,28 +178,27 @@ def _awaited(state: State, run: Run, name: str) -> bool:
     Args:
         name: the runbook that is to follow, "" for none.
     """
-    if run.waiting_for is None or state.stopping or state.called_off:
+    if run.waiting_for is None or state.job.stopping or state.job.called_off:
         return False
-    return bool(name) or not state.ended or "relaunch" in run.runbook.verbs[run.index :]
+    return bool(name) or not state.job.ended or "relaunch" in run.runbook.verbs[run.index :]
 
 
 def _answer(turn: Turn, name: str, text: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
     state, incident, policy = turn.state, turn.state.incident, turn.policy
-    farthest = max(state.crashes, default=-1)
-    if state.step > farthest:
-        state.crashes.clear()
+    job, crashes = state.job, state.job.restarts.crashes
+    farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
         turn.say("suppressed", f"{policy.mode}: would have run {name}", runbook=name,
                  suppressed_by=f"mode:{policy.mode}")  # fmt: skip
     elif incident is not None and incident.phase == HELD:
-        state.stays = f"{incident.id} was held"
-    elif state.step in state.crashes:
-        state.stays = f"it ended at step {state.step} before, and made no progress"
-    elif len(state.crashes) >= CRASHES:
-        state.stays = f"it ended {CRASHES} times, and never went beyond step {farthest}"
+        job.stays = f"{incident.id} was held"
+    elif state.step in crashes:
+        job.stays = f"it ended at step {state.step} before, and made no progress"
+    elif len(crashes) >= CRASHES:
+        job.stays = f"it ended {CRASHES} times, and never went beyond step {farthest}"
     else:
-        state.crashes.append(state.step)
+        crashes.append(state.step)
         if incident is None:
             bank = next(iter(state.banks.values()), None)
             incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
@@ -214,14 +215,12 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
     Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
     that, it is held. Hangs may pass by themselves, so one more start is tried than for a crash.
     """
-    state, policy = turn.state, turn.policy
+    policy, step, hangs = turn.policy, turn.state.step, turn.state.job.restarts.hangs
     if name == HOLD or "relaunch" not in policy.runbooks[name].verbs:
         return False
-    farthest = max(state.hangs, default=-1)
-    if state.step > farthest:
-        state.hangs.clear()
-    if len(state.hangs) < HANGS:
-        state.hangs.append(state.step)
+    farthest = Restarts.farthest(hangs, step)
+    if len(hangs) < HANGS:
+        hangs.append(step)
         return False
     why = f"it was started again {HANGS} times, and stands still without going beyond step "
     why += f"{farthest}"
@@ -247,17 +246,17 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
 
 def conclude(turn: Turn) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
-    state, incident = turn.state, turn.state.incident
-    name = str(turn.policy.job.get("on_crash") or "") if state.ended and crashed(state) else ""
+    state, incident, job = turn.state, turn.state.incident, turn.state.job
+    name = str(turn.policy.job.get("on_crash") or "") if job.ended and crashed(state) else ""
     run = incident.run if incident is not None else None
-    if state.over or (run is not None and _awaited(state, run, name)):
+    if job.over or (run is not None and _awaited(state, run, name)):
         return
     failed = failed_start(state)
     how, where = f"the job {_how(state)}", f" at step {state.step}"
     if failed:
         how, where = f"started again with {_given(turn)}, {how} before its first step", ""
-    if state.ended:
-        state.ended, state.stays = False, ""
+    if job.ended:
+        job.ended, job.stays = False, ""
         if failed:
             turn.say("verify", how, what="failed")
         if incident is not None:
@@ -265,22 +264,22 @@ def conclude(turn: Turn) -> None:
         if name:
             _answer(turn, name, how + where)
     incident = state.incident
-    if incident is not None and (incident.run is not None or state.pending):
+    if incident is not None and (incident.run is not None or state.approvals.pending):
         return
-    state.over = True
-    why = f"not started again: {state.stays}" if state.stays else ""
+    job.over = True
+    why = f"not started again: {job.stays}" if job.stays else ""
     if incident is not None:
-        then = closing.NOTHING if state.returncode == 0 else "look at what it left"
+        then = closing.NOTHING if job.returncode == 0 else "look at what it left"
         closing.close(turn, incident, f"{how}; {why}" if why else how, then)
     turn.move("exited", f"{how}; {why}" if why else how)
-    if state.stopping:
-        by = state.stopped_by
+    if job.stopping:
+        by = job.stopped_by
         about = incident.headline if incident is not None and by == "policy" else ""
         turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about,
                   news=True)  # fmt: skip
-    elif state.returncode == 0:
+    elif job.returncode == 0:
         turn.tell("INFO", f"finished at step {state.step}", news=True)
-    elif state.interrupted and state.returncode in INTERRUPTED:
+    elif job.interrupted and job.returncode in INTERRUPTED:
         turn.tell("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
     elif failed:
         title = f"the job was started again, and {_how(state)} before its first step"

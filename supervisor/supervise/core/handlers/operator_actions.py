@@ -66,9 +66,9 @@ def order(turn: Turn, event: Told) -> Answer:
             raise Refused(f"{under_way} is under way; say it again when that is over")
         wanted = incident.wanted
         return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
-    if state.returncode is not None:
+    if state.job.returncode is not None:
         raise Refused("the job has ended")
-    if verb == "resume" and not state.paused:
+    if verb == "resume" and not state.job.paused:
         raise Refused("the job is not paused")
     remark = _unseen(turn, event) if verb == "quarantine" else ""
     first = [_made(turn, "snapshot", {})] if verb == "rollback" else []
@@ -78,7 +78,7 @@ def order(turn: Turn, event: Told) -> Answer:
     why = action_planning.refusal(turn, about, book, before, event.operator)
     if why:
         raise Refused(why)
-    name = incident.id if incident is not None else f"inc-{state.incidents + 1}"
+    name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"
     number = incident.runs + 1 if incident is not None else 1
     return Answer(
         f"{name}: {verb} is asked of the job{remark}",
@@ -120,7 +120,7 @@ def _unseen(turn: Turn, event: Told) -> str:
     Raises:
         Refused: the job knows no shards, so that none could be left out.
     """
-    blame = turn.state.blame
+    blame = turn.state.context.blame
     known = blame.names
     if not known and not blame.shards:
         raise Refused(

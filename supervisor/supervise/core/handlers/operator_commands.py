@@ -105,9 +105,9 @@ def _silence(turn: Turn, event: Told) -> Answer:
     steps = operator_actions.count(event, "for", SILENT_STEPS)
 
     def then() -> None:
-        state.silenced.pop(name, None)
+        state.rules.silenced.pop(name, None)
         if steps:
-            state.silenced[name] = (state.pace + steps, event.operator)
+            state.rules.silenced[name] = (state.pace + steps, event.operator)
 
     if not steps:
         return Answer(f"{name} speaks again", then=then)

@@ -18,7 +18,8 @@ from ..detection.rank_monitor import Bank
 from ..model.events import Reloaded
 from ..model.policy import HOLD, Ladder, Policy, Rule
 from ..state.incident import Incident
-from ..state.run_state import CALLED_OFF, Turn
+from ..state.job_life import CALLED_OFF
+from ..state.run_state import Turn
 from . import approval_answers
 
 # Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
@@ -91,10 +92,11 @@ def take(turn: Turn, event: Reloaded) -> None:
         mode=event.mode, before=event.before, after=event.digest, changes=dict(event.changes),
         anew=anew, budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
     )  # fmt: skip
-    state.unable.pop("relaunch", None)
-    state.unable |= turn.policy.unable
-    if state.called_off:
-        state.unable["relaunch"] = CALLED_OFF
+    unable = state.job.unable
+    unable.pop("relaunch", None)
+    unable.update(turn.policy.unable)
+    if state.job.called_off:
+        unable["relaunch"] = CALLED_OFF
     _forget_rules(turn, firing)
     _translate_rungs(turn, ladder)
     approval_answers.again(turn, "the policy was reloaded")
@@ -144,10 +146,8 @@ def _forget_rules(turn: Turn, before: Mapping[tuple[str, int], str]) -> None:
             turn.say("rule", f"{rule_id} cleared: the policy was reloaded", rule=rule_id,
                      severity=severity, what="cleared", rank=rank)  # fmt: skip
     now = {rule_id for rule_id, _ in firing}
-    state.muted = {rule_id: by for rule_id, by in state.muted.items() if rule_id in now}
-    known = {rule.id for rule in turn.policy.rules}
-    state.flips = {key: paces for key, paces in state.flips.items() if key[0] in known}
-    state.flapping &= known
+    state.rules.unmute_cleared(now)
+    state.rules.forget_unknown({rule.id for rule in turn.policy.rules})
 
 
 def _translate_rungs(turn: Turn, old: Ladder) -> None:
@@ -161,9 +161,7 @@ def _translate_rungs(turn: Turn, old: Ladder) -> None:
             return new.rungs.index(old.rungs[number])
         return min(number, len(new.rungs))  # as many were tried: never less force than before
 
-    state.cooldown = {name: (pace, rung(tried)) for name, (pace, tried) in state.cooldown.items()}
-    if state.floor is not None:
-        state.floor = (rung(state.floor[0]), state.floor[1])
+    state.history.renumber(rung)
     if state.incident is not None:
         state.incident.rung = rung(state.incident.rung)
 

@@ -52,22 +52,22 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
         if began:
             flapping.hold_on(turn, rule, bank.rules[r])
     firing = set(state.firing(policy))
-    state.muted = {rule_id: by for rule_id, by in state.muted.items() if rule_id in firing}
+    state.rules.unmute_cleared(firing)
     if fired:
         _answer(turn, bank, fired, firing, was_in)
 
 
 def unmuted(turn: Turn, bank: Bank) -> None:
     """Offer rules again that still fire when what muted them is gone."""
-    state = turn.state
+    state, muted = turn.state, turn.state.rules.muted
     firing = set(state.firing(turn.policy))
     free = [
         (rule, bank.numbers(rule))
         for rule in turn.policy.rules
-        if rule.id in state.muted and _muted(turn, bank, rule, firing, state.machine) is None
+        if rule.id in muted and _muted(turn, bank, rule, firing, state.machine) is None
     ]
     for rule, _ in free:
-        del state.muted[rule.id]
+        del muted[rule.id]
     if free:
         _answer(turn, bank, free, firing, state.machine)
 
@@ -91,7 +91,7 @@ def _answer(
                 "suppressed", f"{rule.id} is muted by {muted.partition(':')[2]}", rule=rule.id,
                 severity=rule.severity, suppressed_by=muted,
             )  # fmt: skip
-            state.muted[rule.id] = muted
+            state.rules.muted[rule.id] = muted
             continue
         text = headline(numbers, rule.text)
         told |= grouping.enlist(turn, bank, rule, numbers, text, told=told)
@@ -135,7 +135,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     assert incident is not None
     assert rule.runbook is not None
     incident.asks |= policy.mode_of(rule) == "approve"
-    floor = escalation.floor(policy.ladder, state.floor, state.pace)
+    floor = escalation.floor(policy.ladder, state.history.floor, state.pace)
     name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
@@ -160,7 +160,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         turn.say("suppressed", f"{rule.id}: {incident.id} waits for approval", rule=rule.id,
                  severity=rule.severity, suppressed_by="approval")  # fmt: skip
         return
-    last = state.cooldown.get(rule.id)
+    last = state.history.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
     why = f"{rule.id}: {incident.headline}"
     tried = max(incident.rung, last[1] if cooling and last is not None else -1)
@@ -184,8 +184,8 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         runner.climb(turn, incident, why)
     else:
         runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
-    if state.pending is None:  # else nothing was tried yet
-        state.cooldown[rule.id] = (state.pace, rung)
+    if state.approvals.pending is None:  # else nothing was tried yet
+        state.history.cooldown[rule.id] = (state.pace, rung)
 
 
 def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, int]) -> None:
@@ -228,7 +228,7 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     incident.run = None
     if rung >= 0:
         opening.distrust(turn, incident)
-    turn.state.cooldown[rule.id] = (turn.state.pace, rung)
+    turn.state.history.cooldown[rule.id] = (turn.state.pace, rung)
     still = stall.told_by(bank, rule)
     withdrawal.asked(turn, incident, rule, still=still)
     if still and job_lifecycle.given_up(turn, incident, name):

@@ -64,7 +64,7 @@ def settle(turn: Turn) -> None:
     if run is not None and run.failed is not None:
         _not_done(turn, incident, run, run.failed)
     standing = compensation.of_training(incident)
-    if standing and turn.state.returncode is None:
+    if standing and turn.state.job.returncode is None:
         _take_back(turn, incident, standing[0])
         return
     closing.close(turn, incident, incident.over, NEXT)
@@ -98,17 +98,15 @@ def _clear(turn: Turn, bank: Bank, rank: int) -> None:
             turn.say("rule", f"{rule.id} cleared: its training ended", rule=rule.id,
                      severity=rule.severity, what="cleared", rank=rank)  # fmt: skip
     bank.rules = [RuleWatch() for _ in bank.rules]
-    firing = set(state.firing(policy))
-    state.muted = {name: by for name, by in state.muted.items() if name in firing}
+    firing = state.firing(policy)
+    state.rules.unmute_cleared(firing)
 
 
 def _begin(turn: Turn, why: str) -> None:
     """What was tried, and how often the loss went astray, was so in the training before."""
     state = turn.state
-    if state.returncode is not None:
+    if state.job.returncode is not None:
         return
-    state.began, state.floor = state.pace, None
-    state.cooldown.clear()
-    state.tried.clear()
-    state.onsets.clear()
+    state.history.begin_training(state.pace)
+    state.context.onsets.clear()
     turn.move("anew", why)

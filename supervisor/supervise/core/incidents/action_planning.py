@@ -17,7 +17,7 @@ from ..state.run_state import State, Turn
 
 def aim(turn: Turn, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
     """Return what an action may know when its arguments are worked out; see `known`."""
-    blame = turn.state.blame
+    blame = turn.state.context.blame
     where = known(turn.state, incident, before, operator)
     return replace(where, suspects=blame.suspects(), shards=blame.shards)
 
@@ -33,10 +33,10 @@ def known(state: State, incident: Incident, before: int | None = None, operator:
         incident=incident.id,
         step=state.step,
         breach_step=incident.breach_step if before is None else before,
-        attempt=max(state.attempt, state.launched),  # also of a launch without a frame
-        world_size=state.world_size,
+        attempt=max(state.attempt, state.job.launched),  # also of a launch without a frame
+        world_size=state.job.world_size,
         severity=incident.severity,
-        unable=state.unable,
+        unable=state.job.unable,
         good=state.checkpoints.good(),
         batches=incident.batches,
         operator=operator,

@@ -18,11 +18,11 @@ from ..model.approval_request import Pending
 from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
 from ..model.policy import Approval, Policy, Runbook
+from ..state.approval_log import ApprovalLog
 from ..state.incident import HELD, OPEN, Incident, brief
 from ..state.run_state import State, Turn
 from . import action_planning, stall
 
-KEPT = 64  # settled requests that a late word is told about
 DENY, ALLOW = "deny", "allow"
 
 
@@ -55,13 +55,13 @@ def ask(
     *, climbed: bool,
 ) -> None:  # fmt: skip
     """Ask people about a runbook; an older request of the incident is void."""
-    state = turn.state
+    state, requests = turn.state, turn.state.approvals
     settle(turn, "void", f"{book.name} is asked for instead")
     plan = action_planning.plan(turn, incident, book)
-    state.asked += 1
-    pending = state.pending = Pending(
-        f"ask-{state.asked}", incident.id, book.name, rung, why, climbed, incident.severity, plan,
-        sha256(plan), turn.policy.digest, state.at_ns + int(terms.timeout_s * 1e9),
+    requests.asked += 1
+    pending = requests.pending = Pending(
+        f"ask-{requests.asked}", incident.id, book.name, rung, why, climbed, incident.severity,
+        plan, sha256(plan), turn.policy.digest, state.at_ns + int(terms.timeout_s * 1e9),
         terms.on_timeout,
     )  # fmt: skip
     steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
@@ -92,13 +92,11 @@ def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
 
 def settle(turn: Turn, what: str, why: str, operator: str = "") -> Pending | None:
     """End the request that waits, if any: `approved`, `denied`, `void`, or `withdrawn`."""
-    state, pending = turn.state, turn.state.pending
+    requests = turn.state.approvals
+    pending = requests.pending
     if pending is None:
         return None
-    state.pending = None
-    state.settled[pending.id] = f"{what} at step {state.step}: {why}"
-    while len(state.settled) > KEPT:
-        del state.settled[next(iter(state.settled))]
+    requests.settle(pending, f"{what} at step {turn.state.step}: {why}")
     turn.say(
         "approval", f"{pending.id} {what}: {why}", what=what, id=pending.id, operator=operator,
         args_sha256=pending.sha, policy=pending.policy, runbook=pending.runbook,
@@ -119,14 +117,14 @@ def stale(turn: Turn, incident: Incident, pending: Pending) -> str:
     return "" if turn.policy.digest == pending.policy else "the policy was reloaded"
 
 
-def late(state: State, name: str, what: str) -> tuple[str, bool]:
+def late(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:
     """Return the answer to a word about a request that does not wait, and whether all is well.
 
     `what`: what the word asks for, `approved` or `denied`; said again it is harmless.
     """
-    known = state.settled.get(name)
+    known = requests.settled.get(name)
     if known is None:
-        waits = f"; {state.pending.id} is" if state.pending is not None else ""
+        waits = f"; {requests.pending.id} is" if requests.pending is not None else ""
         return f"no request {name!r} is waiting{waits}", False
     again = known.startswith(what)
     return f"{'so already' if again else 'too late'}: {name} was {known}", again
@@ -134,7 +132,7 @@ def late(state: State, name: str, what: str) -> tuple[str, bool]:
 
 def suspended(state: State, incident: Incident, severity: str) -> bool:
     """Return whether a request of the incident waits that is no less urgent than `severity`."""
-    pending = state.pending
+    pending = state.approvals.pending
     if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:
         return False
     return SEVERITIES.index(severity) >= SEVERITIES.index(pending.severity)

@@ -20,8 +20,8 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
     approvals.settle(turn, "withdrawn", f"{incident.id} is held")
     incident.phase, incident.run, incident.anew = HELD, None, None
     opening.distrust(turn, incident)
-    if turn.state.returncode is not None:
-        turn.state.stays = why
+    if turn.state.job.returncode is not None:
+        turn.state.job.stays = why
         return
     incident.exhausted |= exhausted
     incident.verdict = diagnosis.conclude(turn, incident) if exhausted else incident.verdict
@@ -51,7 +51,7 @@ def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
 def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
     """Say that the runbook that is wanted cannot work here, and why."""
     turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
-    turn.state.stays = f"{name}: {refusal}"
+    turn.state.job.stays = f"{name}: {refusal}"
     turn.tell(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: nothing can be done about it here",
@@ -82,5 +82,5 @@ def close(
         why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then
     turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
-        turn.state.floor = (incident.rung, turn.state.pace)
+        turn.state.history.floor = (incident.rung, turn.state.pace)
     turn.state.incident = None

@@ -41,7 +41,7 @@ def began(
     incident.batches = ()
     _reach(bank, incident, breach)
     _reach(bank, incident, bank.step)
-    blame = state.blame
+    blame = state.context.blame
     blame.incident(incident.id, breach, bank.attempt, another=another)
     suspects = blame.suspects()
     if suspects:
@@ -69,7 +69,7 @@ def relapsed(turn: Turn, incident: Incident) -> None:
     state, onset = turn.state, incident.onset
     if state.attempt > onset.attempt:
         onset.attempt, onset.lull = state.attempt, None
-        state.blame.incident(incident.id, state.step, state.attempt)
+        state.context.blame.incident(incident.id, state.step, state.attempt)
 
 
 def calm(state: State) -> bool:
@@ -117,7 +117,7 @@ def _raw(bank: Bank, rule: Rule) -> bool:
 
 def _asked(turn: Turn, incident: Incident) -> bool:
     """Return whether people said yes to the batches as they are, or their silence will."""
-    run, pending = incident.run, turn.state.pending
+    run, pending = incident.run, turn.state.approvals.pending
     if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
         return True
     return run is not None and run.approved is not None

@@ -122,7 +122,7 @@ def told(found: Verdict) -> str:
 def remember_onset(state: State, incident: Incident) -> None:
     """Count an excursion of the loss, so that a series of them is seen."""
     if _counts(incident):
-        state.onsets.append(incident.opened_pace)
+        state.context.onsets.append(incident.opened_pace)
 
 
 def _counts(incident: Incident) -> bool:
@@ -170,7 +170,7 @@ def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
     state, bank = turn.state, turn.state.banks.get(incident.rank)
     if bank is None or LOSS not in bank.history.names:
         return None
-    history, begin = bank.history, incident.begin
+    history, begin, onsets = bank.history, incident.begin, state.context.onsets
     if not incident.rolled_back and _reaches(bank, incident.breach_step):
         incident.context = around(turn, bank, incident)  # by now with what came after it
     probes: dict[str, list[tuple[int, float]]] = {}
@@ -192,7 +192,7 @@ def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
         kept=incident.kept,
         planned=_planned(turn.policy, incident),
         exhausted=incident.exhausted,
-        recurring=recurring([*state.onsets, incident.opened_pace]) if _counts(incident) else "",
+        recurring=recurring([*onsets, incident.opened_pace]) if _counts(incident) else "",
         about_loss=about_loss(turn.policy, incident),
         rolled_back=incident.rolled_back,
     )
@@ -279,7 +279,7 @@ def around(turn: Turn, bank: Bank, incident: Incident) -> list[Happened]:
     found = [Happened(plan.from_step, "planned", plan.what) for plan in plans(turn.policy, onset)]
     found += [
         Happened(step, kind, text)
-        for step, attempt, kind, text in turn.state.happened
+        for step, attempt, kind, text in turn.state.context.happened
         if onset - BEFORE <= step <= onset + AFTER
         and attempt == incident.attempt
         and not text.startswith(own)

@@ -19,12 +19,12 @@ KEEP = 100
 
 def changed(turn: Turn, rule: Rule, rank: int) -> None:
     """The rule fired or cleared on a rank."""
-    state = turn.state
-    flips = state.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
+    state, rules = turn.state, turn.state.rules
+    flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
     flips.append(state.pace)
     busy = len(flips) == flips.maxlen and state.pace - flips[0] <= STEPS
-    if busy and rule.id not in state.flapping:
-        state.flapping.add(rule.id)
+    if busy and rule.id not in rules.flapping:
+        rules.flapping.add(rule.id)
         then = f"; from now on it fires for {KEEP} at least" if _advisory(turn, rule) else ""
         turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
                  rule=rule.id, what="flapping")  # fmt: skip
@@ -34,12 +34,12 @@ def changed(turn: Turn, rule: Rule, rank: int) -> None:
                   verdict=f"{len(flips)} changes in {STEPS} steps",
                   then="told no more of until it settles")  # fmt: skip
     elif not busy:
-        state.flapping.discard(rule.id)
+        rules.flapping.discard(rule.id)
 
 
 def hold_on(turn: Turn, rule: Rule, watch: RuleWatch) -> None:
     """An advisory rule that flaps and has just fired goes on firing for a while."""
-    if rule.id in turn.state.flapping and _advisory(turn, rule):
+    if rule.id in turn.state.rules.flapping and _advisory(turn, rule):
         watch.keep_until = max(watch.keep_until, turn.state.pace + KEEP)
 
 
@@ -48,19 +48,19 @@ def settled(turn: Turn) -> None:
 
     One that fires all the while is no noise: it is told at once.
     """
-    state = turn.state
+    state, rules = turn.state, turn.state.rules
     for rule in turn.policy.rules:
-        if rule.id not in state.flapping:
+        if rule.id not in rules.flapping:
             continue
-        newest = max(flips[-1] for (name, _), flips in state.flips.items() if name == rule.id)
+        newest = max(flips[-1] for (name, _), flips in rules.flips.items() if name == rule.id)
         if state.pace - newest <= STEPS:
             continue
-        state.flapping.discard(rule.id)
+        rules.flapping.discard(rule.id)
         if rule.id not in state.firing(turn.policy):
             continue
         text = f"{rule.id} flaps no more: it has been firing for {state.pace - newest} steps"
         turn.say("note", text, rule=rule.id, what="settled")
-        if state.silence(rule.id) is None and rule.id not in state.muted:
+        if state.silence(rule.id) is None and rule.id not in rules.muted:
             turn.tell(rule.severity, text, why=f"when: {rule.text}",
                       then=f"read runbook {rule.see}" if rule.see else "watching")  # fmt: skip
 

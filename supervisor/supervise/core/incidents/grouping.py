@@ -44,7 +44,7 @@ def enlist(
         data_suspicion.began(turn, bank, incident, rule, breach)
     elif not _joins(turn, bank, incident, rule, breach, text):
         return False
-    if told or rule.id in state.flapping:
+    if told or rule.id in state.rules.flapping:
         return False
     then = f"watching; read runbook {rule.see}" if rule.see else "watching"
     turn.tell(rule.severity, f"{incident.id}: {rule.id} at step {state.step}",

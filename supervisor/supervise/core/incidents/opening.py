@@ -23,9 +23,9 @@ def open_incident(
         see: the runbook that people read.
     """
     state = turn.state
-    state.incidents += 1
+    state.history.opened += 1
     incident = state.incident = Incident(
-        f"inc-{state.incidents}", state.step, breach, severity, [rule] if rule else [],
+        f"inc-{state.history.opened}", state.step, breach, severity, [rule] if rule else [],
         headline=text,
     )  # fmt: skip
     case(turn, bank, incident)
@@ -72,7 +72,7 @@ def taint(turn: Turn, incident: Incident) -> None:
 
 def distrust(turn: Turn, incident: Incident) -> None:
     """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
-    attempt = max(turn.state.attempt, turn.state.launched)
+    attempt = max(turn.state.attempt, turn.state.job.launched)
     if incident.tainted and attempt > min(incident.tainted):
         _taint(turn, incident, attempt, 0)
 

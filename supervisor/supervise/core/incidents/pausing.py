@@ -23,15 +23,15 @@ def ended(turn: Turn, event: Noticed) -> None:
     key = str(event.data.get("key", ""))
     if run is not None and pauses and key and key.rpartition(":")[2] != run.waiting_for:
         return
-    if not state.paused:
+    if not state.job.paused:
         return
-    state.paused = False
+    state.job.paused = False
     if incident is not None:
         resume = "resume"  # what goes on by itself needs none
         incident.standing = [(n, undo) for n, undo in incident.standing if verb_of(undo) != resume]
     if run is not None and _relies(run):
         run.unpaused = event.message
-    if not state.called_off:
+    if not state.job.called_off:
         turn.tell("SEV1", "the pause ended by itself, and the job goes on", verdict=event.message,
                   then="to hold it again: supervise pause")  # fmt: skip
 

@@ -21,7 +21,7 @@ def before_step(policy: Policy, state: State) -> int:
     hold changes nothing, for a person may still go back.
     """
     incident = state.incident
-    if incident is None or state.returncode is not None:
+    if incident is None or state.job.returncode is not None:
         return 0
     books = [policy.runbooks[name] for name in _reachable(policy, state, incident)]
     found = [step for book in books if (step := _goes_before(state, incident, book))]
@@ -40,8 +40,8 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
         and rule.runbook is not None
         and policy.mode_of(rule) in ACTING_MODES
     ]
-    if state.pending is not None:
-        names.append(state.pending.runbook)
+    if state.approvals.pending is not None:
+        names.append(state.approvals.pending.runbook)
     if incident.run is not None and not incident.run.operator:
         names.append(incident.run.runbook.name)
     if any(name in policy.ladder.rungs for name in names):

@@ -21,9 +21,9 @@ def told_by(bank: Bank, rule: Rule) -> bool:
 def word(turn: Turn) -> str:
     """Return how it is with the job while nothing is done about it, as a clause."""
     state = turn.state
-    if state.returncode is not None:
+    if state.job.returncode is not None:
         return "the job has ended"
-    if state.paused:
+    if state.job.paused:
         return "the job is paused"
     if any(_stands_still(turn, bank) for bank in state.banks.values()):
         return f"the job stands still at step {state.step}"

@@ -38,7 +38,7 @@ CLEARED = "every rule that asked for it has cleared"
 def reason(turn: Turn, incident: Incident) -> Reason | None:
     """Return the reason for a runbook that starts now; None when none can go away."""
     state = turn.state
-    if state.returncode is not None:
+    if state.job.returncode is not None:
         return None
     asked = next((rule for rule in turn.policy.rules if rule.id == incident.asked_by), None)
     if incident.still:
@@ -56,7 +56,7 @@ def gone(policy: Policy, state: State, action: Action) -> str:
     """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
     incident = state.incident
     run = incident.run if incident is not None else None
-    if incident is None or run is None or run.reason is None or state.returncode is not None:
+    if incident is None or run is None or run.reason is None or state.job.returncode is not None:
         return ""
     if run.operator or run.undoing or run.failed is not None:
         return ""

@@ -54,7 +54,7 @@ def refused(
     if not action_planning.lacks_checkpoint(turn, incident, book):
         return
     incident.lacked = (incident.runs, book.name, why, climbed)
-    if turn.state.returncode is not None:
+    if turn.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
     turn.tell(
         incident.severity, f"{incident.id}: {book.name} waits for a good checkpoint", news=True,
@@ -70,13 +70,13 @@ def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
     fires or the loss is out of its band; of a job that has ended no rule can tell.
     """
     state, policy = turn.state, turn.policy
-    if incident.lacked is None or incident.phase != OPEN or state.pending is not None:
+    if incident.lacked is None or incident.phase != OPEN or state.approvals.pending is not None:
         return None
     number, name, why, climbed = incident.lacked
     book = policy.runbooks.get(name)
     if number != incident.runs or book is None:
         return None
-    if state.returncode is None and not (_pressing(turn, incident) or waits(state, incident)):
+    if state.job.returncode is None and not (_pressing(turn, incident) or waits(state, incident)):
         return None
     if action_planning.refusal(turn, incident, book):
         return None
@@ -101,7 +101,7 @@ def sought(policy: Policy, state: State) -> int | None:
     None while none does.
     """
     incident = state.incident
-    if incident is None or incident.lacked is None or state.returncode is not None:
+    if incident is None or incident.lacked is None or state.job.returncode is not None:
         return None
     number, name, _, _ = incident.lacked
     book = policy.runbooks.get(name)
@@ -116,7 +116,7 @@ def sought(policy: Policy, state: State) -> int | None:
 def _pressing(turn: Turn, incident: Incident) -> bool:
     """Return whether a rule of the incident fires that may act."""
     state, policy = turn.state, turn.policy
-    firing = set(state.firing(policy)) & set(incident.rules) - set(state.muted)
+    firing = set(state.firing(policy)) & set(incident.rules) - set(state.rules.muted)
     return any(
         rule.id in firing
         and rule.runbook is not None

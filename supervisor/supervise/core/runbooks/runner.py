@@ -52,11 +52,11 @@ def start(
         incident.rung = rung
         checkpoint_choice.refused(turn, incident, book, refusal, why, climbed=climbed)
     else:
-        incident.rung, turn.state.tried[name] = rung, "verify" not in book.verbs
+        incident.rung, turn.state.history.tried[name] = rung, "verify" not in book.verbs
         incident.run.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _acts(turn, incident, f"runbook {name}: {why}")
-            turn.state.floor = (rung, turn.state.pace)
+            turn.state.history.floor = (rung, turn.state.pace)
             title = f"{incident.id}: running {name}"
             turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
     proceed(turn, incident)
@@ -72,13 +72,13 @@ def start_waiting(turn: Turn) -> None:
         name, rung, why, climbed = anew
         start(turn, incident, name, rung, why, climbed=climbed)
         return
-    pending = state.pending
+    pending = state.approvals.pending
     if pending is None or not pending.granted:
         return
     approvals.settle(turn, "approved", f"by {pending.granted}", pending.granted)
     for rule in turn.policy.rules:
         if rule.id in incident.rules and rule.runbook is not None:
-            state.cooldown[rule.id] = (state.pace, pending.rung)
+            state.history.cooldown[rule.id] = (state.pace, pending.rung)
     why = f"{pending.why}; approved by {pending.granted}"
     start(turn, incident, pending.runbook, pending.rung, why, climbed=pending.climbed,
           approved=pending)  # fmt: skip
@@ -101,7 +101,7 @@ def _stand_in(
     turn: Turn, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
-    name = HOLD if turn.state.tried.get(book.if_refused) is False else book.if_refused
+    name = HOLD if turn.state.history.tried.get(book.if_refused) is False else book.if_refused
     turn.say("abort", f"{book.name} cannot run: {refusal}; {name} is tried instead",
              what="refused", runbook=book.name, instead=name)  # fmt: skip
     start(turn, incident, name, escalation.place(turn.policy.ladder, name, rung), why, instead=True)
@@ -122,7 +122,7 @@ def proceed(turn: Turn, incident: Incident) -> None:
             fail(turn, incident, run.unpaused, sent=False)
             return
         if run.failed is not None:
-            if not run.undoing or turn.state.returncode is not None:
+            if not run.undoing or turn.state.job.returncode is not None:
                 _after_failure(turn, incident, run)
             else:
                 steps.take_back(turn, incident, run, run.undoing[0], "undo")
@@ -131,7 +131,7 @@ def proceed(turn: Turn, incident: Incident) -> None:
             _ended(turn, incident, run)
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
-        dead = turn.state.returncode is not None and verb != "relaunch"
+        dead = turn.state.job.returncode is not None and verb != "relaunch"
         if (run.reduced or dead) and (action.touches_job or verb == "verify"):
             run.index += 1  # of a job that has ended there is only evidence, and another start
         elif verb == "verify":
@@ -168,8 +168,9 @@ def finished(turn: Turn, event: Finished) -> None:
         turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
     run.waiting_for, result = None, dict(event.result)
-    if turn.state.stopping:  # refused, or the job had ended by itself: then its own end counts
-        turn.state.stopping = event.ok and result.get("exit_code") is not None
+    job = turn.state.job
+    if job.stopping:  # refused, or the job had ended by itself: then its own end counts
+        job.stopping = event.ok and result.get("exit_code") is not None
     if not event.ok and run.action is not None and run.action.destructive:
         gone = withdrawal.gone(turn.policy, turn.state, run.action)
         if gone:
@@ -189,11 +190,12 @@ def finished(turn: Turn, event: Finished) -> None:
 
 def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
     assert run.action is not None
+    job = turn.state.job
     if run.verb in ("resume", "relaunch"):
-        turn.state.paused = False
-    if run.verb == "relaunch" and result.get("attempt") != turn.state.launched:
+        job.paused = False
+    if run.verb == "relaunch" and result.get("attempt") != job.launched:
         # Another process runs that nobody has told of; one that was may have ended since.
-        turn.state.returncode, turn.state.ended = None, False
+        job.returncode, job.ended = None, False
     if run.failed is not None:
         compensation.tried(incident, run.undoing.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
@@ -218,8 +220,8 @@ def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
              runbook=run.runbook.name, **data)  # fmt: skip
     run.withdrawn = True
     incident.rung = run.entered
-    state.tried.pop(run.runbook.name, None)
-    state.cooldown.pop(incident.asked_by, None)
+    state.history.tried.pop(run.runbook.name, None)
+    state.history.cooldown.pop(incident.asked_by, None)
     fail(turn, incident, why, sent=False)
 
 
@@ -247,8 +249,8 @@ def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None
 def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
     assert run.failed is not None
     after, incident.run = run.runbook.if_it_fails, None
-    if turn.state.returncode is not None:  # nothing is left to be acted upon
-        incident.phase, turn.state.stays = OPEN, run.failed
+    if turn.state.job.returncode is not None:  # nothing is left to be acted upon
+        incident.phase, turn.state.job.stays = OPEN, run.failed
     elif run.withdrawn and not run.exhausted:
         _left_alone(turn, incident, run)
     elif run.operator:
@@ -319,7 +321,7 @@ def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
 
 
 def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
-    if turn.state.pending is not None or incident.anew is not None:
+    if turn.state.approvals.pending is not None or incident.anew is not None:
         incident.phase, incident.quiet_since = OPEN, None
         turn.move("ask", f"{why}; a request of {incident.id} waits")
         start_waiting(turn)

@@ -50,13 +50,13 @@ def helped(turn: Turn, incident: Incident) -> None:
 
     what was refused there may be asked again within the cooldown.
     """
-    state, run = turn.state, incident.run
+    history, run = turn.state.history, incident.run
     if run is None:
         return
-    state.tried[run.runbook.name] = True
+    history.tried[run.runbook.name] = True
     for rule in incident.rules if run.instead else ():
-        if rule in state.cooldown:
-            state.cooldown[rule] = state.cooldown[rule][0], incident.rung
+        if rule in history.cooldown:
+            history.cooldown[rule] = history.cooldown[rule][0], incident.rung
 
 
 def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:
@@ -123,6 +123,6 @@ def _intend(
         budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
     )
     if verb == "pause":
-        state.paused = True  # also when nobody knows what came of it
+        state.job.paused = True  # also when nobody knows what came of it
     if verb == "stop":
-        state.stopping, state.stopped_by = True, run.operator or "policy"
+        state.job.stopping, state.job.stopped_by = True, run.operator or "policy"

@@ -70,8 +70,8 @@ def heard(turn: Turn, event: Noticed) -> None:
         if broken and limit is not None and told["loss"]["is"] > limit:
             anew = True
             text += f"; it did not take all of its checkpoint, whose loss is under {limit:.4g}"
-    if anew and turn.state.launched:
-        turn.state.checkpoints.began_anew(turn.state.launched)
+    if anew and turn.state.job.launched:
+        turn.state.checkpoints.began_anew(turn.state.job.launched)
     turn.tell("SEV1" if anew else "SEV2", text)
     if run is not None and broken:
         run.denied = text
@@ -145,7 +145,7 @@ def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
     if waits:
         run.verify_ns = turn.state.at_ns
     silent_s = (turn.state.at_ns - run.verify_ns) / 1e9
-    starting = turn.state.attempt < turn.state.launched
+    starting = turn.state.attempt < turn.state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
         turn.say("verify", why, what="failed")

@@ -6,21 +6,23 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..analysis.shard_attribution import Blame
 from ..detection.rank_monitor import Bank
 from ..model import state_machine
-from ..model.approval_request import Pending
 from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import SEVERITIES, Decision
 from ..model.events import Event
 from ..model.policy import Policy
+from .approval_log import ApprovalLog
 from .incident import Incident
+from .incident_history import IncidentHistory
+from .job_life import JobLife
+from .loss_context import LossContext
+from .rule_memory import RuleMemory
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {
@@ -32,7 +34,6 @@ EXPLAINS = {
     "suspended": "suspended",
     "note": "note",
 }
-CALLED_OFF = "the end of the job was asked for"  # why it is not started again
 
 
 @dataclass(slots=True)
@@ -41,71 +42,28 @@ class State:
 
     Attributes:
         pace: frames of the leading rank since launch; unlike `step` it never goes back.
-        began: the pace at which the newest training began.
-        cooldown: rule id -> (pace, rung) of its last runbook.
-        floor: (rung, pace) of the last incident that acted; the next one enters no lower.
-        flips: (rule id, rank) -> paces of its last changes, to tell flapping.
-        noted: (detector, kind) -> pace from which on a note of it is written again.
-        unable: verb -> why the probe says that this job does not allow it.
-        muted: rule id -> what muted it; such a rule is offered again when that is gone.
-        happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
-        onsets: paces at which the newest excursions were noticed.
+        held_ns: since when the run is held, or people were last reminded of it; None: it is not.
+        banks: what is known of each rank, in order of the ranks.
+        incident: the open one. ledger: what was spent of the budgets.
         checkpoints: those of the job that the guard told of.
-        pending, asked, settled: the request to people that waits; how many there were; what became
-            of the newest ones, by id.
-        silenced: rule id -> (pace until which it is silent, operator).
-        launched: first attempt of the newest launch; frames of older ones are of the past.
-        returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
-        crashes: the steps at which it ended by itself since it last went beyond all of them.
-        hangs: the steps at which it was started again because it stood still, likewise.
-        stays: why it is not started again.
-        called_off: a signal asked for its end. interrupted: somebody typed that at its terminal.
-        over: nothing will run any more.
-        blame: which shards troubles began in.
-        tried: runbook -> whether it was verified, or nothing asks for that, the last time it ran.
-        paused: it was asked to pause, and not seen to go on by our word since.
+        rules, history, job, approvals, context: see their classes.
     """
 
     machine: str = state_machine.LAUNCHING
+    held_ns: int | None = None
     at_ns: int = 0
     step: int = -1
     attempt: int = 0
     pace: int = 0
-    began: int = 0
-    world_size: int = 1
     banks: dict[int, Bank] = field(default_factory=dict)
     incident: Incident | None = None
-    incidents: int = 0
     ledger: Ledger = field(default_factory=Ledger)
-    cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
-    floor: tuple[int, int] | None = None
-    flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
-    flapping: set[str] = field(default_factory=set)
-    noted: dict[tuple[str, str], int] = field(default_factory=dict)
-    muted: dict[str, str] = field(default_factory=dict)
-    unable: dict[str, str] = field(default_factory=dict)
-    happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
-    onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    blame: Blame = field(default_factory=Blame)
-    held_ns: int | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    pending: Pending | None = None
-    asked: int = 0
-    settled: dict[str, str] = field(default_factory=dict)
-    silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
-    stopping: bool = False
-    stopped_by: str = "policy"
-    launched: int = 0
-    returncode: int | None = None
-    ended: bool = False
-    crashes: list[int] = field(default_factory=list)
-    hangs: list[int] = field(default_factory=list)
-    stays: str = ""
-    called_off: bool = False
-    interrupted: bool = False
-    over: bool = False
-    tried: dict[str, bool] = field(default_factory=dict)
-    paused: bool = False
+    rules: RuleMemory = field(default_factory=RuleMemory)
+    history: IncidentHistory = field(default_factory=IncidentHistory)
+    job: JobLife = field(default_factory=JobLife)
+    approvals: ApprovalLog = field(default_factory=ApprovalLog)
+    context: LossContext = field(default_factory=LossContext)
 
     def copy(self) -> State:
         """Return an independent copy; a run may be cut here and resumed."""
@@ -113,16 +71,10 @@ class State:
         twin.banks = {rank: bank.copy() for rank, bank in self.banks.items()}
         twin.incident = copy.deepcopy(self.incident)
         twin.ledger = copy.deepcopy(self.ledger)
-        twin.cooldown, twin.muted = dict(self.cooldown), dict(self.muted)
-        twin.flapping, twin.unable = set(self.flapping), dict(self.unable)
-        twin.noted = dict(self.noted)
-        twin.happened, twin.onsets = self.happened.copy(), self.onsets.copy()
-        twin.blame = self.blame.copy()
-        twin.checkpoints, twin.pending = self.checkpoints.copy(), copy.deepcopy(self.pending)
-        twin.settled, twin.silenced = dict(self.settled), dict(self.silenced)
-        twin.crashes, twin.hangs = list(self.crashes), list(self.hangs)
-        twin.tried = dict(self.tried)
-        twin.flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
+        twin.checkpoints = self.checkpoints.copy()
+        twin.rules, twin.history = self.rules.copy(), self.history.copy()
+        twin.job, twin.approvals = self.job.copy(), self.approvals.copy()
+        twin.context = self.context.copy()
         return twin
 
     def firing(self, policy: Policy) -> list[str]:
@@ -135,8 +87,7 @@ class State:
 
     def silence(self, rule: str) -> str | None:
         """Return the name of who silenced a rule that is still to be silent, else None."""
-        until, operator = self.silenced.get(rule, (0, ""))
-        return operator if self.pace < until else None
+        return self.rules.silence(rule, self.pace)
 
     def leader(self) -> int | None:
         """Return the lowest rank that has sent a frame: its frames are the run's pace."""
@@ -187,7 +138,7 @@ class Turn:
         if sort is not None:
             step = data.get("at_step")
             where = self.state.step if step is None else int(step)
-            self.state.happened.append((where, self.state.attempt, sort, reason))
+            self.state.context.happened.append((where, self.state.attempt, sort, reason))
 
     def move(self, event: str, why: str) -> None:
         """Let the machine take `event`; a pair without a move is audited and changes nothing."""
