@@ -56,7 +56,8 @@ def test_a_relaunch_that_nobody_waits_for_is_told_so(desk):
 def test_an_operator_who_said_stop_is_not_answered_by_a_start(desk):
     """The word waits for the end of the relaunch, in which the job is dead."""
     desk.may_start()
-    desk.state.incident.wanted = [Told(1, "anna", "resume", {}), Told(2, "bob", "stop", {})]
+    wanted = [Told(1, "anna", "resume", {}), Told(2, "bob", "stop", {})]
+    desk.state.incident.deferred.wanted = wanted
 
     with pytest.raises(ActionError, match="bob said stop"):
         desk.may_start()

@@ -218,14 +218,14 @@ def test_rungs_are_found_again_on_another_ladder(tell):
     story = tell()
     story.frames(2.0, times=20)
     story.frames(8.0)
-    assert story.state.incident.rung == 0
+    assert story.state.incident.escalation.rung == 0
     load(story, replace(story.policy, ladder=Ladder(("back", "soften", "hold"))))
-    assert story.state.incident.rung == 1
+    assert story.state.incident.escalation.rung == 1
     assert story.state.history.cooldown["spike"][1] == 1
     assert story.state.history.floor[0] == 1
 
     load(story, replace(story.policy, ladder=Ladder(("back",))))
-    assert story.state.incident.rung == 1  # `soften` is gone: as many rungs were tried
+    assert story.state.incident.escalation.rung == 1  # `soften` is gone: as many rungs were tried
 
 
 def test_a_runbook_in_progress_ends_as_it_began(tell):

@@ -231,10 +231,10 @@ def test_ranks_begin_one_after_the_other(begun):
     story.frames(8.0, times=3)
     another(story)
     story.rank(1, 8.0, 8.0)  # the last of its old ones
-    assert story.state.incident.rank == 1
+    assert story.state.incident.case.rank == 1
     story.send(Announced(story.at_ns, 1, 2, 2, story.names, 9))
     story.frames(NAN, 8.0)
-    assert story.state.incident.rank == 0
+    assert story.state.incident.case.rank == 0
     story.send(Announced(story.at_ns, 1, 2, 2, story.names, 10))
 
     assert [d.incident for d in story.kinds("incident", "closed")] == ["inc-1", "inc-2"]
@@ -276,7 +276,7 @@ def test_what_a_launcher_starts_again_behind_a_crash_is_the_same_training(begun)
     made = story.send(Announced(story.at_ns, 0, 1, 2, story.names, 9, again=True))
 
     assert [d.data["what"] for d in made] == ["program"]
-    assert story.state.incident.id == before and not story.state.incident.over
+    assert story.state.incident.id == before and not story.state.incident.deferred.over
 
 
 def test_what_went_with_its_training_may_have_been_done(begun):

@@ -147,7 +147,7 @@ def test_what_cannot_work_here_gives_way_to_what_can(tell):
     assert labels(story) == ["1/0-touch"]
     refused = story.kinds("abort", "refused")[0]
     assert refused.data == {"what": "refused", "runbook": "mend", "instead": "back"}
-    assert story.state.incident.rung == 1
+    assert story.state.incident.escalation.rung == 1
 
 
 def test_it_gives_way_once(tell):

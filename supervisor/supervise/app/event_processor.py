@@ -192,7 +192,7 @@ class Desk:
     def may_start(self) -> None:
         """Raise ActionError when an operator said `stop` while the job was dead."""
         incident = self.state.incident
-        for told in incident.wanted if incident is not None else ():
+        for told in incident.deferred.wanted if incident is not None else ():
             if told.word == "stop":
                 raise ActionError(f"not started again: {told.operator} said stop")
 

@@ -150,9 +150,9 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if state.rules.flapping and leads:
         flapping.settled(turn)
     incident = state.incident
-    if incident is not None and incident.waiting:
+    if incident is not None and incident.deferred.waiting:
         rule_fired.waited(turn)
-    if incident is not None and leads and not incident.over:
+    if incident is not None and leads and not incident.deferred.over:
         verification.watch(turn, incident, frame)
         _settle(turn, incident)
 
@@ -219,7 +219,7 @@ def _notes(turn: Turn, bank: Bank) -> None:
             turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
-            incident.rebaselined |= any(name in turn.policy.behind(rule) for rule in rules)
+            incident.ending.rebaselined |= any(name in turn.policy.behind(rule) for rule in rules)
     bank.notes.clear()
 
 
@@ -239,7 +239,7 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
 
 def _settle(turn: Turn, incident: Incident) -> None:
     """Classify an incident when it is time to, and close it when it is over."""
-    state = turn.state
+    state, ending = turn.state, incident.ending
     found = diagnosis.follow(turn, incident)
     if found is not None:
         _classified(turn, incident, found)
@@ -248,20 +248,18 @@ def _settle(turn: Turn, incident: Incident) -> None:
         if relapsed is not None:
             data_suspicion.relapsed(turn, incident)
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
-        elif state.pace >= incident.probation_until and state.step >= incident.settled:
+        elif state.pace >= ending.probation_until and state.step >= incident.recovery.settled:
             steps = turn.policy.probation_steps
             closing.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             turn.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
         if state.firing(turn.policy) or checkpoint_choice.waits(state, incident):
-            incident.quiet_since = None
-        elif incident.quiet_since is None:
-            incident.quiet_since = state.pace
-        elif state.pace - incident.quiet_since >= QUIET_STEPS and not diagnosis.waits(
-            turn, incident
-        ):
+            ending.quiet_since = None
+        elif ending.quiet_since is None:
+            ending.quiet_since = state.pace
+        elif state.pace - ending.quiet_since >= QUIET_STEPS and not diagnosis.waits(turn, incident):
             over = "its rules cleared by themselves"
-            if incident.rebaselined:
+            if ending.rebaselined:
                 over = "not recovered, but the new level is the baseline now"
             closing.close(turn, incident, f"over: {over}")
             turn.move("clear", f"{incident.id} is over")
@@ -273,10 +271,11 @@ def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
              what="classified", spike=found.data())  # fmt: skip
     turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=diagnosis.told(found),
               then=found.advice)  # fmt: skip
-    name, _ = escalation.climb(turn.policy.ladder, incident.rung)
+    rung = incident.escalation.rung
+    name, _ = escalation.climb(turn.policy.ladder, rung)
     idle = incident.run is None and incident.phase != HELD
     lasting = found.kind in (STRUCTURAL, SCHEDULE)
-    if lasting and idle and incident.rung >= 0 and name == HOLD:
+    if lasting and idle and rung >= 0 and name == HOLD:
         closing.hold(turn, incident, f"{found.kind}, and the ladder is at its end",
                     exhausted=True)  # fmt: skip
 

@@ -65,7 +65,8 @@ def _incident(rule: Rule, policy: Policy, state: State) -> Iterator[tuple[str, s
     if incident.run is not None:
         yield "acting", f"{incident.id}: {incident.run.runbook.name} is running"
     if incident.phase == PROBATION and not aside:
-        left = max(incident.probation_until - state.pace, incident.settled - state.step)
+        steps = incident.ending.probation_until - state.pace
+        left = max(steps, incident.recovery.settled - state.step)
         yield "probation", f"{incident.id} is on probation for {left} more steps: the ladder climbs"
 
 

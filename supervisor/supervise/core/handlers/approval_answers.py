@@ -65,7 +65,7 @@ def again(turn: Turn, why: str) -> None:
     incident, pending = turn.state.incident, approvals.settle(turn, "void", why)
     if incident is None or pending is None or pending.runbook not in turn.policy.runbooks:
         return
-    incident.anew = pending.runbook, pending.rung, pending.why, pending.climbed
+    incident.deferred.anew = pending.runbook, pending.rung, pending.why, pending.climbed
     runner.start_waiting(turn)  # at once, or when the evidence of the first request is taken
 
 

@@ -35,7 +35,7 @@ def launched(turn: Turn, event: Launched) -> None:
     job.returncode, job.ended, job.stays = None, False, ""
     job.launched = event.attempt
     if state.incident is not None:
-        state.incident.over = ""  # it was taken back from a training that had just begun
+        state.incident.deferred.over = ""  # it was taken back from a training that had just begun
     state.checkpoints.launched(event.attempt)
     for bank in state.banks.values():
         bank.leave()
@@ -109,7 +109,7 @@ def exited(turn: Turn, event: Exited) -> None:
     state, incident = turn.state, turn.state.incident
     state.job.returncode = event.returncode
     if incident is not None:
-        incident.standing.clear()  # it ended with the process
+        incident.recovery.standing.clear()  # it ended with the process
     if _relaunching(state) is not None and not (state.job.called_off or _started(state)):
         turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
     else:
@@ -202,7 +202,7 @@ def _answer(turn: Turn, name: str, text: str) -> None:
         if incident is None:
             bank = next(iter(state.banks.values()), None)
             incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
-            incident.crashed = incident.breach_step
+            incident.recovery.crashed = incident.breach_step
         elif incident.severity == "SEV2" and not rule_scope.against_weights(policy, incident):
             opening.crash(turn, incident, text)
         _, rung = escalation.entry(policy.ladder, name, -1)
@@ -233,8 +233,9 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
     if approvals.gate(policy, incident, book) is not None:
         closing.hold(turn, incident, why)
         return True
-    incident.runs += 1
-    incident.run, incident.phase = Run(incident.runs, book, incident.severity), ACTING
+    incident.escalation.runs += 1
+    incident.run = Run(incident.escalation.runs, book, incident.severity)
+    incident.phase = ACTING
     incident.run.reason = withdrawal.reason(turn, incident)
     incident.headline += f"; {why}"
     turn.move("run", f"given up: {why}")

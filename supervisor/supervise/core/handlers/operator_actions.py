@@ -64,7 +64,7 @@ def order(turn: Turn, event: Told) -> Answer:
     if under_way and incident is not None:
         if verb not in PATIENT:
             raise Refused(f"{under_way} is under way; say it again when that is over")
-        wanted = incident.wanted
+        wanted = incident.deferred.wanted
         return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
     if state.job.returncode is not None:
         raise Refused("the job has ended")
@@ -79,7 +79,7 @@ def order(turn: Turn, event: Told) -> Answer:
     if why:
         raise Refused(why)
     name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"
-    number = incident.runs + 1 if incident is not None else 1
+    number = incident.escalation.runs + 1 if incident is not None else 1
     return Answer(
         f"{name}: {verb} is asked of the job{remark}",
         action=f"{name}/{number}/{len(first)}-{verb}", then=lambda: _run(turn, event, book, before),

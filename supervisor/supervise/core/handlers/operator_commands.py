@@ -39,9 +39,10 @@ def told(turn: Turn, event: Told) -> None:
 def waited(turn: Turn) -> None:
     """Do what operators said while an action was under way, when it is over."""
     incident = turn.state.incident
-    if incident is None or not incident.wanted or operator_actions.busy(incident):
+    if incident is None or not incident.deferred.wanted or operator_actions.busy(incident):
         return
-    wanted, incident.wanted = incident.wanted, []
+    deferred = incident.deferred
+    wanted, deferred.wanted = deferred.wanted, []
     for event in wanted:
         told(turn, event)
 

@@ -163,7 +163,8 @@ def _translate_rungs(turn: Turn, old: Ladder) -> None:
 
     state.history.renumber(rung)
     if state.incident is not None:
-        state.incident.rung = rung(state.incident.rung)
+        tried = state.incident.escalation
+        tried.rung = rung(tried.rung)
 
 
 def _keep_runnable(turn: Turn, incident: Incident) -> None:

@@ -116,7 +116,7 @@ def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) ->
     incident = turn.state.incident
     if (silent := turn.state.silence(rule.id)) is not None:
         return f"silence:{silent}"
-    if incident is not None and incident.over:
+    if incident is not None and incident.deferred.over:
         return f"over:{incident.id}"
     for inhibit in turn.policy.inhibit:
         if rule.id not in inhibit.mute:
@@ -134,7 +134,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     policy, state, incident = turn.policy, turn.state, turn.state.incident
     assert incident is not None
     assert rule.runbook is not None
-    incident.asks |= policy.mode_of(rule) == "approve"
+    incident.trigger.asks |= policy.mode_of(rule) == "approve"
     floor = escalation.floor(policy.ladder, state.history.floor, state.pace)
     name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
@@ -149,9 +149,9 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
                  rule=rule.id, severity=rule.severity, suppressed_by="answered")  # fmt: skip
         return
     if precedence.over(incident, bank, rule):
-        turn.say("suppressed", f"{rule.id}: from before attempt {incident.back}", rule=rule.id,
-                 severity=rule.severity, suppressed_by="acting")  # fmt: skip
-        incident.waiting.append(rule.id)
+        why = f"{rule.id}: from before attempt {incident.recovery.back}"
+        turn.say("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by="acting")
+        incident.deferred.waiting.append(rule.id)
         return
     if incident.run is not None:
         _meanwhile(turn, bank, rule, incident.run, (name, rung))
@@ -163,14 +163,14 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
     last = state.history.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
     why = f"{rule.id}: {incident.headline}"
-    tried = max(incident.rung, last[1] if cooling and last is not None else -1)
+    tried = max(incident.escalation.rung, last[1] if cooling and last is not None else -1)
     again = not aside and (cooling or incident.phase == PROBATION) and rung <= tried
     if again:
         why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
         why += f", and {name} was tried"
         turn.say("suppressed", why, rule=rule.id, severity=rule.severity,
                  suppressed_by="cooldown" if cooling else "probation", runbook=name)  # fmt: skip
-        incident.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
+        incident.escalation.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
         opening.taint(turn, incident)
@@ -193,15 +193,15 @@ def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, 
     policy, incident, (name, rung) = turn.policy, turn.state.incident, wanted
     assert incident is not None
     if precedence.outranks(policy, bank, rule, run):
-        if 0 <= rung <= incident.rung:
-            name, rung = escalation.climb(policy.ladder, incident.rung)
+        if 0 <= rung <= (at := incident.escalation.rung):
+            name, rung = escalation.climb(policy.ladder, at)
         bank.rules[policy.rules.index(rule)].answered = True
         _preempt(turn, bank, rule, name, rung)
         return
     turn.say("suppressed", f"{rule.id}: {run.runbook.name} is running", rule=rule.id,
              severity=rule.severity, suppressed_by="acting")  # fmt: skip
     if rung < 0 and rule.runbook != run.runbook.name:  # else it is judged by whether that one helps
-        incident.waiting.append(rule.id)
+        incident.deferred.waiting.append(rule.id)
 
 
 def _answered(turn: Turn, bank: Bank, rule: Rule) -> int | None:
@@ -222,7 +222,7 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     if run.waiting_for is not None or run.failed is not None:
         turn.say("suppressed", f"{rule.id}: {run.runbook.name} is in the middle of an action",
                  rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
-        incident.waiting.append(rule.id)
+        incident.deferred.waiting.append(rule.id)
         return
     turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
     incident.run = None
@@ -240,13 +240,14 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
 def waited(turn: Turn) -> None:
     """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
     state, incident = turn.state, turn.state.incident
-    if incident is None or not incident.waiting:
+    if incident is None or not incident.deferred.waiting:
         return
+    deferred = incident.deferred
     if incident.run is not None and (incident.run.waiting_for or incident.run.failed is not None):
         return
     firing = set(state.firing(turn.policy))
     found = list(precedence.due(turn, incident))
-    incident.waiting = [] if found else [name for name in incident.waiting if name in firing]
+    deferred.waiting = [] if found else [name for name in deferred.waiting if name in firing]
     if found:
         rule, bank = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
         _respond(turn, bank, rule)
@@ -259,9 +260,10 @@ def _shadow(turn: Turn, rule: Rule, mode: str) -> None:
     assert rule.runbook is not None
     if turn.state.machine == state_machine.NOMINAL:
         turn.move("notice", f"{incident.id}: {incident.headline}")
-    if mode == "observe" or rule.runbook in incident.shadowed:
+    shadowed = incident.escalation.shadowed
+    if mode == "observe" or rule.runbook in shadowed:
         return
-    incident.shadowed.append(rule.runbook)
+    shadowed.append(rule.runbook)
     where = action_planning.aim(turn, incident)
     steps: list[object] = []
     if rule.runbook != HOLD:

@@ -41,43 +41,43 @@ def another(turn: Turn, bank: Bank, event: Announced) -> None:
     _clear(turn, bank, rank)
     incident = state.incident
     # Ranks follow one another: the one that leads, and an incident's own, end it.
-    if state.leader() not in (None, rank) and (incident is None or incident.rank != rank):
+    if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
         return
     why = f"its training ended after step {last}, and another one begins"
     if incident is None:
         _begin(turn, why)
         return
     approvals.settle(turn, "withdrawn", why)
-    incident.verdict = diagnosis.conclude(turn, incident)  # its frames are forgotten next
-    incident.over = f"over: {why}"
+    incident.case.verdict = diagnosis.conclude(turn, incident)  # its frames are forgotten next
+    incident.deferred.over = f"over: {why}"
     settle(turn)
 
 
 def settle(turn: Turn) -> None:
     """Close an incident whose training is over once nothing of it is under way."""
     incident = turn.state.incident
-    if incident is None or not incident.over:
+    if incident is None or not incident.deferred.over:
         return
-    run = incident.run
+    deferred, run = incident.deferred, incident.run
     if run is not None and run.waiting_for is not None:
         return
     if run is not None and run.failed is not None:
         _not_done(turn, incident, run, run.failed)
-    standing = compensation.of_training(incident)
+    standing = compensation.of_training(incident.recovery)
     if standing and turn.state.job.returncode is None:
         _take_back(turn, incident, standing[0])
         return
-    closing.close(turn, incident, incident.over, NEXT)
-    _begin(turn, f"{incident.id} is {incident.over}")
-    for event in incident.wanted:
+    closing.close(turn, incident, deferred.over, NEXT)
+    _begin(turn, f"{incident.id} is {deferred.over}")
+    for event in deferred.wanted:
         operator_commands.told(turn, event)
 
 
 def _take_back(turn: Turn, incident: Incident, action: Action) -> None:
     """Ask for it once."""
-    compensation.tried(incident, action)
-    run = incident.run = Run(incident.runs, Runbook("undo", (), ()), incident.severity,
-                             failed=incident.over, undoing=[action])  # fmt: skip
+    compensation.tried(incident.recovery, action)
+    run = incident.run = Run(incident.escalation.runs, Runbook("undo", (), ()), incident.severity,
+                             failed=incident.deferred.over, undoing=[action])  # fmt: skip
     steps.take_back(turn, incident, run, action, "undo")
 
 
@@ -85,7 +85,7 @@ def _not_done(turn: Turn, incident: Incident, run: Run, why: str) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.operator:
         turn.tell("SEV2", f"{incident.id}: not done for {run.operator}", verdict=why)
-    if run.undoing and not any(run.undoing[0] is undo for _, undo in incident.standing):
+    if run.undoing and not any(run.undoing[0] is undo for _, undo in incident.recovery.standing):
         turn.tell("SEV1", f"{incident.id}: taking an action back failed", verdict=why,
                   then="it may act on the next training")  # fmt: skip
 

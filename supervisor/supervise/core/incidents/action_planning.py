@@ -38,7 +38,7 @@ def known(state: State, incident: Incident, before: int | None = None, operator:
         severity=incident.severity,
         unable=state.job.unable,
         good=state.checkpoints.good(),
-        batches=incident.batches,
+        batches=incident.onset.batches,
         operator=operator,
     )
 

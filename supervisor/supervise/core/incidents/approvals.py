@@ -19,7 +19,7 @@ from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
 from ..model.policy import Approval, Policy, Runbook
 from ..state.approval_log import ApprovalLog
-from ..state.incident import HELD, OPEN, Incident, brief
+from ..state.incident import HELD, Incident, brief
 from ..state.run_state import State, Turn
 from . import action_planning, stall
 
@@ -32,7 +32,7 @@ def gate(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
     Terms of a verb come before those of the runbook, and these before those of `all`. Of several
     steps, silence means no if it does for any of them, and after the shortest time of those.
     """
-    always = policy.mode == "approve" or incident.asks
+    always = policy.mode == "approve" or incident.trigger.asks
     asked = []
     for verb, step in zip(book.verbs, book.steps, strict=True):
         names = (name for name in (verb, book.name, ALL) if name in policy.approvals)
@@ -72,7 +72,7 @@ def ask(
         deadline_ns=pending.deadline_ns, timeout_s=terms.timeout_s, on_timeout=terms.on_timeout,
     )  # fmt: skip
     if incident.phase != HELD:
-        incident.phase, incident.quiet_since = OPEN, None
+        incident.reopen()
     turn.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
     after += f"; {stall.word(turn)} meanwhile"

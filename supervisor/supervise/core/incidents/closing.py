@@ -18,14 +18,15 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
         exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
     """
     approvals.settle(turn, "withdrawn", f"{incident.id} is held")
-    incident.phase, incident.run, incident.anew = HELD, None, None
+    incident.phase, incident.run, incident.deferred.anew = HELD, None, None
     opening.distrust(turn, incident)
     if turn.state.job.returncode is not None:
         turn.state.job.stays = why
         return
-    incident.exhausted |= exhausted
-    incident.verdict = diagnosis.conclude(turn, incident) if exhausted else incident.verdict
-    found, then = incident.verdict, "no further action until `supervise release RUN`"
+    case = incident.case
+    case.exhausted |= exhausted
+    case.verdict = diagnosis.conclude(turn, incident) if exhausted else case.verdict
+    found, then = case.verdict, "no further action until `supervise release RUN`"
     turn.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
@@ -68,8 +69,8 @@ def close(
     """Close an incident; a request that waits for it is withdrawn."""
     approvals.settle(turn, "withdrawn", f"{incident.id} is over")
     turn.state.checkpoints.judge(incident.id, turn.state.attempt if recovered else None)
-    acted = incident.runs > 0
-    found = incident.verdict if incident.over else diagnosis.conclude(turn, incident)
+    acted = incident.escalation.runs > 0
+    found = incident.case.verdict if incident.deferred.over else diagnosis.conclude(turn, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
     turn.say(
@@ -82,5 +83,5 @@ def close(
         why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then
     turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
-        turn.state.history.floor = (incident.rung, turn.state.pace)
+        turn.state.history.floor = (incident.escalation.rung, turn.state.pace)
     turn.state.incident = None

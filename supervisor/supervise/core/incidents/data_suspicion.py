@@ -13,7 +13,8 @@ from ..analysis.shard_attribution import BEFORE
 from ..detection.rank_monitor import Bank
 from ..model.decisions import BREACH
 from ..model.policy import Rule
-from ..state.incident import QUIET_STEPS, Incident, Onset
+from ..state.incident import QUIET_STEPS, Incident
+from ..state.onset import Onset
 from ..state.run_state import State, Turn
 from .approvals import ALLOW
 
@@ -38,7 +39,6 @@ def began(
     incident.onset = Onset(
         bank.attempt, breach, advisory, breach - BEFORE - 1, state.pace, bank.step
     )
-    incident.batches = ()
     _reach(bank, incident, breach)
     _reach(bank, incident, bank.step)
     blame = state.context.blame
@@ -104,7 +104,7 @@ def _reach(bank: Bank, incident: Incident, step: int) -> None:
     onset = incident.onset
     first = onset.last + 1 if step - onset.last <= BEFORE + 1 else step
     found = [int(v) for at, v in bank.history.series(FINGERPRINT) if first <= at <= step]
-    incident.batches = (*incident.batches, *found)[:BATCHES]
+    onset.batches = (*onset.batches, *found)[:BATCHES]
     onset.last = max(onset.last, step)
 
 

@@ -20,6 +20,7 @@ from ..detection.rank_monitor import Bank
 from ..model.policy import Planned, Policy, Rule
 from ..state import rule_scope
 from ..state.incident import Incident
+from ..state.loss_case import LossCase
 from ..state.run_state import State, Turn
 
 RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
@@ -47,39 +48,39 @@ def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
     if LOSS not in bank.history.names:
         rank = state.leader() or rank
         bank = state.banks.get(rank, bank)
-    onset, history = incident.breach_step, bank.history
-    incident.rank, incident.attempt, incident.begin = rank, bank.attempt, onset
-    incident.since, incident.looked, incident.far = state.pace, bank.step, 0
-    incident.peak, incident.verdict = None, None  # of an onset that it had before
-    incident.opened_pace = incident.opened_pace or state.pace  # it may be opened anew, when raised
-    incident.band = band_of(history.series(LOSS), onset)
-    incident.norms = {
+    onset, history, case = incident.breach_step, bank.history, incident.case
+    case.rank, case.attempt, case.begin = rank, bank.attempt, onset
+    case.since, case.looked, case.verdict = state.pace, bank.step, None
+    case.excursion.far, case.excursion.peak = 0, None  # of an onset that it had before
+    case.opened_pace = case.opened_pace or state.pace  # it may be opened anew, when raised
+    case.band = band_of(history.series(LOSS), onset)
+    case.norms = {
         metric: median(values)
         for metric in (GRAD, UPDATE, CLIPPED)
         if len(values := before(bank, metric, onset)) >= LEAST
     }
     for frame in history.frames:
         if frame.step >= onset:
-            _look(incident, bank, frame.values, frame.step)
-    incident.context = around(turn, bank, incident)
+            _look(case, bank, frame.values, frame.step)
+    case.context = around(turn, bank, incident)
 
 
 def follow(turn: Turn, incident: Incident) -> Verdict | None:
     """Look at the newest frame; return a verdict once, when it is time for one."""
-    state = turn.state
-    bank = state.banks.get(incident.rank)
+    state, case = turn.state, incident.case
+    bank = state.banks.get(case.rank)
     if bank is None or LOSS not in bank.history.names:
         return None
-    if bank.attempt != incident.attempt:  # it went back: the question is asked anew
-        incident.attempt, incident.begin = bank.attempt, bank.step
-        incident.since, incident.rolled_back, incident.verdict = state.pace, True, None
-    if bank.step != incident.looked:
-        incident.looked = bank.step
-        _look(incident, bank, bank.latest, bank.step)
-    if incident.verdict is not None or state.pace - incident.since < DEADLINE:
+    if bank.attempt != case.attempt:  # it went back: the question is asked anew
+        case.attempt, case.begin = bank.attempt, bank.step
+        case.since, case.rolled_back, case.verdict = state.pace, True, None
+    if bank.step != case.looked:
+        case.looked = bank.step
+        _look(case, bank, bank.latest, bank.step)
+    if case.verdict is not None or state.pace - case.since < DEADLINE:
         return None
-    incident.verdict = conclude(turn, incident)
-    return incident.verdict
+    case.verdict = conclude(turn, incident)
+    return case.verdict
 
 
 def waits(turn: Turn, incident: Incident) -> bool:
@@ -87,19 +88,19 @@ def waits(turn: Turn, incident: Incident) -> bool:
 
     Asked every tenth frame only; one that waits is not urgent.
     """
-    state = turn.state
-    if not about_loss(turn.policy, incident) or state.pace - incident.since >= DEADLINE:
+    pace, quiet_since = turn.state.pace, incident.ending.quiet_since
+    if not about_loss(turn.policy, incident) or pace - incident.case.since >= DEADLINE:
         return False
-    if incident.quiet_since is not None and (state.pace - incident.quiet_since) % 10:
+    if quiet_since is not None and (pace - quiet_since) % 10:
         return True
-    case = _evidence(turn, incident)
-    return case is not None and spike_classifier.rejoined(case)["answer"] == spike_classifier.NO
+    found = _evidence(turn, incident)
+    return found is not None and spike_classifier.rejoined(found)["answer"] == spike_classifier.NO
 
 
 def conclude(turn: Turn, incident: Incident) -> Verdict | None:
     """Answer the four questions; None where the job publishes no loss."""
-    case = _evidence(turn, incident)
-    return None if case is None else spike_classifier.judge(case)
+    found = _evidence(turn, incident)
+    return None if found is None else spike_classifier.judge(found)
 
 
 def told(found: Verdict) -> str:
@@ -121,13 +122,13 @@ def told(found: Verdict) -> str:
 
 def remember_onset(state: State, incident: Incident) -> None:
     """Count an excursion of the loss, so that a series of them is seen."""
-    if _counts(incident):
-        state.context.onsets.append(incident.opened_pace)
+    if _counts(incident.case):
+        state.context.onsets.append(incident.case.opened_pace)
 
 
-def _counts(incident: Incident) -> bool:
+def _counts(case: LossCase) -> bool:
     """Return whether the loss went so far, for so long, that more of the same are a series."""
-    return incident.far >= SERIES_FRAMES
+    return case.excursion.far >= SERIES_FRAMES
 
 
 def about_loss(policy: Policy, incident: Incident) -> bool:
@@ -167,57 +168,58 @@ def _as_expected(bank: Bank, event: Planned) -> bool:
 
 
 def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
-    state, bank = turn.state, turn.state.banks.get(incident.rank)
+    state, case = turn.state, incident.case
+    bank = state.banks.get(case.rank)
     if bank is None or LOSS not in bank.history.names:
         return None
-    history, begin, onsets = bank.history, incident.begin, state.context.onsets
-    if not incident.rolled_back and _reaches(bank, incident.breach_step):
-        incident.context = around(turn, bank, incident)  # by now with what came after it
+    history, begin, onsets = bank.history, case.begin, state.context.onsets
+    if not case.rolled_back and _reaches(bank, incident.breach_step):
+        case.context = around(turn, bank, incident)  # by now with what came after it
     probes: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in history.evaluations:
         probes.setdefault(name, []).append((step, value))
-    series = {m: history.series(m) for m in incident.norms}
+    series = {m: history.series(m) for m in case.norms}
     return Evidence(
-        band=incident.band,
+        band=case.band,
         after=[point for point in history.series(LOSS) if point[0] >= begin],
         norms={
-            m: (incident.norms[m], [value for step, value in points if step >= begin])
+            m: (case.norms[m], [value for step, value in points if step >= begin])
             for m, points in series.items()
         },
         probes=probes,
         artefact=_artefact(bank, incident.breach_step),
-        happened=incident.context,
-        peak=incident.peak,
-        nonfinite=incident.nonfinite,
-        kept=incident.kept,
-        planned=_planned(turn.policy, incident),
-        exhausted=incident.exhausted,
-        recurring=recurring([*onsets, incident.opened_pace]) if _counts(incident) else "",
+        happened=case.context,
+        peak=case.excursion.peak,
+        nonfinite=case.excursion.nonfinite,
+        kept=case.excursion.kept,
+        planned=_planned(turn.policy, case, incident.breach_step),
+        exhausted=case.exhausted,
+        recurring=recurring([*onsets, case.opened_pace]) if _counts(case) else "",
         about_loss=about_loss(turn.policy, incident),
-        rolled_back=incident.rolled_back,
+        rolled_back=case.rolled_back,
     )
 
 
-def _look(incident: Incident, bank: Bank, values: tuple[float | None, ...], step: int) -> None:
+def _look(case: LossCase, bank: Bank, values: tuple[float | None, ...], step: int) -> None:
     """Keep the largest loss, and the steps whose loss, gradient or update is not finite.
 
     What was skipped was kept from the weights, unless the update itself tells otherwise.
     """
-    names = bank.history.names
+    names, seen = bank.history.names, case.excursion
     found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
     loss = found.get(LOSS)
     wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
     kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
     if wrong and kept:
-        incident.kept = (*incident.kept[:1], step)
-    elif wrong and incident.nonfinite is None:
-        incident.nonfinite = step
+        seen.kept = (*seen.kept[:1], step)
+    elif wrong and seen.nonfinite is None:
+        seen.nonfinite = step
     if loss is not None and loss - loss == 0.0:
-        incident.peak = loss if incident.peak is None else max(incident.peak, loss)
-        band = incident.band
+        seen.peak = loss if seen.peak is None else max(seen.peak, loss)
+        band = case.band
         if band is not None:
             far = max(SERIES_MADS * band.spread, SERIES_NATS)
-            incident.far += loss - band.forecast(step) > far
+            seen.far += loss - band.forecast(step) > far
 
 
 def _reaches(bank: Bank, onset: int) -> bool:
@@ -237,13 +239,12 @@ def _artefact(bank: Bank, onset: int) -> str:
     return "same" if before | after == before and len(before) == 1 else "changed"
 
 
-def _planned(policy: Policy, incident: Incident) -> bool:
+def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
     """Return whether an announced event covers the onset and the loss went as expected."""
-    band, peak = incident.band, incident.peak
+    band, peak = case.band, case.excursion.peak
     up = band is not None and peak is not None and peak > band.limit
     return any(
-        event.expect == "either" or (event.expect == "up") == up
-        for event in plans(policy, incident.breach_step)
+        event.expect == "either" or (event.expect == "up") == up for event in plans(policy, onset)
     )
 
 
@@ -281,7 +282,7 @@ def around(turn: Turn, bank: Bank, incident: Incident) -> list[Happened]:
         Happened(step, kind, text)
         for step, attempt, kind, text in turn.state.context.happened
         if onset - BEFORE <= step <= onset + AFTER
-        and attempt == incident.attempt
+        and attempt == incident.case.attempt
         and not text.startswith(own)
     ]
     found += [*_rates(bank, onset), *_odd(bank, onset), *_marks(bank, onset)]

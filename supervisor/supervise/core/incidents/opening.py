@@ -29,7 +29,7 @@ def open_incident(
         headline=text,
     )  # fmt: skip
     case(turn, bank, incident)
-    band = incident.band
+    band = incident.case.band
     title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
     turn.say(
         "incident", title, rule=rule, severity=severity, what="opened", runbook=see,
@@ -46,8 +46,8 @@ def crash(turn: Turn, incident: Incident, text: str) -> None:
     is as good as before.
     """
     incident.severity, incident.headline = "SEV1", text
-    incident.breach_step = incident.crashed = turn.state.step + 1
-    case(turn, turn.state.banks.get(incident.rank), incident)
+    incident.breach_step = incident.recovery.crashed = turn.state.step + 1
+    case(turn, turn.state.banks.get(incident.case.rank), incident)
     turn.say(
         "incident", f"raised to SEV1 by a crash: {text}", severity="SEV1", what="raised",
         runbook="", breach_step=incident.breach_step,
@@ -73,12 +73,14 @@ def taint(turn: Turn, incident: Incident) -> None:
 def distrust(turn: Turn, incident: Incident) -> None:
     """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
     attempt = max(turn.state.attempt, turn.state.job.launched)
-    if incident.tainted and attempt > min(incident.tainted):
+    tainted = incident.recovery.tainted
+    if tainted and attempt > min(tainted):
         _taint(turn, incident, attempt, 0)
 
 
 def _taint(turn: Turn, incident: Incident, attempt: int, step: int) -> None:
-    first = incident.tainted[attempt] = min(step, incident.tainted.get(attempt, step))
+    tainted = incident.recovery.tainted
+    first = tainted[attempt] = min(step, tainted.get(attempt, step))
     turn.state.checkpoints.taint(attempt, first, _since(incident))
 
 
@@ -90,9 +92,10 @@ def checkpoint(turn: Turn, data: Mapping[str, Any]) -> None:
     """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
     incident, saved, step = turn.state.incident, int(data.get("attempt", 0)), int(data["step"])
     suspect = trial = ""
-    if incident is not None and saved in incident.tainted:
-        suspect = "" if 0 <= step < incident.tainted[saved] else _since(incident)
-    elif incident is not None and incident.tainted and saved > min(incident.tainted):
+    tainted = {} if incident is None else incident.recovery.tainted
+    if incident is not None and saved in tainted:
+        suspect = "" if 0 <= step < tainted[saved] else _since(incident)
+    elif incident is not None and tainted and saved > min(tainted):
         trial = incident.id
     turn.state.checkpoints.notice(data, suspect, trial)
 

@@ -8,7 +8,8 @@ step under way is not carried out if the job has not met it yet, and no other st
 from __future__ import annotations
 
 from ..model.events import Noticed
-from ..state.incident import Run, verb_of
+from ..state import compensation
+from ..state.incident import Run
 from ..state.run_state import State, Turn
 
 ENDED = "pause-ended"  # kind of the notice
@@ -27,8 +28,7 @@ def ended(turn: Turn, event: Noticed) -> None:
         return
     state.job.paused = False
     if incident is not None:
-        resume = "resume"  # what goes on by itself needs none
-        incident.standing = [(n, undo) for n, undo in incident.standing if verb_of(undo) != resume]
+        compensation.forget(incident.recovery, "resume")  # what goes on by itself needs none
     if run is not None and _relies(run):
         run.unpaused = event.message
     if not state.job.called_off:

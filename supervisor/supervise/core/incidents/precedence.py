@@ -35,7 +35,7 @@ def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
 
     Silence is none of them.
     """
-    return bank.attempt < incident.back and not stall.told_by(bank, rule)
+    return bank.attempt < incident.recovery.back and not stall.told_by(bank, rule)
 
 
 def due(turn: Turn, incident: Incident) -> Iterable[tuple[Rule, Bank]]:
@@ -45,10 +45,10 @@ def due(turn: Turn, incident: Incident) -> Iterable[tuple[Rule, Bank]]:
     """
     run = incident.run
     for r, rule in enumerate(turn.policy.rules):
-        for bank in turn.state.banks.values() if rule.id in incident.waiting else ():
+        for bank in turn.state.banks.values() if rule.id in incident.deferred.waiting else ():
             watch = bank.rules[r]
             if not watch.firing or over(incident, bank, rule):
                 continue
-            calm = incident.back and watch.code != BREACH
+            calm = incident.recovery.back and watch.code != BREACH
             if not calm and (run is None or outranks(turn.policy, bank, rule, run)):
                 yield rule, bank

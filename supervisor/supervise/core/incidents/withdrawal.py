@@ -37,19 +37,19 @@ CLEARED = "every rule that asked for it has cleared"
 
 def reason(turn: Turn, incident: Incident) -> Reason | None:
     """Return the reason for a runbook that starts now; None when none can go away."""
-    state = turn.state
+    state, trigger = turn.state, incident.trigger
     if state.job.returncode is not None:
         return None
-    asked = next((rule for rule in turn.policy.rules if rule.id == incident.asked_by), None)
-    if incident.still:
+    asked = next((rule for rule in turn.policy.rules if rule.id == trigger.asked_by), None)
+    if trigger.still:
         frames = {} if asked is None else _silent(turn, asked)
-        return Reason((incident.asked_by,), frames)
+        return Reason((trigger.asked_by,), frames)
     return Reason(tuple(_acting(turn.policy, state, incident))) if asked is not None else None
 
 
 def asked(turn: Turn, incident: Incident, rule: Rule, *, still: bool) -> None:
     """Note the rule that asks for a runbook, and whether it does because the job stands still."""
-    incident.asked_by, incident.still = rule.id, still
+    incident.trigger.asked_by, incident.trigger.still = rule.id, still
 
 
 def gone(policy: Policy, state: State, action: Action) -> str:
@@ -79,7 +79,7 @@ def withdrawn(policy: Policy, state: State) -> str:
     run = incident.run if incident is not None else None
     if incident is None or run is None or run.waiting_for is None or run.undoing:
         return ""
-    if incident.over:
+    if incident.deferred.over:
         return "" if run.operator and run.verb == "stop" else TRAINING_OVER
     if pausing.withdrawn(state):
         return pausing.UNPAUSED
@@ -122,7 +122,7 @@ def _still_silent(policy: Policy, state: State, rule_id: str, frames: dict[int, 
 
 def astray(state: State, incident: Incident) -> bool:
     """Return whether most losses since the first breach are out of the incident's band."""
-    bank, band = state.banks.get(incident.rank), incident.band
+    bank, band = state.banks.get(incident.case.rank), incident.case.band
     if bank is None or band is None:
         return False
     points = bank.history.series(LOSS)[-LOOKED_AT:]

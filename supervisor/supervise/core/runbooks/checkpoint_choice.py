@@ -53,7 +53,7 @@ def refused(
     closing.helpless(turn, incident, book.name, refusal)
     if not action_planning.lacks_checkpoint(turn, incident, book):
         return
-    incident.lacked = (incident.runs, book.name, why, climbed)
+    incident.deferred.lacked = (incident.escalation.runs, book.name, why, climbed)
     if turn.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
     turn.tell(
@@ -70,17 +70,18 @@ def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
     fires or the loss is out of its band; of a job that has ended no rule can tell.
     """
     state, policy = turn.state, turn.policy
-    if incident.lacked is None or incident.phase != OPEN or state.approvals.pending is not None:
+    deferred = incident.deferred
+    if deferred.lacked is None or incident.phase != OPEN or state.approvals.pending is not None:
         return None
-    number, name, why, climbed = incident.lacked
+    number, name, why, climbed = deferred.lacked
     book = policy.runbooks.get(name)
-    if number != incident.runs or book is None:
+    if number != incident.escalation.runs or book is None:
         return None
     if state.job.returncode is None and not (_pressing(turn, incident) or waits(state, incident)):
         return None
     if action_planning.refusal(turn, incident, book):
         return None
-    incident.lacked = None
+    deferred.lacked = None
     rungs = policy.ladder.rungs
     why += "; there is a good checkpoint by now"
     return name, rungs.index(name) if name in rungs else -1, why, climbed
@@ -91,8 +92,9 @@ def waits(state: State, incident: Incident) -> bool:
 
     Baselines get used to a ruined loss, and its rules clear: that does not end it.
     """
+    lacks = incident.deferred.lacked is not None
     silent = any(state.silence(rule) is not None for rule in incident.rules)
-    return incident.lacked is not None and not silent and withdrawal.astray(state, incident)
+    return lacks and not silent and withdrawal.astray(state, incident)
 
 
 def sought(policy: Policy, state: State) -> int | None:
@@ -101,11 +103,11 @@ def sought(policy: Policy, state: State) -> int | None:
     None while none does.
     """
     incident = state.incident
-    if incident is None or incident.lacked is None or state.job.returncode is not None:
+    if incident is None or incident.deferred.lacked is None or state.job.returncode is not None:
         return None
-    number, name, _, _ = incident.lacked
+    number, name, _, _ = incident.deferred.lacked
     book = policy.runbooks.get(name)
-    if incident.phase != OPEN or number != incident.runs or book is None:
+    if incident.phase != OPEN or number != incident.escalation.runs or book is None:
         return None
     for verb, step in zip(book.verbs, book.steps, strict=True):
         if verb == "relaunch":

@@ -34,25 +34,25 @@ def start(
     if name == HOLD:
         closing.hold(turn, incident, why, exhausted=climbed)
         return
-    incident.anew = None
+    incident.deferred.anew, tried = None, incident.escalation
     book = turn.policy.runbooks[name]
     refusal = action_planning.refusal(turn, incident, book)
     if refusal and book.if_refused and not instead:
         _stand_in(turn, incident, book, rung, why, refusal)
         return
     terms = None if refusal or approved else approvals.gate(turn.policy, incident, book)
-    incident.runs += 1
-    incident.run = Run(incident.runs, book, incident.severity, reduced=refusal, instead=instead,
-                       climbed=climbed, entered=incident.rung)  # fmt: skip
+    tried.runs += 1
+    incident.run = Run(tried.runs, book, incident.severity, reduced=refusal, instead=instead,
+                       climbed=climbed, entered=tried.rung)  # fmt: skip
     incident.run.reason = withdrawal.reason(turn, incident)
     if terms is not None:
         incident.run.reduced = "it waits for approval"
         approvals.ask(turn, incident, book, terms, rung, why, climbed=climbed)
     elif refusal:
-        incident.rung = rung
+        tried.rung = rung
         checkpoint_choice.refused(turn, incident, book, refusal, why, climbed=climbed)
     else:
-        incident.rung, turn.state.history.tried[name] = rung, "verify" not in book.verbs
+        tried.rung, turn.state.history.tried[name] = rung, "verify" not in book.verbs
         incident.run.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _acts(turn, incident, f"runbook {name}: {why}")
@@ -67,7 +67,7 @@ def start_waiting(turn: Turn) -> None:
     state, incident = turn.state, turn.state.incident
     if incident is None or incident.run is not None:
         return
-    anew = incident.anew or checkpoint_choice.lacked(turn, incident)
+    anew = incident.deferred.anew or checkpoint_choice.lacked(turn, incident)
     if anew is not None:
         name, rung, why, climbed = anew
         start(turn, incident, name, rung, why, climbed=climbed)
@@ -88,10 +88,10 @@ def start_asked(
     turn: Turn, incident: Incident, book: Runbook, operator: str, before: int | None
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
-    held = incident.phase == HELD
-    incident.runs += 1
+    tried, held = incident.escalation, incident.phase == HELD
+    tried.runs += 1
     incident.run = Run(
-        incident.runs, book, incident.severity, operator=operator, held=held, before=before
+        tried.runs, book, incident.severity, operator=operator, held=held, before=before
     )
     _acts(turn, incident, f"{book.name} asked by {operator}")
     proceed(turn, incident)
@@ -115,7 +115,7 @@ def _acts(turn: Turn, incident: Incident, why: str) -> None:
 def proceed(turn: Turn, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
-        if incident.over:
+        if incident.deferred.over:
             return  # nothing follows, see `session_change`
         if run.unpaused and run.failed is None:
             turn.say("abort", f"{run.runbook.name}: {run.unpaused}", what="unpaused")
@@ -145,8 +145,8 @@ def proceed(turn: Turn, incident: Incident) -> None:
         elif verb == HOLD:
             closing.hold_by(turn, incident, run)
         elif verb == "undo":
-            if incident.standing:
-                newest = incident.standing[-1][1]
+            if incident.recovery.standing:
+                newest = incident.recovery.standing[-1][1]
                 steps.take_back(turn, incident, run, newest, f"{run.index}-undo")
                 return
             run.index += 1
@@ -197,9 +197,9 @@ def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any])
         # Another process runs that nobody has told of; one that was may have ended since.
         job.returncode, job.ended = None, False
     if run.failed is not None:
-        compensation.tried(incident, run.undoing.pop(0))
+        compensation.tried(incident.recovery, run.undoing.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
-        compensation.tried(incident, run.action)
+        compensation.tried(incident.recovery, run.action)
     else:
         compensation.committed(incident, run, run.action, run.verb, result)
         run.done.append(run.index)
@@ -219,9 +219,9 @@ def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
     turn.say("abort", f"{run.runbook.name} withdrawn: {why}", what="withdrawn",
              runbook=run.runbook.name, **data)  # fmt: skip
     run.withdrawn = True
-    incident.rung = run.entered
+    incident.escalation.rung = run.entered
     state.history.tried.pop(run.runbook.name, None)
-    state.history.cooldown.pop(incident.asked_by, None)
+    state.history.cooldown.pop(incident.trigger.asked_by, None)
     fail(turn, incident, why, sent=False)
 
 
@@ -230,16 +230,16 @@ def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None
     run = incident.run
     assert run is not None
     run.waiting_for = None
-    if incident.over:
-        compensation.left_open(incident, run)
+    if incident.deferred.over:
+        compensation.left_open(incident.recovery, run)
         run.failed = why
     elif run.failed is None and run.runbook.verbs[run.index] != "undo":
         run.failed = why
-        run.undoing = compensation.of_run(incident, run, run.index if sent else None)
+        run.undoing = compensation.of_run(incident.recovery, run, run.index if sent else None)
     else:  # an undo: it is not tried again, a person must know
         assert run.action is not None
-        compensation.tried(incident, run.action)
-        rest = run.undoing[1:] if run.failed else compensation.of_run(incident, run, None)
+        compensation.tried(incident.recovery, run.action)
+        rest = run.undoing[1:] if run.failed else compensation.of_run(incident.recovery, run, None)
         run.failed, run.undoing, run.exhausted = run.failed or why, rest, True
         incident.severity = "SEV0"
         turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
@@ -255,12 +255,12 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
         _left_alone(turn, incident, run)
     elif run.operator:
         _handed_back(turn, incident, run)
-    elif run.exhausted or incident.runs > 2 * len(turn.policy.runbooks) + 1:
+    elif run.exhausted or incident.escalation.runs > 2 * len(turn.policy.runbooks) + 1:
         closing.hold(turn, incident, run.failed)
     elif run.useless:
         climb(turn, incident, run.failed)
     elif run.refused and run.runbook.if_refused and not run.instead:
-        _stand_in(turn, incident, run.runbook, incident.rung, run.failed, run.failed)
+        _stand_in(turn, incident, run.runbook, incident.escalation.rung, run.failed, run.failed)
     elif HOLD in run.runbook.verbs:
         closing.hold_by(turn, incident, run)
     elif after == HOLD:
@@ -271,7 +271,7 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
 
 def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
-    incident.phase, incident.quiet_since = OPEN, None
+    incident.reopen()
     turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failed}")
     turn.tell(incident.severity, f"{incident.id}: {run.runbook.name} withdrawn",
               verdict=str(run.failed), why=incident.headline, news=True,
@@ -282,15 +282,17 @@ def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
 def climb(turn: Turn, incident: Incident, why: str) -> None:
     """What was tried did not help: it is taken back, and then comes the next rung."""
     opening.distrust(turn, incident)
-    standing = compensation.everything(incident)
+    standing = compensation.everything(incident.recovery)
     if standing:
         incident.phase = ACTING
-        incident.run = Run(incident.runs, Runbook("undo", (), ()), incident.severity, failed=why,
-                           useless=True, undoing=standing)  # fmt: skip
+        number, book = incident.escalation.runs, Runbook("undo", (), ())
+        incident.run = Run(number, book, incident.severity, failed=why, useless=True,
+                           undoing=standing)  # fmt: skip
         proceed(turn, incident)
         return
-    name, rung = escalation.climb(turn.policy.ladder, incident.rung)
-    start(turn, incident, name, rung, why, climbed=incident.rung >= 0)
+    tried = incident.escalation.rung
+    name, rung = escalation.climb(turn.policy.ladder, tried)
+    start(turn, incident, name, rung, why, climbed=tried >= 0)
 
 
 def _ended(turn: Turn, incident: Incident, run: Run) -> None:
@@ -302,7 +304,7 @@ def _ended(turn: Turn, incident: Incident, run: Run) -> None:
         _on_probation(turn, incident, f"{run.runbook.name} is done")
     else:
         if incident.phase != HELD:
-            incident.phase, incident.quiet_since = OPEN, None
+            incident.reopen()
         start_waiting(turn)
 
 
@@ -315,19 +317,19 @@ def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
     elif run.failed is None:
         _on_probation(turn, incident, f"{run.runbook.name} is done for {run.operator}")
     else:
-        incident.phase, incident.quiet_since = OPEN, None
+        incident.reopen()
         turn.move("given_up", run.failed)
     start_waiting(turn)
 
 
 def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
-    if turn.state.approvals.pending is not None or incident.anew is not None:
-        incident.phase, incident.quiet_since = OPEN, None
+    if turn.state.approvals.pending is not None or incident.deferred.anew is not None:
+        incident.reopen()
         turn.move("ask", f"{why}; a request of {incident.id} waits")
         start_waiting(turn)
         return
     incident.phase = PROBATION
-    incident.probation_until = turn.state.pace + turn.policy.probation_steps
+    incident.ending.probation_until = turn.state.pace + turn.policy.probation_steps
     turn.move("verified", why)
 
 

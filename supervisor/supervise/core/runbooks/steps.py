@@ -56,7 +56,7 @@ def helped(turn: Turn, incident: Incident) -> None:
     history.tried[run.runbook.name] = True
     for rule in incident.rules if run.instead else ():
         if rule in history.cooldown:
-            history.cooldown[rule] = history.cooldown[rule][0], incident.rung
+            history.cooldown[rule] = history.cooldown[rule][0], incident.escalation.rung
 
 
 def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:

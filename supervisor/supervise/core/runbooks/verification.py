@@ -84,7 +84,7 @@ def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
     batch is little evidence when it is another one, so that may be twice as far from the trend. The
     steps just before a trouble may already have had a loss of their own, so `was` counts too.
     """
-    loss, band = told.get("loss") or {}, incident.band
+    loss, band = told.get("loss") or {}, incident.case.band
     was, now = loss.get("was"), loss.get("is")
     proved = (told.get("probe_batch") or {}).get("verdict") == "equal"
     if band is None or proved or now is None or not isfinite(now):
@@ -114,14 +114,14 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         run.clear_steps, run.last_trouble = 0, trouble
     else:
         run.clear_steps += 1
-    if not trouble and frame.step <= incident.beyond:
+    if not trouble and frame.step <= incident.recovery.beyond:
         run.verify_until += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
     if run.clear_steps >= needed and (left := _left(turn, incident, frame, needed)):
         run.clear_steps, run.last_trouble = needed - 1, left
     if run.clear_steps >= needed:
         loss = turn.state.banks[frame.rank].value(LOSS)
-        band = incident.band
+        band = incident.case.band
         where = f", loss {loss:.4g}" if loss is not None else ""
         limit = band.limit_at(frame.step) if band is not None and loss is not None else None
         where += f" under {limit:.4g}" if limit is not None else ""
@@ -184,13 +184,13 @@ def _back_again(turn: Turn, incident: Incident, run: Run) -> str:
             continue
         for rank, bank in turn.state.banks.items():
             watch = bank.rules[r]
-            if bank.attempt < incident.back or policy.mode_of(rule) not in ACTING_MODES:
+            if bank.attempt < incident.recovery.back or policy.mode_of(rule) not in ACTING_MODES:
                 continue  # frames of before, or it acts on nothing
             if watch.code != BREACH:
                 run.calm.add((rule.id, rank))
             elif watch.held >= rule.for_steps and _shown(turn, bank, rule):
                 word = "again" if (rule.id, rank) in run.calm else "still"
-                if word == "again" or bank.step > incident.beyond:
+                if word == "again" or bank.step > incident.recovery.beyond:
                     where = f"in breach {word} at step {bank.step} on rank {rank}"
                     return f"{run.runbook.name} did not help: {rule.id} is {where}"
     return ""
@@ -219,7 +219,7 @@ def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
             if code == BREACH or unjudged:
                 word = "is in breach" if code == BREACH else "cannot be judged"
                 return f"{rule.id} {word} at step {frame.step} on rank {rank}"
-    loss, band = turn.state.banks[frame.rank].value(LOSS), incident.band
+    loss, band = turn.state.banks[frame.rank].value(LOSS), incident.case.band
     if loss is None or band is None:
         return ""
     limit = band.limit_at(frame.step)
@@ -228,8 +228,8 @@ def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
 
 def _left(turn: Turn, incident: Incident, frame: Frame, frames: int) -> str:
     """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
-    if frame.step <= incident.beyond:
-        return f"step {incident.beyond}, where it began, has not been passed"
+    if frame.step <= incident.recovery.beyond:
+        return f"step {incident.recovery.beyond}, where it began, has not been passed"
     moved = _update(turn, incident, frame.rank, frames)
     return moved or _level(turn, incident, frame.rank, frames)
 
@@ -239,7 +239,7 @@ def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
 
     A single loss may be far from the trend; that many in a row may not.
     """
-    run, band = incident.run, incident.band
+    run, band = incident.run, incident.case.band
     if run is None or band is None or not _went_back(run):
         return ""
     newest = turn.state.banks[rank].history.series(LOSS)[-frames:]
@@ -253,7 +253,7 @@ def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
 
 def _update(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
     """Say that the update norm is not back where it was, "" when it is or is no part of this."""
-    policy, before = turn.policy, incident.norms.get(UPDATE)
+    policy, before = turn.policy, incident.case.norms.get(UPDATE)
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
     behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
     if not before or not any(UPDATE in detector.metrics for detector in behind):

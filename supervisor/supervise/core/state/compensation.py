@@ -1,6 +1,6 @@
 """What was done about an incident and still stands, and how it is taken back.
 
-An action that can be undone leaves its opposite in `Incident.standing` when it is committed. The
+An action that can be undone leaves its opposite in `Recovery.standing` when it is committed. The
 opposite goes when it was carried out, whether by us or by a later step (`resume` after `pause`).
 What did not help is taken back before anything else is tried.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from ..model.action import Action
 from .incident import Incident, Run, verb_of
+from .recovery import Recovery
 
 GOES_BACK = ("rollback", "relaunch")
 # When a training is over: its data is no better for the next one, and what trains is not paused.
@@ -23,49 +24,55 @@ def committed(
     incident: Incident, run: Run, action: Action, verb: str, result: Mapping[str, Any]
 ) -> None:
     """Take note of an action that was done. What a person asked for is not ours to take back."""
-    incident.back = max(incident.back, int(result.get("attempt", 0)))
-    incident.standing = [(n, undo) for n, undo in incident.standing if verb_of(undo) != verb]
+    recovery = incident.recovery
+    recovery.back = max(recovery.back, int(result.get("attempt", 0)))
+    forget(recovery, verb)
     opposite = action.undo()
     if opposite is not None and not run.operator:
-        incident.standing.append((run.number, opposite))
-    led = bool(incident.rules) and incident.breach_step != incident.crashed  # by a rule
+        recovery.standing.append((run.number, opposite))
+    led = bool(incident.rules) and incident.breach_step != recovery.crashed  # by a rule
     if verb in GOES_BACK and led and not run.operator:
         clear = max((int(getattr(step, "clear_for", 0)) for step in run.runbook.steps), default=0)
-        incident.beyond = max(incident.beyond, incident.breach_step)
-        incident.settled = incident.beyond + (clear or CLEAR)
+        recovery.beyond = max(recovery.beyond, incident.breach_step)
+        recovery.settled = recovery.beyond + (clear or CLEAR)
 
 
-def tried(incident: Incident, action: Action) -> None:
+def forget(recovery: Recovery, verb: str) -> None:
+    """The opposite `verb` of what was done was carried out otherwise."""
+    recovery.standing = [(n, undo) for n, undo in recovery.standing if verb_of(undo) != verb]
+
+
+def tried(recovery: Recovery, action: Action) -> None:
     """Take note of an undo that was carried out, or failed: it is not tried again."""
-    incident.standing = [pair for pair in incident.standing if pair[1] is not action]
+    recovery.standing = [pair for pair in recovery.standing if pair[1] is not action]
 
 
-def everything(incident: Incident) -> list[Action]:
+def everything(recovery: Recovery) -> list[Action]:
     """Return what takes back all that stands, newest first."""
-    return [undo for _, undo in reversed(incident.standing)]
+    return [undo for _, undo in reversed(recovery.standing)]
 
 
-def left_open(incident: Incident, run: Run) -> None:
+def left_open(recovery: Recovery, run: Run) -> None:
     """Take note of an action that may have been done: its outcome went with its training."""
     if run.action is None or run.operator or run.undoing or run.refused:
         return
     opposite = run.action.undo()
-    if opposite is not None and opposite not in everything(incident):
-        incident.standing.append((run.number, opposite))
+    if opposite is not None and opposite not in everything(recovery):
+        recovery.standing.append((run.number, opposite))
 
 
-def of_training(incident: Incident) -> list[Action]:
+def of_training(recovery: Recovery) -> list[Action]:
     """Return what takes back all that would act on the next training, newest first."""
-    return [undo for undo in everything(incident) if verb_of(undo) not in STAY]
+    return [undo for undo in everything(recovery) if verb_of(undo) not in STAY]
 
 
-def of_run(incident: Incident, run: Run, sent: int | None) -> list[Action]:
+def of_run(recovery: Recovery, run: Run, sent: int | None) -> list[Action]:
     """Return what takes back this runbook's own steps, newest first.
 
     Args:
         sent: index of a step that failed after it was asked for, and may have half happened.
     """
-    found = [undo for number, undo in incident.standing if number == run.number]
+    found = [undo for number, undo in recovery.standing if number == run.number]
     if sent is not None:
         found = [undo for undo in found if verb_of(undo) != run.runbook.verbs[sent]]
         opposite = run.runbook.steps[sent].undo()

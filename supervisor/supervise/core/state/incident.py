@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..analysis.context_event import Happened
-from ..analysis.loss_band import Band
-from ..analysis.spike_classifier import Verdict
 from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
-from ..model.events import Told
 from ..model.policy import Runbook
+from .deferred import Deferred
+from .ending import Ending
+from .incident_escalation import Escalation
+from .loss_case import LossCase
+from .onset import Onset
+from .recovery import Recovery
+from .trigger import Trigger
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
 # An incident that nobody acted on is over after so many steps without a firing rule. What begins
@@ -78,54 +81,15 @@ class Run:
 
 
 @dataclass(slots=True)
-class Onset:
-    """The newest begin of a trouble that its shards were blamed for, and what came of it.
-
-    Attributes:
-        attempt, breach: where it began, -1 before any. advisory: only rules of SEV2 told of it.
-        last: newest step of it whose batch is known to be part of the trouble.
-        pace, step: of the newest frame in which a rule of the incident was in breach.
-        lull: the last step in breach before `QUIET_STEPS` without, when there were as many since.
-    """
-
-    attempt: int = -1
-    breach: int = -1
-    advisory: bool = False
-    last: int = -1
-    pace: int = 0
-    step: int = -1
-    lull: int | None = None
-
-
-@dataclass(slots=True)
 class Incident:
     """An open incident.
 
     Attributes:
-        rank: whose frames are asked about the loss; `attempt` of its newest one.
-        begin: first step that counts as after the onset: of the new attempt after a rollback.
-        since: pace from which the loss has time to come back; `opened_pace` never moves.
-        norms: metric -> median before the onset. context: what else happened then.
-        exhausted: it came back after the last rung of the ladder.
-        standing: (number of the runbook, what takes an action of it back), oldest first.
-        asks: a rule in mode `approve` began it, so that all that it leads to is asked for.
-        wanted: words of operators that wait for the action under way.
-        anew: what is asked for again when the run under way ends: runbook, rung, why, climbed.
-        lacked: number of the newest run, when it was refused for want of a good checkpoint: its
-            runbook, why it was to run, climbed.
-        over: its training is, why: it is closed when what is under way has come to its end.
-        back: the attempt that the job was last taken back to; what older frames tell is over.
+        opened_step: newest step then. breach_step: the first that may be part of the trouble.
+        rules: ids of those that joined it. headline: what it is about, one line.
+        run: the runbook in progress.
         acked: who said that a person looks after it.
-        tainted: attempt -> step from which checkpoints of it are suspect because of this.
-        nonfinite: first step whose loss, gradient or update was not finite. kept: first and last
-            one of those that were skipped, and so kept from the weights.
-        crashed: the first breach, if that is the end of the process.
-        beyond, settled: it went back: the first breach, a step that a recovery must have passed,
-            and the step before which its probation does not end. A crash has neither: it may lie
-            far ahead, and the count of crashes judges it.
-        verdict: the class that it was given while it is open.
-        asked_by: id of the rule that asked for the newest runbook. still: because the job stood
-            still.
+        trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
     """
 
     id: str
@@ -133,58 +97,31 @@ class Incident:
     breach_step: int
     severity: str
     rules: list[str]
-    phase: str = OPEN
-    rung: int = -1
-    run: Run | None = None
-    runs: int = 0
-    band: Band | None = None
-    probation_until: int = 0
-    quiet_since: int | None = None
-    rebaselined: bool = False  # a detector behind it took the new level for its baseline
     headline: str = ""
-    waiting: list[str] = field(default_factory=list)  # rules to be answered after what is under way
-    shadowed: list[str] = field(default_factory=list)  # runbooks that shadow mode only wrote down
-    rank: int = 0
-    attempt: int = 0
-    begin: int = 0
-    since: int = 0
-    opened_pace: int = 0
-    looked: int = -1
-    norms: dict[str, float] = field(default_factory=dict)
-    context: list[Happened] = field(default_factory=list)
-    onset: Onset = field(default_factory=Onset)
-    batches: tuple[int, ...] = ()  # fingerprints of the steps up to the newest onset, and in breach
-    peak: float | None = None
-    far: int = 0  # frames whose loss was far out of the band
-    nonfinite: int | None = None
-    kept: tuple[int, ...] = ()
-    rolled_back: bool = False
-    exhausted: bool = False
-    verdict: Verdict | None = None
-    standing: list[tuple[int, Action]] = field(default_factory=list)
-    asks: bool = False
-    wanted: list[Told] = field(default_factory=list)
+    phase: str = OPEN
+    run: Run | None = None
     acked: str = ""
-    tainted: dict[int, int] = field(default_factory=dict)
-    beyond: int = -1
-    settled: int = -1
-    anew: tuple[str, int, str, bool] | None = None
-    lacked: tuple[int, str, str, bool] | None = None
-    back: int = 0
-    crashed: int = -1
-    over: str = ""
-    asked_by: str = ""
-    still: bool = False
+    trigger: Trigger = field(default_factory=Trigger)
+    escalation: Escalation = field(default_factory=Escalation)
+    case: LossCase = field(default_factory=LossCase)
+    onset: Onset = field(default_factory=Onset)
+    recovery: Recovery = field(default_factory=Recovery)
+    deferred: Deferred = field(default_factory=Deferred)
+    ending: Ending = field(default_factory=Ending)
 
     def join(self, rule: str, severity: str) -> bool:
         """Add a rule that fires; return True when it raised the incident's severity."""
-        self.quiet_since = None
+        self.ending.quiet_since = None
         if rule not in self.rules:
             self.rules.append(rule)
         if SEVERITIES.index(severity) < SEVERITIES.index(self.severity):
             self.severity = severity
             return True
         return False
+
+    def reopen(self) -> None:
+        """Nothing is under way: it is watched until it has been quiet for long enough."""
+        self.phase, self.ending.quiet_since = OPEN, None
 
 
 def first_breach(numbers: Mapping[str, Mapping[str, Any]], step: int) -> int:
