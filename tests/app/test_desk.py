@@ -11,7 +11,9 @@ from supervise.app.event_processor import Desk
 from supervise.core.model.events import Told
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
-from supervise.core.state.incident import Incident, Run
+from supervise.core.state.incident import Incident
+from supervise.core.state.intent import Intent
+from supervise.core.state.runbook_run import Run
 from supervise.errors import ActionError
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
@@ -24,8 +26,9 @@ def desk():
                                reloader=None, redactor=Redactor())  # fmt: skip
     quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
     desk = Desk(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
-    run = Run(1, BOOK, "SEV1", waiting_for="inc-1/1/0-relaunch", action=BOOK.steps[0],
-              verb="relaunch", args={"checkpoint": "a", "step": 19})  # fmt: skip
+    args = {"checkpoint": "a", "step": 19}
+    intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
+    run = Run(1, BOOK, "SEV1", intent=intent)
     desk.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)
     return desk
 
@@ -33,20 +36,20 @@ def desk():
 def test_what_may_be_better_lies_between_the_order_and_the_trouble(desk):
     """As far from the first breach as the policy wants it, or from where an operator goes back."""
     assert desk.range() == (19, 50)
-    desk.state.incident.run.before = 40
+    desk.state.incident.run.order.before = 40
     assert desk.range() == (19, 30)
 
 
 def test_what_people_approved_is_settled(desk):
     """Looking for another one would only keep the job dead for longer."""
-    desk.state.incident.run.approved = [{"verb": "relaunch", "args": {}}]
+    desk.state.incident.run.terms.approved = [{"verb": "relaunch", "args": {}}]
 
     assert desk.range() is None
 
 
 def test_a_relaunch_that_nobody_waits_for_is_told_so(desk):
     """Its deadline is over, or the end of the run was asked for."""
-    desk.state.incident.run.waiting_for = None
+    desk.state.incident.run.intent.waiting_for = None
 
     for question in (desk.range, desk.choose):
         with pytest.raises(ActionError, match="nobody waits"):

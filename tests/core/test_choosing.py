@@ -69,7 +69,7 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     action = note.data["action"]
     assert action["id"] == ACTION and note.incident == "inc-1"
     assert note.reason == "relaunch goes back to b of step 39, not to a of step 19"
-    assert action["args"] == story.state.incident.run.args
+    assert action["args"] == story.state.incident.run.intent.args
     assert (action["args"]["attempt"], action["args"]["skip"]) == (1, [[40, 60]])
     story.send(Launched(story.at_ns, 2, 1))
     story.send(Finished(story.at_ns, ACTION, True, {"pid": 2, "attempt": 1, "step": 39}))
@@ -88,7 +88,7 @@ def test_neither_one_of_the_trouble_nor_one_too_near_is_chosen(stopped):
     told(story, "d", 39, ok=False)
 
     assert choose(story) == []
-    assert story.state.incident.run.args["checkpoint"] == "a"
+    assert story.state.incident.run.intent.args["checkpoint"] == "a"
 
 
 def test_one_that_turns_out_to_be_gone_is_left_for_the_next(stopped):
@@ -132,7 +132,7 @@ def test_another_engine_chooses_the_same(stopped):
         again += made
 
     assert [record(d) for d in again] == [record(d) for d in story.log]
-    assert state.incident.run.args == story.state.incident.run.args
+    assert state.incident.run.intent.args == story.state.incident.run.intent.args
 
 
 @pytest.mark.parametrize("final", [True, False])
@@ -166,4 +166,4 @@ def test_a_worse_rule_that_fires_meanwhile_takes_no_approval_back(stopping, make
     story.say("approve", id=pending.id)
 
     assert story.actions()[-1].endswith("relaunch")
-    assert story.state.incident.run.args["checkpoint"] == "a"
+    assert story.state.incident.run.intent.args["checkpoint"] == "a"

@@ -156,10 +156,10 @@ def test_a_loss_that_stays_above_its_band_has_not_recovered(back):
 def test_recovered_is_said_beyond_the_first_breach_only(back):
     """Quiet steps before it prove nothing, and do not count against the deadline."""
     story = back(RELAUNCH, "relaunch")
-    until = story.state.incident.run.verify_until
+    until = story.state.incident.run.verification.until
     steps(story, 2.0, 20)  # the trouble was at step 60
     assert not story.kinds("verify", "passed")
-    assert story.state.incident.run.verify_until == until + 20
+    assert story.state.incident.run.verification.until == until + 20
     steps(story, 2.0, 1)
 
     assert story.kinds("verify", "passed")

@@ -64,7 +64,7 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     told(story, "b", 45)
 
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
-    assert story.state.incident.run.args["checkpoint"] == "a"
+    assert story.state.incident.run.intent.args["checkpoint"] == "a"
     assert "there is a good checkpoint by now" in story.kinds("state")[-1].reason
     story.send(Exited(story.at_ns, -2))
     story.send(Launched(story.at_ns, 2, 1))

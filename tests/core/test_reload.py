@@ -240,7 +240,7 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
     story.policy = replace(base, runbooks=books)
     load(story, story.policy)
     story.frames(8.0)
-    waiting = story.state.incident.run.waiting_for
+    waiting = story.state.incident.run.intent.waiting_for
     assert waiting == "inc-1/1/0-reach"
 
     fewer = {"soften": Runbook("soften", base.runbooks["back"].steps, ("touch", "verify"))}
@@ -249,7 +249,7 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
     )
 
     assert [d.data["what"] for d in made if d.kind == "note"] == ["if-it-fails"]
-    assert story.state.incident.run.waiting_for == waiting
+    assert story.state.incident.run.intent.waiting_for == waiting
     story.answer = None
     story.send(Finished(story.at_ns, waiting, False, {}, "no"))
     assert story.state.machine == "holding"

@@ -94,7 +94,7 @@ def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
     story = crashing(tell)
     story.send(Exited(story.at_ns, 1))
     action = story.kinds("intent")[-1].data["action"]["id"]
-    assert story.state.incident.run.args["attempt"] == 1
+    assert story.state.incident.run.intent.args["attempt"] == 1
     story.send(Launched(story.at_ns, 2, 1))
     story.send(Exited(story.at_ns, 2))
     assert not story.state.job.over

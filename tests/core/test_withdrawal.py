@@ -39,7 +39,7 @@ class Job:
 
     def _edge(self, story: Story) -> None:
         run = story.state.incident.run if story.state.incident is not None else None
-        if run is None or run.waiting_for is None or run.verb != "stop" or self.stopped:
+        if run is None or not run.intent.awaits("stop") or self.stopped:
             self.asked_s = None
             return
         now_s = story.at_ns // SECOND
@@ -48,7 +48,8 @@ class Job:
             return
         gone = withdrawal.withdrawn(story.policy, story.state)
         if gone:
-            story.send(Finished(story.at_ns, run.waiting_for, False, {"refused": True}, gone))
+            asked = run.intent.waiting_for
+            story.send(Finished(story.at_ns, asked, False, {"refused": True}, gone))
         else:
             self.stopped = True
 

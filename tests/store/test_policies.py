@@ -11,6 +11,7 @@ from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Announced, Noticed, Reloaded, Told
 from supervise.core.model.policy import Policy
+from supervise.core.state.intent import Intent
 from supervise.errors import StoreError
 from supervise.store import files, policies
 from supervise.store.run_directory import RunDir
@@ -180,7 +181,7 @@ def test_a_job_that_is_being_started_again_has_its_policy(begun):
     """The way in which it is started is the one under which that was decided."""
     _, policy, reloader = begun()
     state = engine.start(policy)
-    run = SimpleNamespace(waiting_for="inc-1/1/2", verb="relaunch")
+    run = SimpleNamespace(intent=Intent("inc-1/1/2", verb="relaunch"))
     state.incident = SimpleNamespace(run=run)
 
     same, [event] = reloader.reload(word(), policy, state)

@@ -126,25 +126,25 @@ class Adoption:
     def _perform_again(self) -> None:
         incident = self._desk.state.incident
         run = incident.run if incident is not None else None
-        if run is None or run.waiting_for is None:
+        if run is None or run.intent.waiting_for is None:
             return
         verb = verb_of(awaited(self._desk.state))
-        answered = self._control.answered(self._desk.key(run.waiting_for))
+        answered = self._control.answered(self._desk.key(run.intent.waiting_for))
         gone = withdrawal.withdrawn(self._desk.policy, self._desk.state)
         if gone and not answered:
             lost = f"{gone}, and so is who asked for it"
-            self._desk.take(Finished(clock.monotonic_ns(), run.waiting_for, False, {}, lost))
+            self._desk.take(Finished(clock.monotonic_ns(), run.intent.waiting_for, False, {}, lost))
             return
-        why = f"{run.waiting_for} was under way: performed again under its key"
-        action = {"id": run.waiting_for, "verb": verb}
+        why = f"{run.intent.waiting_for} was under way: performed again under its key"
+        action = {"id": run.intent.waiting_for, "verb": verb}
         self._recorder.note("recovered", self._desk.state.step, why, {"action": action})
         if verb == "stop" and self._control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
-            self._control.exit_code = run.args["exit_code"]
+            self._control.exit_code = run.intent.args["exit_code"]
         self._desk.again()
         until = time.monotonic() + ANSWER_S
         # What follows it waits for what the job has said since: a pause may have ended by itself.
-        while answered and run.waiting_for == action["id"] and time.monotonic() < until:
+        while answered and run.intent.waiting_for == action["id"] and time.monotonic() < until:
             self._control.pump(clock.monotonic_ns())
             self._desk.returns()
             time.sleep(0.005)

@@ -20,7 +20,8 @@ from ..core.model.decisions import ACTING_MODES, Decision
 from ..core.model.events import Announced, Event, Finished, Frame, Noticed, Told
 from ..core.model.interfaces import Message
 from ..core.runbooks import steps
-from ..core.state.incident import Run, verb_of
+from ..core.state.incident import verb_of
+from ..core.state.runbook_run import Run
 from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.action_performer import Performer
@@ -161,7 +162,7 @@ class Desk:
         """
         incident = self.state.incident
         run = incident.run if incident is not None else None
-        if run is None or run.waiting_for is None or run.verb != "relaunch":
+        if run is None or not run.intent.awaits("relaunch"):
             raise ActionError("nobody waits for the relaunch any more")
         return run
 
@@ -171,10 +172,11 @@ class Desk:
         None where people approved the one that was ordered. Raises ActionError, see `relauncher`.
         """
         run, incident = self.relaunching(), self.state.incident
-        if run.approved is not None or incident is None or not isinstance(run.action, Relaunch):
+        action = run.intent.action
+        if run.terms.approved is not None or incident is None or not isinstance(action, Relaunch):
             return None
-        breach_step = incident.breach_step if run.before is None else run.before
-        return run.args["step"], run.action.before(breach_step)
+        breach_step = incident.breach_step if run.order.before is None else run.order.before
+        return run.intent.args["step"], action.before(breach_step)
 
     def choose(self) -> Mapping[str, Any]:
         """Let the engine aim the relaunch under way again; return its arguments.
@@ -187,7 +189,7 @@ class Desk:
             self.take(Noticed(clock.monotonic_ns(), "choice", text))
         if self.recorder.trouble is not None:
             raise ActionError(self.recorder.trouble)
-        return self.relaunching().args
+        return self.relaunching().intent.args
 
     def may_start(self) -> None:
         """Raise ActionError when an operator said `stop` while the job was dead."""
@@ -202,7 +204,8 @@ class Desk:
         assert incident is not None
         assert incident.run is not None
         verb = verb_of(steps.awaited(self.state))
-        self._start({"id": incident.run.waiting_for, "verb": verb, "args": incident.run.args})
+        intent = incident.run.intent
+        self._start({"id": intent.waiting_for, "verb": verb, "args": intent.args})
 
     def message(self, decision: Decision) -> Message:
         """Return what people are told by a decision to notify them."""

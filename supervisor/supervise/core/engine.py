@@ -181,10 +181,11 @@ def _tick(turn: Turn, tick: Tick) -> None:
             _blind(turn, turn.policy.rules[r], rank)
     incident = state.incident
     run = incident.run if incident is not None else None
-    if incident is not None and run is not None and run.waiting_for is not None:
-        if tick.at_ns > run.overdue_ns:
-            why = f"{run.waiting_for} has no outcome"
-            turn.say("in_doubt", why, action={"id": run.waiting_for})
+    if incident is not None and run is not None and run.intent.waiting_for is not None:
+        if tick.at_ns > run.intent.overdue_ns:
+            action_id = run.intent.waiting_for
+            why = f"{action_id} has no outcome"
+            turn.say("in_doubt", why, action={"id": action_id})
             runner.fail(turn, incident, why)
             _waited(turn)
     elif incident is not None:

@@ -27,7 +27,7 @@ def take(turn: Turn, event: Adopted) -> None:
         pending.deadline_ns += event.unwatched_ns
     run = state.incident.run if state.incident is not None else None
     if run is not None:
-        run.verify_ns = event.at_ns
-        if run.waiting_for is not None:
-            within_s = steps.awaited(state).limit_s(run.args) + steps.OVERDUE_S
-            run.overdue_ns = event.at_ns + int(within_s * 1e9)
+        run.verification.frame_ns = event.at_ns
+        if run.intent.waiting_for is not None:
+            within_s = steps.awaited(state).limit_s(run.intent.args) + steps.OVERDUE_S
+            run.intent.overdue_ns = event.at_ns + int(within_s * 1e9)

@@ -14,9 +14,10 @@ from ..model.policy import HOLD, Runbook
 from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, runner, verification
 from ..state import rule_scope
-from ..state.incident import ACTING, HELD, Incident, Run
+from ..state.incident import ACTING, HELD, Incident
 from ..state.job_life import CALLED_OFF, Restarts
 from ..state.run_state import State, Turn
+from ..state.runbook_run import Run
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
@@ -119,13 +120,13 @@ def exited(turn: Turn, event: Exited) -> None:
 def _relaunching(state: State) -> str | None:
     """Return the id of the relaunch that is under way."""
     run = state.incident.run if state.incident is not None else None
-    return run.waiting_for if run is not None and run.verb == "relaunch" else None
+    return run.intent.waiting_for if run is not None and run.intent.verb == "relaunch" else None
 
 
 def _started(state: State) -> bool:
     """Return whether what the relaunch under way starts runs already, or did."""
     run = state.incident.run if state.incident is not None else None
-    return run is not None and run.args.get("attempt") == state.job.launched
+    return run is not None and run.intent.args.get("attempt") == state.job.launched
 
 
 def failed_start(state: State) -> bool:
@@ -178,7 +179,7 @@ def _awaited(state: State, run: Run, name: str) -> bool:
     Args:
         name: the runbook that is to follow, "" for none.
     """
-    if run.waiting_for is None or state.job.stopping or state.job.called_off:
+    if run.intent.waiting_for is None or state.job.stopping or state.job.called_off:
         return False
     return bool(name) or not state.job.ended or "relaunch" in run.runbook.verbs[run.index :]
 
@@ -236,7 +237,7 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
     incident.escalation.runs += 1
     incident.run = Run(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
-    incident.run.reason = withdrawal.reason(turn, incident)
+    incident.run.terms.reason = withdrawal.reason(turn, incident)
     incident.headline += f"; {why}"
     turn.move("run", f"given up: {why}")
     turn.tell(incident.severity, f"{incident.id}: given up", verdict=why, news=True,

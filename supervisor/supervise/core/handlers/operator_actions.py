@@ -50,9 +50,9 @@ class Answer:
 def busy(incident: Incident) -> str:
     """Return what is being performed, or taken back, right now; "" when nothing is."""
     run = incident.run
-    if run is None or (run.waiting_for is None and run.failed is None):
+    if run is None or not run.busy():
         return ""
-    return run.waiting_for or run.runbook.name
+    return run.intent.waiting_for or run.runbook.name
 
 
 def order(turn: Turn, event: Told) -> Answer:

@@ -25,8 +25,9 @@ from ..model.action import Refused
 from ..model.decisions import ACTING_MODES, SEVERITIES
 from ..model.policy import HOLD, Rule
 from ..runbooks import runner
-from ..state.incident import HELD, PROBATION, Run, first_breach, headline
+from ..state.incident import HELD, PROBATION, first_breach, headline
 from ..state.run_state import Turn
+from ..state.runbook_run import Run
 from . import job_lifecycle
 
 
@@ -219,7 +220,7 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     assert incident is not None
     run = incident.run
     assert run is not None
-    if run.waiting_for is not None or run.failed is not None:
+    if run.busy():
         turn.say("suppressed", f"{rule.id}: {run.runbook.name} is in the middle of an action",
                  rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
         incident.deferred.waiting.append(rule.id)
@@ -243,7 +244,7 @@ def waited(turn: Turn) -> None:
     if incident is None or not incident.deferred.waiting:
         return
     deferred = incident.deferred
-    if incident.run is not None and (incident.run.waiting_for or incident.run.failed is not None):
+    if incident.run is not None and incident.run.busy():
         return
     firing = set(state.firing(turn.policy))
     found = list(precedence.due(turn, incident))

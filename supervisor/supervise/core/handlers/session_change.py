@@ -20,8 +20,10 @@ from ..model.events import Announced
 from ..model.policy import Runbook
 from ..runbooks import steps
 from ..state import compensation
-from ..state.incident import Incident, Run
+from ..state.incident import Incident
 from ..state.run_state import Turn
+from ..state.runbook_failure import RunbookFailure
+from ..state.runbook_run import Run
 from . import operator_commands
 
 NEXT = "the next one is watched from nothing"
@@ -59,10 +61,10 @@ def settle(turn: Turn) -> None:
     if incident is None or not incident.deferred.over:
         return
     deferred, run = incident.deferred, incident.run
-    if run is not None and run.waiting_for is not None:
+    if run is not None and run.intent.waiting_for is not None:
         return
-    if run is not None and run.failed is not None:
-        _not_done(turn, incident, run, run.failed)
+    if run is not None and run.failure.why is not None:
+        _not_done(turn, incident, run, run.failure.why)
     standing = compensation.of_training(incident.recovery)
     if standing and turn.state.job.returncode is None:
         _take_back(turn, incident, standing[0])
@@ -76,16 +78,18 @@ def settle(turn: Turn) -> None:
 def _take_back(turn: Turn, incident: Incident, action: Action) -> None:
     """Ask for it once."""
     compensation.tried(incident.recovery, action)
-    run = incident.run = Run(incident.escalation.runs, Runbook("undo", (), ()), incident.severity,
-                             failed=incident.deferred.over, undoing=[action])  # fmt: skip
+    number, book = incident.escalation.runs, Runbook("undo", (), ())
+    failure = RunbookFailure(incident.deferred.over, undoing=[action])
+    run = incident.run = Run(number, book, incident.severity, failure=failure)
     steps.take_back(turn, incident, run, action, "undo")
 
 
 def _not_done(turn: Turn, incident: Incident, run: Run, why: str) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
-    if run.operator:
-        turn.tell("SEV2", f"{incident.id}: not done for {run.operator}", verdict=why)
-    if run.undoing and not any(run.undoing[0] is undo for _, undo in incident.recovery.standing):
+    if run.order.operator:
+        turn.tell("SEV2", f"{incident.id}: not done for {run.order.operator}", verdict=why)
+    undoing, standing = run.failure.undoing, incident.recovery.standing
+    if undoing and not any(undoing[0] is undo for _, undo in standing):
         turn.tell("SEV1", f"{incident.id}: taking an action back failed", verdict=why,
                   then="it may act on the next training")  # fmt: skip
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..state.incident import CLOSED, HELD, Incident, Run
+from ..state.incident import CLOSED, HELD, Incident
 from ..state.run_state import Turn
+from ..state.runbook_run import Run
 from . import approvals, diagnosis, opening, stall
 
 NOTHING = "nothing to do"
@@ -41,12 +42,12 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
 
 def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
     """Hold as the last step of a runbook says, whatever became of the evidence before it."""
-    if incident.phase == HELD and run.failed is None:
+    if incident.phase == HELD and run.failure.why is None:
         run.index += 1  # it ran in a hold: people know
         return
     why = f"{run.runbook.name}: {incident.headline}"
-    why += f"; {run.failed}" if run.failed else ""
-    hold(turn, incident, why, exhausted=run.climbed)
+    why += f"; {run.failure.why}" if run.failure.why else ""
+    hold(turn, incident, why, exhausted=run.terms.climbed)
 
 
 def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:

@@ -120,4 +120,4 @@ def _asked(turn: Turn, incident: Incident) -> bool:
     run, pending = incident.run, turn.state.approvals.pending
     if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
         return True
-    return run is not None and run.approved is not None
+    return run is not None and run.terms.approved is not None

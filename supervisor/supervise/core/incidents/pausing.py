@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ..model.events import Noticed
 from ..state import compensation
-from ..state.incident import Run
 from ..state.run_state import State, Turn
+from ..state.runbook_run import Run
 
 ENDED = "pause-ended"  # kind of the notice
 UNPAUSED = "the pause that it relies on has ended"
@@ -20,9 +20,9 @@ def ended(turn: Turn, event: Noticed) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
     state, incident = turn.state, turn.state.incident
     run = incident.run if incident is not None else None
-    pauses = run is not None and run.waiting_for is not None and run.verb == "pause"
+    pauses = run is not None and run.intent.awaits("pause")
     key = str(event.data.get("key", ""))
-    if run is not None and pauses and key and key.rpartition(":")[2] != run.waiting_for:
+    if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.waiting_for:
         return
     if not state.job.paused:
         return
@@ -30,7 +30,7 @@ def ended(turn: Turn, event: Noticed) -> None:
     if incident is not None:
         compensation.forget(incident.recovery, "resume")  # what goes on by itself needs none
     if run is not None and _relies(run):
-        run.unpaused = event.message
+        run.failure.unpaused = event.message
     if not state.job.called_off:
         turn.tell("SEV1", "the pause ended by itself, and the job goes on", verdict=event.message,
                   then="to hold it again: supervise pause")  # fmt: skip
@@ -39,14 +39,15 @@ def ended(turn: Turn, event: Noticed) -> None:
 def withdrawn(state: State) -> bool:
     """Return whether the action under way is not to be carried out, since the job goes on."""
     run = state.incident.run if state.incident is not None else None
-    if run is None or not run.unpaused or run.failed is not None or run.action is None:
+    if run is None or not run.failure.unpaused or run.failure.why is not None:
         return False
-    return run.waiting_for is not None and run.action.touches_job
+    action, awaited = run.intent.action, run.intent.waiting_for
+    return awaited is not None and action is not None and action.touches_job
 
 
 def _relies(run: Run) -> bool:
     """Return whether the step under way was to find the job paused, or is the pause itself."""
-    if run.failed is not None:
+    if run.failure.why is not None:
         return False
     paused = False
     for i in (*run.done, run.index):

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from ..detection.rank_monitor import Bank
 from ..model.decisions import BREACH, SEVERITIES
 from ..model.policy import Policy, Rule
-from ..state.incident import Incident, Run
+from ..state.incident import Incident
 from ..state.run_state import Turn
+from ..state.runbook_run import Run
 from . import stall
 
 

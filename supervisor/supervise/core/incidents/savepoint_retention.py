@@ -9,8 +9,9 @@ from __future__ import annotations
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Runbook
-from ..state.incident import Incident, Run
+from ..state.incident import Incident
 from ..state.run_state import State
+from ..state.runbook_run import Run
 from . import action_planning
 
 
@@ -42,7 +43,7 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
     ]
     if state.approvals.pending is not None:
         names.append(state.approvals.pending.runbook)
-    if incident.run is not None and not incident.run.operator:
+    if incident.run is not None and not incident.run.order.operator:
         names.append(incident.run.runbook.name)
     if any(name in policy.ladder.rungs for name in names):
         names += policy.ladder.rungs
@@ -58,7 +59,7 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
 
 def _goes_before(state: State, incident: Incident, book: Runbook, run: Run | None = None) -> int:
     """Return the step that the rollback of a runbook goes before, 0 when it has none."""
-    before, operator = (None, "") if run is None else (run.before, run.operator)
+    before, operator = (None, "") if run is None else (run.order.before, run.order.operator)
     where = action_planning.known(state, incident, before, operator)
     for verb, action in zip(book.verbs, book.steps, strict=True):
         if verb == "rollback":

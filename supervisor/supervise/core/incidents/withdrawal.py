@@ -25,8 +25,9 @@ from ..detection.rank_monitor import LOSS
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Rule
-from ..state.incident import Incident, Reason
+from ..state.incident import Incident
 from ..state.run_state import State, Turn
+from ..state.start_terms import Reason
 from . import pausing, stall
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
@@ -56,16 +57,17 @@ def gone(policy: Policy, state: State, action: Action) -> str:
     """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
     incident = state.incident
     run = incident.run if incident is not None else None
-    if incident is None or run is None or run.reason is None or state.job.returncode is not None:
+    if incident is None or run is None or state.job.returncode is not None:
         return ""
-    if run.operator or run.undoing or run.failed is not None:
+    why, failure = run.terms.reason, run.failure
+    if why is None or run.order.operator or failure.undoing or failure.why is not None:
         return ""
-    if run.reason.frames is not None:
-        silent = _still_silent(policy, state, run.reason.rules[0], run.reason.frames)
+    if why.frames is not None:
+        silent = _still_silent(policy, state, why.rules[0], why.frames)
         return "" if silent else STEPS_AGAIN
-    if not action.ends_job or run.approved is not None or not run.reason.rules:
+    if not action.ends_job or run.terms.approved is not None or not why.rules:
         return ""
-    firing = set(state.firing(policy)) & {*run.reason.rules, *incident.rules}
+    firing = set(state.firing(policy)) & {*why.rules, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
     return "" if lasting or astray(state, incident) else CLEARED
 
@@ -77,19 +79,20 @@ def withdrawn(policy: Policy, state: State) -> str:
     """
     incident = state.incident
     run = incident.run if incident is not None else None
-    if incident is None or run is None or run.waiting_for is None or run.undoing:
+    if incident is None or run is None or run.intent.waiting_for is None or run.failure.undoing:
         return ""
     if incident.deferred.over:
-        return "" if run.operator and run.verb == "stop" else TRAINING_OVER
+        return "" if run.order.operator and run.intent.verb == "stop" else TRAINING_OVER
     if pausing.withdrawn(state):
         return pausing.UNPAUSED
-    return gone(policy, state, run.action) if run.action and run.action.destructive else ""
+    action = run.intent.action
+    return gone(policy, state, action) if action and action.destructive else ""
 
 
 def answers_standstill(state: State) -> bool:
     """Return whether the runbook under way answers a job that stands still."""
     run = state.incident.run if state.incident is not None else None
-    return run is not None and run.reason is not None and run.reason.frames is not None
+    return run is not None and run.terms.reason is not None and run.terms.reason.frames is not None
 
 
 def _acts(policy: Policy, rule: Rule) -> bool:

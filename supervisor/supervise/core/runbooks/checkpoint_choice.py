@@ -23,26 +23,27 @@ def again(turn: Turn) -> None:
     """
     incident = turn.state.incident
     run = incident.run if incident is not None else None
-    if incident is None or run is None or run.waiting_for is None or run.verb != "relaunch":
+    if incident is None or run is None or not run.intent.awaits("relaunch"):
         return
-    assert run.action is not None
-    if run.approved is not None:
+    intent, action = run.intent, run.intent.action
+    assert action is not None
+    if run.terms.approved is not None:
         return
     try:
-        args = run.action.aim(action_planning.aim(turn, incident, run.before))
+        args = action.aim(action_planning.aim(turn, incident, run.order.before))
     except Refused:
         return
-    before, args["attempt"] = run.args, run.args["attempt"]
+    before, args["attempt"] = intent.args, intent.args["attempt"]
     if args["checkpoint"] == before["checkpoint"]:
         return
-    run.args = args
-    run.overdue_ns = turn.state.at_ns + int((run.action.limit_s(args) + OVERDUE_S) * 1e9)
+    intent.args = args
+    intent.overdue_ns = turn.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
     turn.say(
         "note",
         f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
         f"{before['checkpoint']} of step {before['step']}",
         what="aimed-again",
-        action={"id": run.waiting_for, "verb": run.verb, "args": args},
+        action={"id": intent.waiting_for, "verb": intent.verb, "args": args},
     )  # fmt: skip
 
 

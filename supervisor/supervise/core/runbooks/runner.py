@@ -15,8 +15,12 @@ from ..model.approval_request import Pending
 from ..model.events import Finished
 from ..model.policy import HOLD, Runbook
 from ..state import compensation
-from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, Run, brief
+from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
+from ..state.operator_order import OperatorOrder
 from ..state.run_state import Turn
+from ..state.runbook_failure import RunbookFailure
+from ..state.runbook_run import Run
+from ..state.start_terms import StartTerms
 from . import checkpoint_choice, steps
 
 
@@ -40,20 +44,21 @@ def start(
     if refusal and book.if_refused and not instead:
         _stand_in(turn, incident, book, rung, why, refusal)
         return
-    terms = None if refusal or approved else approvals.gate(turn.policy, incident, book)
+    asked = None if refusal or approved else approvals.gate(turn.policy, incident, book)
     tried.runs += 1
-    incident.run = Run(tried.runs, book, incident.severity, reduced=refusal, instead=instead,
-                       climbed=climbed, entered=tried.rung)  # fmt: skip
-    incident.run.reason = withdrawal.reason(turn, incident)
-    if terms is not None:
-        incident.run.reduced = "it waits for approval"
-        approvals.ask(turn, incident, book, terms, rung, why, climbed=climbed)
+    run = incident.run = Run(tried.runs, book, incident.severity, terms=StartTerms(
+        withdrawal.reason(turn, incident), climbed=climbed, instead=instead, entered=tried.rung,
+        reduced=refusal,
+    ))  # fmt: skip
+    if asked is not None:
+        run.terms.reduced = "it waits for approval"
+        approvals.ask(turn, incident, book, asked, rung, why, climbed=climbed)
     elif refusal:
         tried.rung = rung
         checkpoint_choice.refused(turn, incident, book, refusal, why, climbed=climbed)
     else:
         tried.rung, turn.state.history.tried[name] = rung, "verify" not in book.verbs
-        incident.run.approved = None if approved is None else approved.plan
+        run.terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _acts(turn, incident, f"runbook {name}: {why}")
             turn.state.history.floor = (rung, turn.state.pace)
@@ -90,9 +95,8 @@ def start_asked(
     """Start what an operator asked for; whoever calls has seen that it can work here."""
     tried, held = incident.escalation, incident.phase == HELD
     tried.runs += 1
-    incident.run = Run(
-        tried.runs, book, incident.severity, operator=operator, held=held, before=before
-    )
+    order = OperatorOrder(operator, held, before)
+    incident.run = Run(tried.runs, book, incident.severity, order=order)
     _acts(turn, incident, f"{book.name} asked by {operator}")
     proceed(turn, incident)
 
@@ -117,26 +121,27 @@ def proceed(turn: Turn, incident: Incident) -> None:
     while (run := incident.run) is not None:
         if incident.deferred.over:
             return  # nothing follows, see `session_change`
-        if run.unpaused and run.failed is None:
-            turn.say("abort", f"{run.runbook.name}: {run.unpaused}", what="unpaused")
-            fail(turn, incident, run.unpaused, sent=False)
+        failure = run.failure
+        if failure.unpaused and failure.why is None:
+            turn.say("abort", f"{run.runbook.name}: {failure.unpaused}", what="unpaused")
+            fail(turn, incident, failure.unpaused, sent=False)
             return
-        if run.failed is not None:
-            if not run.undoing or turn.state.job.returncode is not None:
+        if failure.why is not None:
+            if not failure.undoing or turn.state.job.returncode is not None:
                 _after_failure(turn, incident, run)
             else:
-                steps.take_back(turn, incident, run, run.undoing[0], "undo")
+                steps.take_back(turn, incident, run, failure.undoing[0], "undo")
             return
         if run.index >= len(run.runbook.steps):
             _ended(turn, incident, run)
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
         dead = turn.state.job.returncode is not None and verb != "relaunch"
-        if (run.reduced or dead) and (action.touches_job or verb == "verify"):
+        if (run.terms.reduced or dead) and (action.touches_job or verb == "verify"):
             run.index += 1  # of a job that has ended there is only evidence, and another start
         elif verb == "verify":
-            run.verify_until = turn.state.pace + int(getattr(action, "within", 100))
-            run.verify_ns = turn.state.at_ns
+            run.verification.until = turn.state.pace + int(getattr(action, "within", 100))
+            run.verification.frame_ns = turn.state.at_ns
             turn.say("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
             return
         elif verb == "notify":
@@ -164,21 +169,22 @@ def finished(turn: Turn, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
     incident = turn.state.incident
     run = incident.run if incident is not None else None
-    if incident is None or run is None or run.waiting_for != event.action_id:
+    if incident is None or run is None or run.intent.waiting_for != event.action_id:
         turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
-    run.waiting_for, result = None, dict(event.result)
+    run.intent.waiting_for, result = None, dict(event.result)
     job = turn.state.job
     if job.stopping:  # refused, or the job had ended by itself: then its own end counts
         job.stopping = event.ok and result.get("exit_code") is not None
-    if not event.ok and run.action is not None and run.action.destructive:
-        gone = withdrawal.gone(turn.policy, turn.state, run.action)
+    if not event.ok and run.intent.action is not None and run.intent.action.destructive:
+        gone = withdrawal.gone(turn.policy, turn.state, run.intent.action)
         if gone:
             withdraw(turn, incident, gone, action={"id": event.action_id}, result=result)
             return
     if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
-        run.refused = run.failed is None and result.get("refused") is True and not run.unpaused
+        failure, refused = run.failure, result.get("refused") is True
+        failure.refused = failure.why is None and refused and not failure.unpaused
         turn.say("abort", why, action={"id": event.action_id}, result=result)
         fail(turn, incident, why)
         return
@@ -189,23 +195,23 @@ def finished(turn: Turn, event: Finished) -> None:
 
 
 def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
-    assert run.action is not None
-    job = turn.state.job
-    if run.verb in ("resume", "relaunch"):
+    intent, job = run.intent, turn.state.job
+    assert intent.action is not None
+    if intent.verb in ("resume", "relaunch"):
         job.paused = False
-    if run.verb == "relaunch" and result.get("attempt") != job.launched:
+    if intent.verb == "relaunch" and result.get("attempt") != job.launched:
         # Another process runs that nobody has told of; one that was may have ended since.
         job.returncode, job.ended = None, False
-    if run.failed is not None:
-        compensation.tried(incident.recovery, run.undoing.pop(0))
+    if run.failure.why is not None:
+        compensation.tried(incident.recovery, run.failure.undoing.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
-        compensation.tried(incident.recovery, run.action)
+        compensation.tried(incident.recovery, intent.action)
     else:
-        compensation.committed(incident, run, run.action, run.verb, result)
+        compensation.committed(incident, run, intent.action, intent.verb, result)
         run.done.append(run.index)
         # The attempt tells a frame after a rollback from one before the action.
         shown = {"seen_attempt": turn.state.attempt, **result}
-        run.effects.append((run.index, run.args, shown))
+        run.verification.effects.append((run.index, intent.args, shown))
         run.index += 1
 
 
@@ -218,8 +224,8 @@ def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
     assert run is not None
     turn.say("abort", f"{run.runbook.name} withdrawn: {why}", what="withdrawn",
              runbook=run.runbook.name, **data)  # fmt: skip
-    run.withdrawn = True
-    incident.escalation.rung = run.entered
+    run.failure.withdrawn = True
+    incident.escalation.rung = run.terms.entered
     state.history.tried.pop(run.runbook.name, None)
     state.history.cooldown.pop(incident.trigger.asked_by, None)
     fail(turn, incident, why, sent=False)
@@ -227,54 +233,55 @@ def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
 
 def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
     """A step failed: take back what can be, newest first; with `sent` the step itself too."""
-    run = incident.run
+    run, recovery = incident.run, incident.recovery
     assert run is not None
-    run.waiting_for = None
+    failure, run.intent.waiting_for = run.failure, None
     if incident.deferred.over:
-        compensation.left_open(incident.recovery, run)
-        run.failed = why
-    elif run.failed is None and run.runbook.verbs[run.index] != "undo":
-        run.failed = why
-        run.undoing = compensation.of_run(incident.recovery, run, run.index if sent else None)
+        compensation.left_open(recovery, run)
+        failure.why = why
+    elif failure.why is None and run.runbook.verbs[run.index] != "undo":
+        failure.why = why
+        failure.undoing = compensation.of_run(recovery, run, run.index if sent else None)
     else:  # an undo: it is not tried again, a person must know
-        assert run.action is not None
-        compensation.tried(incident.recovery, run.action)
-        rest = run.undoing[1:] if run.failed else compensation.of_run(incident.recovery, run, None)
-        run.failed, run.undoing, run.exhausted = run.failed or why, rest, True
+        assert run.intent.action is not None
+        compensation.tried(recovery, run.intent.action)
+        rest = failure.undoing[1:] if failure.why else compensation.of_run(recovery, run, None)
+        failure.why, failure.undoing, failure.exhausted = failure.why or why, rest, True
         incident.severity = "SEV0"
         turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
     proceed(turn, incident)
 
 
 def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
-    assert run.failed is not None
+    failure, why = run.failure, run.failure.why
+    assert why is not None
     after, incident.run = run.runbook.if_it_fails, None
     if turn.state.job.returncode is not None:  # nothing is left to be acted upon
-        incident.phase, turn.state.job.stays = OPEN, run.failed
-    elif run.withdrawn and not run.exhausted:
+        incident.phase, turn.state.job.stays = OPEN, why
+    elif failure.withdrawn and not failure.exhausted:
         _left_alone(turn, incident, run)
-    elif run.operator:
+    elif run.order.operator:
         _handed_back(turn, incident, run)
-    elif run.exhausted or incident.escalation.runs > 2 * len(turn.policy.runbooks) + 1:
-        closing.hold(turn, incident, run.failed)
-    elif run.useless:
-        climb(turn, incident, run.failed)
-    elif run.refused and run.runbook.if_refused and not run.instead:
-        _stand_in(turn, incident, run.runbook, incident.escalation.rung, run.failed, run.failed)
+    elif failure.exhausted or incident.escalation.runs > 2 * len(turn.policy.runbooks) + 1:
+        closing.hold(turn, incident, why)
+    elif failure.useless:
+        climb(turn, incident, why)
+    elif failure.refused and run.runbook.if_refused and not run.terms.instead:
+        _stand_in(turn, incident, run.runbook, incident.escalation.rung, why, why)
     elif HOLD in run.runbook.verbs:
         closing.hold_by(turn, incident, run)
     elif after == HOLD:
-        closing.hold(turn, incident, run.failed)
+        closing.hold(turn, incident, why)
     else:
-        start(turn, incident, after, escalation.place(turn.policy.ladder, after, -1), run.failed)
+        start(turn, incident, after, escalation.place(turn.policy.ladder, after, -1), why)
 
 
 def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
-    turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failed}")
+    turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.why}")
     turn.tell(incident.severity, f"{incident.id}: {run.runbook.name} withdrawn",
-              verdict=str(run.failed), why=incident.headline, news=True,
+              verdict=str(run.failure.why), why=incident.headline, news=True,
               then="the job goes on; no action is under way")  # fmt: skip
     start_waiting(turn)
 
@@ -286,8 +293,8 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
     if standing:
         incident.phase = ACTING
         number, book = incident.escalation.runs, Runbook("undo", (), ())
-        incident.run = Run(number, book, incident.severity, failed=why, useless=True,
-                           undoing=standing)  # fmt: skip
+        failure = RunbookFailure(why, standing, useless=True)
+        incident.run = Run(number, book, incident.severity, failure=failure)
         proceed(turn, incident)
         return
     tried = incident.escalation.rung
@@ -298,7 +305,7 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
 def _ended(turn: Turn, incident: Incident, run: Run) -> None:
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
-    if run.operator:
+    if run.order.operator:
         _handed_back(turn, incident, run)
     elif any(run.runbook.steps[i].touches_job for i in run.done):
         _on_probation(turn, incident, f"{run.runbook.name} is done")
@@ -310,15 +317,16 @@ def _ended(turn: Turn, incident: Incident, run: Run) -> None:
 
 def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
     """What an operator asked for is done, or could not be: the incident goes on from there."""
-    if run.failed is not None:
-        turn.tell("SEV2", f"{incident.id}: not done for {run.operator}", verdict=run.failed)
-    if run.held:
+    order, failed = run.order, run.failure.why
+    if failed is not None:
+        turn.tell("SEV2", f"{incident.id}: not done for {order.operator}", verdict=failed)
+    if order.held:
         incident.phase = HELD
-    elif run.failed is None:
-        _on_probation(turn, incident, f"{run.runbook.name} is done for {run.operator}")
+    elif failed is None:
+        _on_probation(turn, incident, f"{run.runbook.name} is done for {order.operator}")
     else:
         incident.reopen()
-        turn.move("given_up", run.failed)
+        turn.move("given_up", failed)
     start_waiting(turn)
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from ..incidents import action_planning
 from ..model.action import Action, Refused
-from ..state.incident import Incident, Run, brief, verb_of
+from ..state.incident import Incident, brief, verb_of
+from ..state.intent import Intent
 from ..state.run_state import State, Turn
+from ..state.runbook_run import Run
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
 
@@ -19,16 +21,17 @@ def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) 
         Why not, one sentence; None when it was intended.
     """
     try:
-        args = action.aim(action_planning.aim(turn, incident, run.before, run.operator))
+        args = action.aim(action_planning.aim(turn, incident, run.order.before, run.order.operator))
     except Refused as refusal:
         why = f"{verb} refused: {refusal}"
         turn.say("abort", why, what="refused", verb=verb)
         return why
-    allowed = run.approved is None or {"verb": verb, "args": args} in run.approved
+    approved = run.terms.approved
+    allowed = approved is None or {"verb": verb, "args": args} in approved
     if action.touches_job and not allowed:
         why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
         turn.say("abort", why, what="refused", verb=verb)
-        run.exhausted = True
+        run.failure.exhausted = True
         return why
     spent = _spent(turn, run, action, verb)
     if spent is None:
@@ -40,9 +43,10 @@ def awaited(state: State) -> Action:
     """Return the action that the newest intent asked for."""
     run = state.incident.run if state.incident is not None else None
     assert run is not None
-    assert run.waiting_for is not None
-    assert run.action is not None
-    return run.action
+    intent = run.intent
+    assert intent.waiting_for is not None
+    assert intent.action is not None
+    return intent.action
 
 
 def helped(turn: Turn, incident: Incident) -> None:
@@ -54,7 +58,7 @@ def helped(turn: Turn, incident: Incident) -> None:
     if run is None:
         return
     history.tried[run.runbook.name] = True
-    for rule in incident.rules if run.instead else ():
+    for rule in incident.rules if run.terms.instead else ():
         if rule in history.cooldown:
             history.cooldown[rule] = history.cooldown[rule][0], incident.escalation.rung
 
@@ -75,21 +79,21 @@ def _spent(turn: Turn, run: Run, action: Action, verb: str) -> str | None:
     if kind is None:
         return None
     spent = state.ledger.exhausted(turn.policy.budgets, kind, state.pace, state.at_ns)
-    if spent is not None and not run.operator:
+    if spent is not None and not run.order.operator:
         name, budget, used = spent
         why = f"budget {name} is spent ({used} of {budget.max})"
         turn.say(
             "suppressed", f"{verb}: {why}", suppressed_by=f"budget:{name}", verb=verb, used=used,
             max=budget.max,
         )  # fmt: skip
-        run.exhausted = True
+        run.failure.exhausted = True
         return why
     if spent is not None:  # a person may, and it counts
         name, budget, used = spent
         turn.say(
-            "override", f"{verb} by {run.operator}, although budget {name} is spent "
-            f"({used} of {budget.max})", verb=verb, operator=run.operator, budget=name, used=used,
-            max=budget.max,
+            "override", f"{verb} by {run.order.operator}, although budget {name} is spent "
+            f"({used} of {budget.max})", verb=verb, operator=run.order.operator, budget=name,
+            used=used, max=budget.max,
         )  # fmt: skip
     state.ledger.spend(kind, state.pace, state.at_ns)
     return None
@@ -104,16 +108,15 @@ def _intend(
     label: str,
     args: dict[str, Any],
 ) -> None:
-    state = turn.state
-    run.waiting_for = f"{incident.id}/{run.number}/{label}"
-    run.action, run.verb, run.args = action, verb, args
-    run.overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
+    state, action_id = turn.state, f"{incident.id}/{run.number}/{label}"
+    overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
+    run.intent = Intent(action_id, action, verb, args, overdue_ns)
     turn.say(
         "intent",
         f"{verb} {brief(args)}".rstrip(),
         severity=incident.severity,
         action={
-            "id": run.waiting_for,
+            "id": action_id,
             "verb": verb,
             "runbook": run.runbook.name,
             "args": args,
@@ -125,4 +128,4 @@ def _intend(
     if verb == "pause":
         state.job.paused = True  # also when nobody knows what came of it
     if verb == "stop":
-        state.job.stopping, state.job.stopped_by = True, run.operator or "policy"
+        state.job.stopping, state.job.stopped_by = True, run.order.operator or "policy"

@@ -37,8 +37,9 @@ from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
 from ..model.events import Frame, Noticed
 from ..model.policy import Rule
 from ..state.compensation import GOES_BACK
-from ..state.incident import Incident, Run
+from ..state.incident import Incident
 from ..state.run_state import Turn
+from ..state.runbook_run import Run
 from . import runner
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
@@ -74,7 +75,7 @@ def heard(turn: Turn, event: Noticed) -> None:
         turn.state.checkpoints.began_anew(turn.state.job.launched)
     turn.tell("SEV1" if anew else "SEV2", text)
     if run is not None and broken:
-        run.denied = text
+        run.verification.denied = text
 
 
 def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
@@ -98,37 +99,40 @@ def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
 def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     """Judge the runbook's effect by the frames that follow it."""
     run = incident.run
-    if run is None or run.verify_until is None or run.failed is not None:
+    if run is None:
         return
-    broken = run.denied or _missing_effect(turn, run, frame) or _back_again(turn, incident, run)
+    seen = run.verification
+    if seen.until is None or run.failure.why is not None:
+        return
+    broken = seen.denied or _missing_effect(turn, run, frame) or _back_again(turn, incident, run)
     if broken:
         turn.say("verify", broken, what="failed")
         incident.run = None
         runner.climb(turn, incident, broken)
         return
-    run.verify_ns = frame.at_ns
+    seen.frame_ns = frame.at_ns
     trouble = _trouble(turn, incident, frame)
-    if run.effects:
+    if seen.effects:
         trouble = "no frame has shown the effect yet"
     if trouble:
-        run.clear_steps, run.last_trouble = 0, trouble
+        seen.clear_steps, seen.last_trouble = 0, trouble
     else:
-        run.clear_steps += 1
+        seen.clear_steps += 1
     if not trouble and frame.step <= incident.recovery.beyond:
-        run.verify_until += 1  # nothing has been asked of it yet
+        seen.until += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
-    if run.clear_steps >= needed and (left := _left(turn, incident, frame, needed)):
-        run.clear_steps, run.last_trouble = needed - 1, left
-    if run.clear_steps >= needed:
+    if seen.clear_steps >= needed and (left := _left(turn, incident, frame, needed)):
+        seen.clear_steps, seen.last_trouble = needed - 1, left
+    if seen.clear_steps >= needed:
         loss = turn.state.banks[frame.rank].value(LOSS)
         band = incident.case.band
         where = f", loss {loss:.4g}" if loss is not None else ""
         limit = band.limit_at(frame.step) if band is not None and loss is not None else None
         where += f" under {limit:.4g}" if limit is not None else ""
         runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
-    elif turn.state.pace > run.verify_until:
-        why = f"{run.runbook.name} did not help: {run.last_trouble or 'not quiet for long enough'}"
-        turn.say("verify", why, what="failed", clear_steps=run.clear_steps)
+    elif turn.state.pace > seen.until:
+        why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not quiet for long enough'}"
+        turn.say("verify", why, what="failed", clear_steps=seen.clear_steps)
         incident.run = None
         runner.climb(turn, incident, why)
 
@@ -140,11 +144,11 @@ def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
         waits: it is known why: a signal stops the job, or it restores its state. That is no time.
     """
     run = incident.run
-    if run is None or run.verify_until is None or run.failed is not None:
+    if run is None or run.verification.until is None or run.failure.why is not None:
         return
     if waits:
-        run.verify_ns = turn.state.at_ns
-    silent_s = (turn.state.at_ns - run.verify_ns) / 1e9
+        run.verification.frame_ns = turn.state.at_ns
+    silent_s = (turn.state.at_ns - run.verification.frame_ns) / 1e9
     starting = turn.state.attempt < turn.state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
@@ -158,7 +162,7 @@ def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
     bank = turn.state.banks[frame.rank]
     values = dict(zip(bank.names, bank.latest, strict=False))
     waiting = []
-    for index, args, result in run.effects:
+    for index, args, result in run.verification.effects:
         if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
             early = frame.attempt < result["attempt"]
         else:
@@ -170,7 +174,7 @@ def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
         found = run.runbook.steps[index].effect(args, result, values, frame.step, frame.attempt)
         if found is not None:
             return f"{run.runbook.verbs[index]} had no effect: {found}"
-    run.effects = waiting
+    run.verification.effects = waiting
     return None
 
 
@@ -187,9 +191,9 @@ def _back_again(turn: Turn, incident: Incident, run: Run) -> str:
             if bank.attempt < incident.recovery.back or policy.mode_of(rule) not in ACTING_MODES:
                 continue  # frames of before, or it acts on nothing
             if watch.code != BREACH:
-                run.calm.add((rule.id, rank))
+                run.verification.calm.add((rule.id, rank))
             elif watch.held >= rule.for_steps and _shown(turn, bank, rule):
-                word = "again" if (rule.id, rank) in run.calm else "still"
+                word = "again" if (rule.id, rank) in run.verification.calm else "still"
                 if word == "again" or bank.step > incident.recovery.beyond:
                     where = f"in breach {word} at step {bank.step} on rank {rank}"
                     return f"{run.runbook.name} did not help: {rule.id} is {where}"

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model.action import Action
-from .incident import Incident, Run, verb_of
+from .incident import Incident, verb_of
 from .recovery import Recovery
+from .runbook_run import Run
 
 GOES_BACK = ("rollback", "relaunch")
 # When a training is over: its data is no better for the next one, and what trains is not paused.
@@ -28,10 +29,10 @@ def committed(
     recovery.back = max(recovery.back, int(result.get("attempt", 0)))
     forget(recovery, verb)
     opposite = action.undo()
-    if opposite is not None and not run.operator:
+    if opposite is not None and not run.order.operator:
         recovery.standing.append((run.number, opposite))
     led = bool(incident.rules) and incident.breach_step != recovery.crashed  # by a rule
-    if verb in GOES_BACK and led and not run.operator:
+    if verb in GOES_BACK and led and not run.order.operator:
         clear = max((int(getattr(step, "clear_for", 0)) for step in run.runbook.steps), default=0)
         recovery.beyond = max(recovery.beyond, incident.breach_step)
         recovery.settled = recovery.beyond + (clear or CLEAR)
@@ -54,9 +55,10 @@ def everything(recovery: Recovery) -> list[Action]:
 
 def left_open(recovery: Recovery, run: Run) -> None:
     """Take note of an action that may have been done: its outcome went with its training."""
-    if run.action is None or run.operator or run.undoing or run.refused:
+    action, failure = run.intent.action, run.failure
+    if action is None or run.order.operator or failure.undoing or failure.refused:
         return
-    opposite = run.action.undo()
+    opposite = action.undo()
     if opposite is not None and opposite not in everything(recovery):
         recovery.standing.append((run.number, opposite))
 
@@ -76,5 +78,5 @@ def of_run(recovery: Recovery, run: Run, sent: int | None) -> list[Action]:
     if sent is not None:
         found = [undo for undo in found if verb_of(undo) != run.runbook.verbs[sent]]
         opposite = run.runbook.steps[sent].undo()
-        found += [] if opposite is None or run.operator else [opposite]
+        found += [] if opposite is None or run.order.operator else [opposite]
     return found[::-1]

@@ -13,71 +13,19 @@ from typing import Any
 from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
-from ..model.policy import Runbook
 from .deferred import Deferred
 from .ending import Ending
 from .incident_escalation import Escalation
 from .loss_case import LossCase
 from .onset import Onset
 from .recovery import Recovery
+from .runbook_run import Run
 from .trigger import Trigger
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
 # An incident that nobody acted on is over after so many steps without a firing rule. What begins
 # behind as many in one that is still open would have been an incident of its own.
 QUIET_STEPS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a runbook was started, as far as that can go away (see `withdrawal`).
-
-    Attributes:
-        rules: ids of the rules that asked for it.
-        frames: for a standstill, rank -> frames that it had sent by then; None for other reasons.
-    """
-
-    rules: tuple[str, ...]
-    frames: dict[int, int] | None = None
-
-
-@dataclass(slots=True)
-class Run:
-    """A runbook in progress. `index` is the step that waits, is performed, or is verified."""
-
-    number: int
-    runbook: Runbook
-    severity: str  # of the incident when it was started
-    index: int = 0
-    waiting_for: str | None = None  # id of the action being performed
-    action: Action | None = None  # the action itself, and its verb
-    verb: str = ""
-    args: dict[str, Any] = field(default_factory=dict)
-    done: list[int] = field(default_factory=list)  # indices of steps that were committed
-    undoing: list[Any] = field(default_factory=list)  # compensations still to do
-    failed: str | None = None  # why the runbook failed, while it is being compensated
-    useless: bool = False  # it did not help: what is undone, and then the next rung
-    exhausted: bool = False  # nothing else may be tried: no budget, or an undo failed
-    overdue_ns: int = 0  # when the outcome waited for is in doubt
-    effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    climbed: bool = False  # it was not asked for: what is below it on the ladder was tried
-    reduced: str = ""  # why only evidence is taken and people are told
-    approved: list[dict[str, Any]] | None = None  # verbs and arguments that were allowed
-    instead: bool = False  # it stands in for one that could not work here
-    refused: bool = False  # the job refused its step, and nothing was touched
-    operator: str = ""  # who asked for it, when no rule did
-    held: bool = False  # the incident was held when an operator asked
-    before: int | None = None  # an operator goes back to before this step
-    verify_until: int | None = None  # pace at which the verification has failed
-    verify_ns: int = 0  # when the newest frame to verify by came
-    clear_steps: int = 0
-    last_trouble: str = ""
-    calm: set[tuple[str, int]] = field(default_factory=set)  # rules of SEV0 by rank, once clear
-    unpaused: str = ""  # why the job is not paused any more, though this runbook relies on it
-    denied: str = ""  # what the job says against it: it does not go on as it should
-    reason: Reason | None = None  # None: a person's order, or nothing that can go away
-    withdrawn: bool = False  # its reason was gone before it acted: nothing is tried instead
-    entered: int = -1  # the incident's rung before it was started
 
 
 @dataclass(slots=True)
