@@ -7,13 +7,14 @@ import pytest
 from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Rollback
+from supervise.core.model.effect_check import EffectCheck
 
 ARGS = {"value": 0.5, "rewarm_steps": 0}
 
 
 def shows(used: float | None, asked: float | None, args: dict = ARGS) -> str | None:
     frame = {"learning_rate": used, "learning_rate_scheduled": asked}
-    return LrScale(set=0.5).effect(args, {}, frame, 10, 0)
+    return LrScale(set=0.5).effect(EffectCheck(args, {}, frame, 10, 0))
 
 
 def test_a_rate_that_is_really_lower_is_believed():
@@ -45,9 +46,11 @@ def test_a_rollback_shows_in_attempt_step_and_rate():
     result = {"step": 125, "attempt": 1}
     frame = {"learning_rate": 0.1, "learning_rate_scheduled": 1.0}
 
-    assert action.effect(args, result, frame, 126, 1) is None
-    assert "attempt 0" in action.effect(args, result, frame, 153, 0)
-    assert "not 0.1" in action.effect(args, result, {**frame, "learning_rate": 1.0}, 126, 1)
+    assert action.effect(EffectCheck(args, result, frame, 126, 1)) is None
+    assert "attempt 0" in action.effect(EffectCheck(args, result, frame, 153, 0))
+    assert "not 0.1" in action.effect(
+        EffectCheck(args, result, {**frame, "learning_rate": 1.0}, 126, 1)
+    )
 
 
 BACK = {"before_step": 140, "step": 125, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
@@ -64,8 +67,8 @@ def goes_back(frame: dict[str, float | None]) -> set[str | None]:
     """What the two actions that go back say of their first frame."""
     done = {"step": 125, "attempt": 1}
     return {
-        Rollback().effect(BACK, done, frame, 126, 1),
-        Relaunch().effect(BACK, done, frame, 126, 1),
+        Rollback().effect(EffectCheck(BACK, done, frame, 126, 1)),
+        Relaunch().effect(EffectCheck(BACK, done, frame, 126, 1)),
     }
 
 
@@ -73,10 +76,10 @@ def test_a_scale_during_a_rewarm_is_judged_without_it():
     """Half of what the ramp leaves is half; all of what it leaves is not."""
     action = LrScale(set=0.5)
 
-    assert action.effect(ARGS, {}, during(0.122, 0.5, 0.244), 10, 0) is None
+    assert action.effect(EffectCheck(ARGS, {}, during(0.122, 0.5, 0.244), 10, 0)) is None
     said = "the learning rate is 0.244 of the job's own, not 0.5 times 0.244"
-    assert action.effect(ARGS, {}, during(0.244, 1.0, 0.244), 10, 0) == said
-    assert action.effect(ARGS, {}, during(0.06, 0.5, 0.244), 10, 0) is not None
+    assert action.effect(EffectCheck(ARGS, {}, during(0.244, 1.0, 0.244), 10, 0)) == said
+    assert action.effect(EffectCheck(ARGS, {}, during(0.06, 0.5, 0.244), 10, 0)) is not None
 
 
 def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that():
@@ -99,4 +102,4 @@ def test_a_runbook_may_go_back_and_set_the_rate():
     frame = during(0.05, 0.5, 0.1)
 
     assert goes_back(frame) == {None}
-    assert LrScale(set=0.5).effect(ARGS, {}, frame, 126, 1) is None
+    assert LrScale(set=0.5).effect(EffectCheck(ARGS, {}, frame, 126, 1)) is None

@@ -6,6 +6,7 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.core.model.action import Refused
+from supervise.core.model.effect_check import EffectCheck
 from supervise.errors import ActionError
 
 ANSWER = {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []}
@@ -89,7 +90,7 @@ def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, 
     action = Relaunch()
     frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
 
-    assert action.effect(action.aim(aim()), ANSWER, frame, step, attempt) == missing
+    assert action.effect(EffectCheck(action.aim(aim()), ANSWER, frame, step, attempt)) == missing
 
 
 def test_it_cannot_be_taken_back():

@@ -9,6 +9,7 @@ from supervise.actions.loss_scale import LossScale
 from supervise.actions.profile import Profile
 from supervise.actions.raise_sampling import RaiseSampling
 from supervise.actions.update_clip import UpdateClip
+from supervise.core.model.effect_check import EffectCheck
 from supervise.errors import ActionError
 
 
@@ -41,9 +42,9 @@ def test_a_factor_is_resolved_by_the_job_and_seen_in_the_frame(aim, fake_job):
     seen = action.perform(fake_job({"clip_bound": 0.15}), args, key="k")
 
     assert args == {"max_norm": None, "factor": 0.3, "steps": 500}
-    assert action.effect(args, seen, {"clip_bound": 0.15}, 9, 0) is None
-    assert action.effect(args, seen, {}, 9, 0) is None
-    assert action.effect(args, seen, {"clip_bound": 0.5}, 9, 0) == (
+    assert action.effect(EffectCheck(args, seen, {"clip_bound": 0.15}, 9, 0)) is None
+    assert action.effect(EffectCheck(args, seen, {}, 9, 0)) is None
+    assert action.effect(EffectCheck(args, seen, {"clip_bound": 0.5}, 9, 0)) == (
         "the gradient norm is clipped to 0.5, not 0.15"
     )
 
@@ -56,8 +57,8 @@ def test_a_lift_must_have_lifted(aim, fake_job):
     with pytest.raises(ActionError, match="to be lifted, and the job has"):
         action.perform(fake_job({"clip_bound": 0.5}), args, key="k")
     seen = action.perform(fake_job({"clip_bound": None}), args, key="k")
-    assert action.effect(args, seen, {"clip_bound": None}, 9, 0) is None
-    assert "not left alone" in action.effect(args, seen, {"clip_bound": 0.5}, 9, 0)
+    assert action.effect(EffectCheck(args, seen, {"clip_bound": None}, 9, 0)) is None
+    assert "not left alone" in action.effect(EffectCheck(args, seen, {"clip_bound": 0.5}, 9, 0))
 
 
 @pytest.mark.parametrize("action", [Clip(factor=0.3), UpdateClip(), RaiseSampling()])
@@ -96,7 +97,10 @@ def test_the_scale_may_have_been_halved_once(aim, fake_job):
     args = action.aim(aim())
     seen = action.perform(fake_job({"loss_scale": 1024.0, "backoff": 0.5}), args, key="k")
 
-    shows = [action.effect(args, seen, {"loss_scale": x}, 9, 0) for x in (1024.0, 512.0, 65536.0)]
+    shows = [
+        action.effect(EffectCheck(args, seen, {"loss_scale": x}, 9, 0))
+        for x in (1024.0, 512.0, 65536.0)
+    ]
     assert shows == [None, None, "the loss scale is 65536, not 1024"]
     assert LossScale().aim(aim()) == {"scale": None}
     assert wrong(LossScale(set=0.0)) == wrong(LossScale(set=1e9)) == ["set"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -70,15 +71,8 @@ class Clip(Action):
             raise ActionError(f"asked for a clip to {asked:g}, the job clips to {bound:g}")
         return seen
 
-    def effect(
-        self,
-        args: Mapping[str, Any],
-        result: Mapping[str, Any],
-        frame: Mapping[str, float | None],
-        step: int,
-        attempt: int,
-    ) -> str | None:
-        shown, bound = frame.get("clip_bound"), result["clip_bound"]
+    def effect(self, check: EffectCheck) -> str | None:
+        shown, bound = check.frame.get("clip_bound"), check.result["clip_bound"]
         if shown is None or (bound is not None and math.isclose(shown, bound, rel_tol=1e-6)):
             return None  # a frame without the column is not judged; the job's answer was
         return f"the gradient norm is clipped to {shown:.3g}, not {_told(bound)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.effect_check import EffectCheck
 from ..errors import ActionError
 
 TOLERANCE = 0.01
@@ -50,16 +51,9 @@ class LossScale(Action):
             raise ActionError(f"asked for a loss scale of {asked or 'old'}, the job has {scale}")
         return seen
 
-    def effect(
-        self,
-        args: Mapping[str, Any],
-        result: Mapping[str, Any],
-        frame: Mapping[str, float | None],
-        step: int,
-        attempt: int,
-    ) -> str | None:
-        shown, scale = frame.get("loss_scale"), result["loss_scale"]
-        least = scale * result.get("backoff", 1.0)  # the step before it may have overflowed
+    def effect(self, check: EffectCheck) -> str | None:
+        shown, scale = check.frame.get("loss_scale"), check.result["loss_scale"]
+        least = scale * check.result.get("backoff", 1.0)  # the step before it may have overflowed
         if shown is None or least * (1.0 - TOLERANCE) <= shown <= scale * (1.0 + TOLERANCE):
             return None
         return f"the loss scale is {shown:g}, not {scale:g}"

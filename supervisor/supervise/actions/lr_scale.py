@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import scale_shows
@@ -59,15 +60,8 @@ class LrScale(Action):
             raise ActionError(f"asked for a learning rate scale of {asked:g}, the job has {scale}")
         return seen
 
-    def effect(
-        self,
-        args: Mapping[str, Any],
-        result: Mapping[str, Any],
-        frame: Mapping[str, float | None],
-        step: int,
-        attempt: int,
-    ) -> str | None:
-        return scale_shows(frame, args["value"], args["rewarm_steps"])
+    def effect(self, check: EffectCheck) -> str | None:
+        return scale_shows(check.frame, check.args["value"], check.args["rewarm_steps"])
 
     def undo(self) -> Action | None:
         return None if self.set == 1.0 else LrScale(set=1.0)

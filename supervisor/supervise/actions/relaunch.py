@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, Aim, Job, Refused
 from ..core.model.checkpoint_registry import newest_before
+from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows
@@ -107,18 +108,13 @@ class Relaunch(Action):
             raise ActionError(f"the job was not started again: {seen}")
         return seen
 
-    def effect(
-        self,
-        args: Mapping[str, Any],
-        result: Mapping[str, Any],
-        frame: Mapping[str, float | None],
-        step: int,
-        attempt: int,
-    ) -> str | None:
-        first = result.get("step", args["step"]) + 1  # perhaps not what was ordered was put back
-        if attempt != result["attempt"] or not first <= step <= first + NEAR:
+    def effect(self, check: EffectCheck) -> str | None:
+        # Perhaps not what was ordered was put back.
+        first = check.result.get("step", check.args["step"]) + 1
+        step, attempt = check.step, check.attempt
+        if attempt != check.result["attempt"] or not first <= step <= first + NEAR:
             return f"the job is at step {step} of attempt {attempt}, not at step {first}"
-        return rewarm_shows(frame, args["rewarm"])
+        return rewarm_shows(check.frame, check.args["rewarm"])
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         if self.continuity != "rate":

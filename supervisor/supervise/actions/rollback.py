@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, Aim, Job, Refused, refuse_several_ranks
+from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows
@@ -103,17 +104,10 @@ class Rollback(Action):
             raise ActionError("the probe did not say which attempt follows the rollback")
         return seen
 
-    def effect(
-        self,
-        args: Mapping[str, Any],
-        result: Mapping[str, Any],
-        frame: Mapping[str, float | None],
-        step: int,
-        attempt: int,
-    ) -> str | None:
-        if attempt != result["attempt"] or step <= result["step"]:
-            return f"the job is at step {step} of attempt {attempt}"
-        return rewarm_shows(frame, args["rewarm"])
+    def effect(self, check: EffectCheck) -> str | None:
+        if check.attempt != check.result["attempt"] or check.step <= check.result["step"]:
+            return f"the job is at step {check.step} of attempt {check.attempt}"
+        return rewarm_shows(check.frame, check.args["rewarm"])
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         return False  # rng: restore promises all bit for bit; after keep the weights are compared

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from .checkpoint_registry import Checkpoint
+from .effect_check import EffectCheck
 
 BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing
 BUSY_BYTES = 65536  # moved per second by reads and writes
@@ -166,19 +167,8 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """
         raise AssertionError(f"{type(self).__name__} is carried out by the engine")
 
-    def effect(
-        self,
-        args: Mapping[str, Any],
-        result: Mapping[str, Any],
-        frame: Mapping[str, float | None],
-        step: int,
-        attempt: int,
-    ) -> str | None:
+    def effect(self, check: EffectCheck) -> str | None:
         """Look for the effect in the first frame after the action. Pure.
-
-        Args:
-            args: what `aim` returned. result: what `perform` returned (`ack_step` is the step at
-                whose end the probe carried it out). frame: the metrics of that frame.
 
         Returns:
             None when the effect shows, else what is missing, in a few words with the numbers.

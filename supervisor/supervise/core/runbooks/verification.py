@@ -34,6 +34,7 @@ from ..detection.rank_monitor import LOSS, Bank
 from ..incidents.diagnosis import UPDATE
 from ..incidents.stall import SILENT_S
 from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
+from ..model.effect_check import EffectCheck
 from ..model.events import Frame, Noticed
 from ..model.policy import Rule
 from ..state.compensation import GOES_BACK
@@ -171,7 +172,8 @@ def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
         if early:
             waiting.append((index, args, result))
             continue
-        found = run.runbook.steps[index].effect(args, result, values, frame.step, frame.attempt)
+        check = EffectCheck(args, result, values, frame.step, frame.attempt)
+        found = run.runbook.steps[index].effect(check)
         if found is not None:
             return f"{run.runbook.verbs[index]} had no effect: {found}"
     run.verification.effects = waiting
