@@ -11,7 +11,6 @@ from supervise.core.incidents import action_planning
 from supervise.core.model.events import Finished, Frame, Noticed
 from supervise.core.model.policy import Approval, Ladder, Runbook
 from supervise.core.replay import decisions, record
-from supervise.core.state.run_state import Turn
 from supervise.detectors.threshold import Threshold
 
 from .conftest import Above, Reach, Verify, rule_on
@@ -40,7 +39,7 @@ def story(tell):
 
 
 def where(story):
-    return action_planning.aim(Turn(story.policy, story.state, None), story.state.incident)
+    return action_planning.aim(story.state, story.state.incident)
 
 
 def test_one_trouble_makes_no_suspect(story):

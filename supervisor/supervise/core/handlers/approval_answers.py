@@ -9,7 +9,7 @@ from ..model.events import Told
 from ..runbooks import runner
 from ..state.approval_log import ApprovalLog
 from ..state.incident import Incident
-from ..state.run_state import Turn
+from ..state.run_state import State, Turn
 from .operator_actions import Answer
 
 
@@ -18,12 +18,12 @@ def approve(turn: Turn, event: Told) -> Answer:
 
     `event.args`: `id` of the request, and perhaps `sha`, which must be the one that was told.
     """
-    pending, incident = _request(turn, event)
+    pending, incident = _request(turn.state, event)
     if pending is None or incident is None:
         return _late(turn.state.approvals, event, "approved")
     if pending.granted:
         return Answer(f"{pending.id} was approved by {pending.granted} already")
-    stale = approvals.stale(turn, incident, pending)
+    stale = approvals.stale(turn.policy, turn.state, incident, pending)
     if stale:
         text = f"{pending.id} is void: {stale}; what is wanted now is asked for anew"
         return Answer(text, ok=False, then=lambda: again(turn, stale))
@@ -37,7 +37,7 @@ def approve(turn: Turn, event: Told) -> Answer:
 
 def deny(turn: Turn, event: Told) -> Answer:
     """Do not let it run; the incident is held, as a person has taken it over."""
-    pending, incident = _request(turn, event)
+    pending, incident = _request(turn.state, event)
     if pending is None or incident is None:
         return _late(turn.state.approvals, event, "denied")
     if pending.granted:
@@ -69,9 +69,9 @@ def again(turn: Turn, why: str) -> None:
     runner.start_waiting(turn)  # at once, or when the evidence of the first request is taken
 
 
-def _request(turn: Turn, event: Told) -> tuple[Pending | None, Incident | None]:
+def _request(state: State, event: Told) -> tuple[Pending | None, Incident | None]:
     """Return the request that is meant, and its incident; None when it does not wait."""
-    state, pending = turn.state, turn.state.approvals.pending
+    pending = state.approvals.pending
     if pending is None or event.args.get("id") != pending.id:
         return None, None
     sha = str(event.args.get("sha") or "")

@@ -75,7 +75,7 @@ def order(turn: Turn, event: Told) -> Answer:
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
     before = count(event, "before", state.step + 1) if verb == "rollback" else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
-    why = action_planning.refusal(turn, about, book, before, event.operator)
+    why = action_planning.refusal(state, about, book, before, event.operator)
     if why:
         raise Refused(why)
     name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"

@@ -265,7 +265,7 @@ def _shadow(turn: Turn, rule: Rule, mode: str) -> None:
     if mode == "observe" or rule.runbook in shadowed:
         return
     shadowed.append(rule.runbook)
-    where = action_planning.aim(turn, incident)
+    where = action_planning.aim(turn.state, incident)
     steps: list[object] = []
     if rule.runbook != HOLD:
         book = turn.policy.runbooks[rule.runbook]

@@ -12,13 +12,13 @@ from ..model.action import Aim, Refused
 from ..model.checkpoint_registry import Checkpoint
 from ..model.policy import Runbook
 from ..state.incident import Incident
-from ..state.run_state import State, Turn
+from ..state.run_state import State
 
 
-def aim(turn: Turn, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
+def aim(state: State, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
     """Return what an action may know when its arguments are worked out; see `known`."""
-    blame = turn.state.context.blame
-    where = known(turn.state, incident, before, operator)
+    blame = state.context.blame
+    where = known(state, incident, before, operator)
     return replace(where, suspects=blame.suspects(), shards=blame.shards)
 
 
@@ -44,15 +44,15 @@ def known(state: State, incident: Incident, before: int | None = None, operator:
 
 
 def refusal(
-    turn: Turn, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
+    state: State, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
 ) -> str:
     """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
-    return _refusal(aim(turn, incident, before, operator), book)
+    return _refusal(aim(state, incident, before, operator), book)
 
 
-def lacks_checkpoint(turn: Turn, incident: Incident, book: Runbook) -> bool:
+def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
     """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
-    where = aim(turn, incident)
+    where = aim(state, incident)
     if "portable" in where.unable:  # and none will ever come
         return False
     oldest = Checkpoint("", 0, 0, "", ok=True)
@@ -68,9 +68,9 @@ def _refusal(where: Aim, book: Runbook) -> str:
     return ""
 
 
-def plan(turn: Turn, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
+def plan(state: State, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
     """Return `{"verb", "args"}` of every step that touches the job; all of them can be aimed."""
-    where = aim(turn, incident)
+    where = aim(state, incident)
     return [
         {"verb": verb, "args": step.aim(where)}
         for verb, step in zip(book.verbs, book.steps, strict=True)

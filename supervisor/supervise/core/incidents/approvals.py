@@ -57,7 +57,7 @@ def ask(
     """Ask people about a runbook; an older request of the incident is void."""
     state, requests = turn.state, turn.state.approvals
     settle(turn, "void", f"{book.name} is asked for instead")
-    plan = action_planning.plan(turn, incident, book)
+    plan = action_planning.plan(state, incident, book)
     requests.asked += 1
     pending = requests.pending = Pending(
         f"ask-{requests.asked}", incident.id, book.name, rung, why, climbed, incident.severity,
@@ -104,17 +104,17 @@ def settle(turn: Turn, what: str, why: str, operator: str = "") -> Pending | Non
     return pending
 
 
-def stale(turn: Turn, incident: Incident, pending: Pending) -> str:
+def stale(policy: Policy, state: State, incident: Incident, pending: Pending) -> str:
     """Say why a request is not what people were asked any more, "" when it still is."""
-    book = turn.policy.runbooks.get(pending.runbook)
+    book = policy.runbooks.get(pending.runbook)
     if book is None:
         return f"there is no runbook {pending.runbook} any more"
-    refused = action_planning.refusal(turn, incident, book)
+    refused = action_planning.refusal(state, incident, book)
     if refused:
         return f"it cannot work any more: {refused}"
-    if sha256(action_planning.plan(turn, incident, book)) != pending.sha:
+    if sha256(action_planning.plan(state, incident, book)) != pending.sha:
         return "its arguments are others by now"
-    return "" if turn.policy.digest == pending.policy else "the policy was reloaded"
+    return "" if policy.digest == pending.policy else "the policy was reloaded"
 
 
 def late(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:

@@ -30,7 +30,7 @@ def again(turn: Turn) -> None:
     if run.terms.approved is not None:
         return
     try:
-        args = action.aim(action_planning.aim(turn, incident, run.order.before))
+        args = action.aim(action_planning.aim(turn.state, incident, run.order.before))
     except Refused:
         return
     before, args["attempt"] = intent.args, intent.args["attempt"]
@@ -52,7 +52,7 @@ def refused(
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
     closing.helpless(turn, incident, book.name, refusal)
-    if not action_planning.lacks_checkpoint(turn, incident, book):
+    if not action_planning.lacks_checkpoint(turn.state, incident, book):
         return
     incident.deferred.lacked = (incident.escalation.runs, book.name, why, climbed)
     if turn.state.job.returncode is not None:
@@ -64,13 +64,12 @@ def refused(
     )  # fmt: skip
 
 
-def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
+def lacked(policy: Policy, state: State, incident: Incident) -> tuple[str, int, str, bool] | None:
     """Return `(runbook, rung, why, climbed)` when what lacked a checkpoint can work by now.
 
     Only while nothing else was done about the incident, and as long as a rule of it that acts still
     fires or the loss is out of its band; of a job that has ended no rule can tell.
     """
-    state, policy = turn.state, turn.policy
     deferred = incident.deferred
     if deferred.lacked is None or incident.phase != OPEN or state.approvals.pending is not None:
         return None
@@ -78,9 +77,10 @@ def lacked(turn: Turn, incident: Incident) -> tuple[str, int, str, bool] | None:
     book = policy.runbooks.get(name)
     if number != incident.escalation.runs or book is None:
         return None
-    if state.job.returncode is None and not (_pressing(turn, incident) or waits(state, incident)):
+    ended = state.job.returncode is not None
+    if not (ended or _pressing(policy, state, incident) or waits(state, incident)):
         return None
-    if action_planning.refusal(turn, incident, book):
+    if action_planning.refusal(state, incident, book):
         return None
     deferred.lacked = None
     rungs = policy.ladder.rungs
@@ -116,9 +116,8 @@ def sought(policy: Policy, state: State) -> int | None:
     return None
 
 
-def _pressing(turn: Turn, incident: Incident) -> bool:
+def _pressing(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether a rule of the incident fires that may act."""
-    state, policy = turn.state, turn.policy
     firing = set(state.firing(policy)) & set(incident.rules) - set(state.rules.muted)
     return any(
         rule.id in firing

@@ -40,7 +40,7 @@ def start(
         return
     incident.deferred.anew, tried = None, incident.escalation
     book = turn.policy.runbooks[name]
-    refusal = action_planning.refusal(turn, incident, book)
+    refusal = action_planning.refusal(turn.state, incident, book)
     if refusal and book.if_refused and not instead:
         _stand_in(turn, incident, book, rung, why, refusal)
         return
@@ -72,7 +72,7 @@ def start_waiting(turn: Turn) -> None:
     state, incident = turn.state, turn.state.incident
     if incident is None or incident.run is not None:
         return
-    anew = incident.deferred.anew or checkpoint_choice.lacked(turn, incident)
+    anew = incident.deferred.anew or checkpoint_choice.lacked(turn.policy, state, incident)
     if anew is not None:
         name, rung, why, climbed = anew
         start(turn, incident, name, rung, why, climbed=climbed)

@@ -20,8 +20,9 @@ def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) 
     Returns:
         Why not, one sentence; None when it was intended.
     """
+    order = run.order
     try:
-        args = action.aim(action_planning.aim(turn, incident, run.order.before, run.order.operator))
+        args = action.aim(action_planning.aim(turn.state, incident, order.before, order.operator))
     except Refused as refusal:
         why = f"{verb} refused: {refusal}"
         turn.say("abort", why, what="refused", verb=verb)
@@ -66,7 +67,7 @@ def helped(turn: Turn, incident: Incident) -> None:
 def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:
     """Intend to take something back; no budget and no approval stands in its way."""
     try:
-        args = action.aim(action_planning.aim(turn, incident))
+        args = action.aim(action_planning.aim(turn.state, incident))
     except Refused:
         args = {}  # it is tried all the same: what it cannot do must be heard of
     verb = verb_of(action)
