@@ -79,7 +79,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
             first_seq=event.first_seq,
             count=event.count,
         )
-        _bank(turn, event.rank).lost += event.count
+        _bank(policy, state, event.rank).lost += event.count
     elif isinstance(event, Noticed):
         job_lifecycle.noticed(turn, event)
     elif isinstance(event, Told):
@@ -100,17 +100,17 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
 # ── events ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _bank(turn: Turn, rank: int) -> Bank:
-    banks = turn.state.banks
+def _bank(policy: Policy, state: State, rank: int) -> Bank:
+    banks = state.banks
     if rank not in banks:
-        banks[rank] = Bank(turn.policy)
-        turn.state.banks = dict(sorted(banks.items()))
-    return turn.state.banks[rank]
+        banks[rank] = Bank(policy)
+        state.banks = dict(sorted(banks.items()))
+    return state.banks[rank]
 
 
 def _announced(turn: Turn, event: Announced) -> None:
     state, rank = turn.state, event.rank
-    bank = _bank(turn, rank)
+    bank = _bank(turn.policy, state, rank)
     if bank.replaced(event.program):
         session_change.another(turn, bank, event)
     bank.announce(event.names, event.program)
@@ -122,7 +122,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
     state, rank, step = turn.state, frame.rank, frame.step
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
-    bank = state.banks.get(rank) or _bank(turn, rank)
+    bank = state.banks.get(rank) or _bank(turn.policy, state, rank)
     leads = not rank or (leader := state.leader()) is None or rank <= leader
     if leads:  # rank 0 does whenever it speaks
         state.pace += 1
@@ -142,7 +142,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if bank.notes:
         _notes(turn, bank)
     if state.incident is not None:
-        data_suspicion.watch(turn, bank, state.incident)
+        data_suspicion.watch(turn.policy, state, bank, state.incident)
     if moved:
         rule_fired.moved(turn, bank, rank, moved)
     if state.rules.muted:
@@ -240,25 +240,27 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
 
 def _settle(turn: Turn, incident: Incident) -> None:
     """Classify an incident when it is time to, and close it when it is over."""
-    state, ending = turn.state, incident.ending
-    found = diagnosis.follow(turn, incident)
+    policy, state, ending = turn.policy, turn.state, incident.ending
+    found = diagnosis.follow(policy, state, incident)
     if found is not None:
         _classified(turn, incident, found)
     if incident.phase == PROBATION and incident.run is None:
-        relapsed = _relapsed(turn, incident)
+        relapsed = _relapsed(policy, state, incident)
         if relapsed is not None:
-            data_suspicion.relapsed(turn, incident)
+            data_suspicion.relapsed(state, incident)
             runner.climb(turn, incident, f"{relapsed} is in breach on probation")
         elif state.pace >= ending.probation_until and state.step >= incident.recovery.settled:
-            steps = turn.policy.probation_steps
+            steps = policy.probation_steps
             closing.close(turn, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             turn.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if state.firing(turn.policy) or checkpoint_choice.waits(state, incident):
+        if state.firing(policy) or checkpoint_choice.waits(state, incident):
             ending.quiet_since = None
         elif ending.quiet_since is None:
             ending.quiet_since = state.pace
-        elif state.pace - ending.quiet_since >= QUIET_STEPS and not diagnosis.waits(turn, incident):
+        elif state.pace - ending.quiet_since >= QUIET_STEPS and not diagnosis.waits(
+            policy, state, incident
+        ):
             over = "its rules cleared by themselves"
             if ending.rebaselined:
                 over = "not recovered, but the new level is the baseline now"
@@ -281,15 +283,15 @@ def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
                     exhausted=True)  # fmt: skip
 
 
-def _relapsed(turn: Turn, incident: Incident) -> str | None:
+def _relapsed(policy: Policy, state: State, incident: Incident) -> str | None:
     """Return a rule of the incident that acts and is in breach, also one that never cleared."""
-    rungs = turn.policy.ladder.rungs
-    for r, rule in enumerate(turn.policy.rules):
+    rungs = policy.ladder.rungs
+    for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2" or rule.runbook not in rungs:
             continue
-        mode = turn.policy.mode_of(rule)
-        if mode not in ACTING_MODES or turn.state.silence(rule.id) is not None:
+        mode = policy.mode_of(rule)
+        if mode not in ACTING_MODES or state.silence(rule.id) is not None:
             continue
-        if any(bank.rules[r].code == BREACH for bank in turn.state.banks.values()):
+        if any(bank.rules[r].code == BREACH for bank in state.banks.values()):
             return rule.id
     return None

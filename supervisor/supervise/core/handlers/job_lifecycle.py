@@ -66,7 +66,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
         if job.returncode is not None and _relaunching(state) is not None:
             _ended(turn)
     if event.kind == "checkpoint":
-        opening.checkpoint(turn, event.data)
+        opening.checkpoint(state, event.data)
         runner.start_waiting(turn)  # perhaps what lacked one
     if event.kind in ("continuity", "resume-refused"):
         verification.heard(turn, event)

@@ -5,6 +5,7 @@ All rules of an event are enlisted before anything is answered; the most severe 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..detection.rank_monitor import Bank
@@ -23,10 +24,10 @@ from ..incidents import (
 from ..model import escalation, state_machine
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES, SEVERITIES
-from ..model.policy import HOLD, Rule
+from ..model.policy import HOLD, Policy, Rule
 from ..runbooks import runner
 from ..state.incident import HELD, PROBATION, first_breach, headline
-from ..state.run_state import Turn
+from ..state.run_state import State, Turn
 from ..state.runbook_run import Run
 from . import job_lifecycle
 
@@ -60,12 +61,12 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
 
 def unmuted(turn: Turn, bank: Bank) -> None:
     """Offer rules again that still fire when what muted them is gone."""
-    state, muted = turn.state, turn.state.rules.muted
-    firing = set(state.firing(turn.policy))
+    policy, state, muted = turn.policy, turn.state, turn.state.rules.muted
+    firing = set(state.firing(policy))
     free = [
         (rule, bank.numbers(rule))
-        for rule in turn.policy.rules
-        if rule.id in muted and _muted(turn, bank, rule, firing, state.machine) is None
+        for rule in policy.rules
+        if rule.id in muted and _muted(policy, state, bank, rule, firing, state.machine) is None
     ]
     for rule, _ in free:
         del muted[rule.id]
@@ -86,7 +87,7 @@ def _answer(
     acting: list[Rule] = []
     told = False
     for rule, numbers in fired:
-        muted = _muted(turn, bank, rule, firing, was_in)
+        muted = _muted(turn.policy, state, bank, rule, firing, was_in)
         if muted is not None:
             turn.say(
                 "suppressed", f"{rule.id} is muted by {muted.partition(':')[2]}", rule=rule.id,
@@ -109,24 +110,26 @@ def _answer(
         turn.move("notice", f"{state.incident.id}: {state.incident.headline}")
 
 
-def _muted(turn: Turn, bank: Bank, rule: Rule, firing: set[str], was_in: str) -> str | None:
+def _muted(
+    policy: Policy, state: State, bank: Bank, rule: Rule, firing: set[str], was_in: str
+) -> str | None:
     """Return what mutes a rule, None: it may speak.
 
     `silence:<who>`, `over:<incident>`, `inhibit:<rule, state>` or `planned:<what>`.
     """
-    incident = turn.state.incident
-    if (silent := turn.state.silence(rule.id)) is not None:
+    incident = state.incident
+    if (silent := state.silence(rule.id)) is not None:
         return f"silence:{silent}"
     if incident is not None and incident.deferred.over:
         return f"over:{incident.id}"
-    for inhibit in turn.policy.inhibit:
+    for inhibit in policy.inhibit:
         if rule.id not in inhibit.mute:
             continue
         if inhibit.by_rule is not None and inhibit.by_rule in firing:
             return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
-    planned = diagnosis.announced(turn, bank, rule)
+    planned = diagnosis.announced(policy, state.step, bank, rule)
     return None if planned is None else f"planned:{planned}"
 
 
@@ -143,7 +146,8 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         turn.say("suppressed", f"{rule.id}: held, a person is needed", rule=rule.id,
                  severity=rule.severity, suppressed_by="holding")  # fmt: skip
         return
-    watch, same = bank.rules[policy.rules.index(rule)], _answered(turn, bank, rule)
+    place = policy.rules.index(rule)
+    watch, same = bank.rules[place], _answered(state.banks, bank, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
         turn.say("suppressed", f"{rule.id} still fires on rank {same}, where it was answered",
@@ -174,7 +178,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         incident.escalation.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
-        opening.taint(turn, incident)
+        opening.taint(state, incident)
         data_suspicion.began(turn, bank, incident, rule, incident.breach_step)
     watch.answered = True
     still = stall.told_by(bank, rule)
@@ -205,11 +209,10 @@ def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, 
         incident.deferred.waiting.append(rule.id)
 
 
-def _answered(turn: Turn, bank: Bank, rule: Rule) -> int | None:
-    """Return another rank on which the rule fires and was answered."""
-    index = turn.policy.rules.index(rule)
-    for rank, other in turn.state.banks.items():
-        if other is not bank and other.rules[index].firing and other.rules[index].answered:
+def _answered(banks: Mapping[int, Bank], bank: Bank, place: int) -> int | None:
+    """Return another rank on which the rule at that place fires and was answered."""
+    for rank, other in banks.items():
+        if other is not bank and other.rules[place].firing and other.rules[place].answered:
             return rank
     return None
 
@@ -228,7 +231,7 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
     incident.run = None
     if rung >= 0:
-        opening.distrust(turn, incident)
+        opening.distrust(turn.state, incident)
     turn.state.history.cooldown[rule.id] = (turn.state.pace, rung)
     still = stall.told_by(bank, rule)
     withdrawal.asked(turn, incident, rule, still=still)

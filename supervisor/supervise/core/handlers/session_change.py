@@ -50,7 +50,8 @@ def another(turn: Turn, bank: Bank, event: Announced) -> None:
         _begin(turn, why)
         return
     approvals.settle(turn, "withdrawn", why)
-    incident.case.verdict = diagnosis.conclude(turn, incident)  # its frames are forgotten next
+    # Its frames are forgotten next.
+    incident.case.verdict = diagnosis.conclude(turn.policy, state, incident)
     incident.deferred.over = f"over: {why}"
     settle(turn)
 

@@ -18,15 +18,16 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
     Args:
         exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
     """
+    policy, state = turn.policy, turn.state
     approvals.settle(turn, "withdrawn", f"{incident.id} is held")
     incident.phase, incident.run, incident.deferred.anew = HELD, None, None
-    opening.distrust(turn, incident)
-    if turn.state.job.returncode is not None:
-        turn.state.job.stays = why
+    opening.distrust(state, incident)
+    if state.job.returncode is not None:
+        state.job.stays = why
         return
     case = incident.case
     case.exhausted |= exhausted
-    case.verdict = diagnosis.conclude(turn, incident) if exhausted else case.verdict
+    case.verdict = diagnosis.conclude(policy, state, incident) if exhausted else case.verdict
     found, then = case.verdict, "no further action until `supervise release RUN`"
     turn.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
@@ -71,7 +72,9 @@ def close(
     approvals.settle(turn, "withdrawn", f"{incident.id} is over")
     turn.state.checkpoints.judge(incident.id, turn.state.attempt if recovered else None)
     acted = incident.escalation.runs > 0
-    found = incident.case.verdict if incident.deferred.over else diagnosis.conclude(turn, incident)
+    found = incident.case.verdict
+    if not incident.deferred.over:
+        found = diagnosis.conclude(turn.policy, turn.state, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
     turn.say(
@@ -80,7 +83,7 @@ def close(
         **data,
     )  # fmt: skip
     if found is not None:
-        diagnosis.remember_onset(turn.state, incident)
+        diagnosis.remember_onset(turn.state.context, incident.case)
         why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then
     turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:

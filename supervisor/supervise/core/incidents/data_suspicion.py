@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from ..analysis.shard_attribution import BEFORE
 from ..detection.rank_monitor import Bank
+from ..model.approval_request import Pending
 from ..model.decisions import BREACH
-from ..model.policy import Rule
+from ..model.policy import Policy, Rule
 from ..state.incident import QUIET_STEPS, Incident
 from ..state.onset import Onset
 from ..state.run_state import State, Turn
+from ..state.runbook_run import Run
 from .approvals import ALLOW
 
 FINGERPRINT = "batch_fingerprint"
@@ -56,7 +58,7 @@ def joined(
     turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, *, moved: bool = False
 ) -> None:
     """A rule fires that is, by now, of the open incident. `moved`: the incident begins there."""
-    watch(turn, bank, incident)
+    watch(turn.policy, turn.state, bank, incident)
     onset = incident.onset
     clear = onset.lull is not None and breach - BEFORE > onset.lull
     another = clear or bank.attempt > onset.attempt
@@ -64,9 +66,9 @@ def joined(
         began(turn, bank, incident, rule, breach, another=another)
 
 
-def relapsed(turn: Turn, incident: Incident) -> None:
+def relapsed(state: State, incident: Incident) -> None:
     """A rule of the incident is in breach on probation: evidence if it was taken back meanwhile."""
-    state, onset = turn.state, incident.onset
+    onset = incident.onset
     if state.attempt > onset.attempt:
         onset.attempt, onset.lull = state.attempt, None
         state.context.blame.incident(incident.id, state.step, state.attempt)
@@ -78,20 +80,20 @@ def calm(state: State) -> bool:
     return incident is None or state.pace - incident.onset.pace > QUIET_STEPS
 
 
-def watch(turn: Turn, bank: Bank, incident: Incident) -> None:
+def watch(policy: Policy, state: State, bank: Bank, incident: Incident) -> None:
     """Look whether the newest frame of a rank is in breach, and its batch part of the trouble."""
     rules = [
         rule
-        for rule, seen in zip(turn.policy.rules, bank.rules, strict=True)
+        for rule, seen in zip(policy.rules, bank.rules, strict=True)
         if seen.code == BREACH and rule.id in incident.rules
     ]
     if not rules:
         return
-    onset, pace = incident.onset, turn.state.pace
+    onset, pace = incident.onset, state.pace
     if pace - onset.pace > QUIET_STEPS:
         onset.lull = onset.step
     onset.pace, onset.step = pace, bank.step
-    asked = _asked(turn, incident)
+    asked = _asked(state.approvals.pending, incident.run)
     if bank.attempt == onset.attempt and not asked and any(_raw(bank, rule) for rule in rules):
         _reach(bank, incident, bank.step)
 
@@ -115,9 +117,8 @@ def _raw(bank: Bank, rule: Rule) -> bool:
     return any(watches[i].raw == BREACH for i in leaves)
 
 
-def _asked(turn: Turn, incident: Incident) -> bool:
+def _asked(pending: Pending | None, run: Run | None) -> bool:
     """Return whether people said yes to the batches as they are, or their silence will."""
-    run, pending = incident.run, turn.state.approvals.pending
     if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
         return True
     return run is not None and run.terms.approved is not None

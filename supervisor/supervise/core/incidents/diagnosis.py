@@ -21,7 +21,8 @@ from ..model.policy import Planned, Policy, Rule
 from ..state import rule_scope
 from ..state.incident import Incident
 from ..state.loss_case import LossCase
-from ..state.run_state import State, Turn
+from ..state.loss_context import LossContext
+from ..state.run_state import State
 
 RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
 BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
@@ -42,9 +43,8 @@ RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that re
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
 
 
-def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
+def open_case(policy: Policy, state: State, bank: Bank, rank: int, incident: Incident) -> None:
     """Take down what was before the first breach, and what is known of the frames since."""
-    state = turn.state
     if LOSS not in bank.history.names:
         rank = state.leader() or rank
         bank = state.banks.get(rank, bank)
@@ -62,12 +62,12 @@ def open_case(turn: Turn, bank: Bank, rank: int, incident: Incident) -> None:
     for frame in history.frames:
         if frame.step >= onset:
             _look(case, bank, frame.values, frame.step)
-    case.context = around(turn, bank, incident)
+    case.context = around(policy, state.context, bank, incident)
 
 
-def follow(turn: Turn, incident: Incident) -> Verdict | None:
+def follow(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Look at the newest frame; return a verdict once, when it is time for one."""
-    state, case = turn.state, incident.case
+    case = incident.case
     bank = state.banks.get(case.rank)
     if bank is None or LOSS not in bank.history.names:
         return None
@@ -79,27 +79,27 @@ def follow(turn: Turn, incident: Incident) -> Verdict | None:
         _look(case, bank, bank.latest, bank.step)
     if case.verdict is not None or state.pace - case.since < DEADLINE:
         return None
-    case.verdict = conclude(turn, incident)
+    case.verdict = conclude(policy, state, incident)
     return case.verdict
 
 
-def waits(turn: Turn, incident: Incident) -> bool:
+def waits(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether an incident that is quiet is not over: its loss is not back, and still may be.
 
     Asked every tenth frame only; one that waits is not urgent.
     """
-    pace, quiet_since = turn.state.pace, incident.ending.quiet_since
-    if not about_loss(turn.policy, incident) or pace - incident.case.since >= DEADLINE:
+    pace, quiet_since = state.pace, incident.ending.quiet_since
+    if not about_loss(policy, incident) or pace - incident.case.since >= DEADLINE:
         return False
     if quiet_since is not None and (pace - quiet_since) % 10:
         return True
-    found = _evidence(turn, incident)
+    found = _evidence(policy, state, incident)
     return found is not None and spike_classifier.rejoined(found)["answer"] == spike_classifier.NO
 
 
-def conclude(turn: Turn, incident: Incident) -> Verdict | None:
+def conclude(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Answer the four questions; None where the job publishes no loss."""
-    found = _evidence(turn, incident)
+    found = _evidence(policy, state, incident)
     return None if found is None else spike_classifier.judge(found)
 
 
@@ -120,10 +120,10 @@ def told(found: Verdict) -> str:
     )
 
 
-def remember_onset(state: State, incident: Incident) -> None:
+def remember_onset(context: LossContext, case: LossCase) -> None:
     """Count an excursion of the loss, so that a series of them is seen."""
-    if _counts(incident.case):
-        state.context.onsets.append(incident.case.opened_pace)
+    if _counts(case):
+        context.onsets.append(case.opened_pace)
 
 
 def _counts(case: LossCase) -> bool:
@@ -141,9 +141,8 @@ def about_loss(policy: Policy, incident: Incident) -> bool:
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
 
 
-def announced(turn: Turn, bank: Bank, rule: Rule) -> str | None:
+def announced(policy: Policy, step: int, bank: Bank, rule: Rule) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
-    policy, step = turn.policy, turn.state.step
     if rule.severity == "SEV0" or not policy.planned:
         return None
     if not rule_scope.metrics(policy, rule) <= MOVED_BY_PLAN:
@@ -167,14 +166,14 @@ def _as_expected(bank: Bank, event: Planned) -> bool:
     return newest is not None and (newest > middle if event.expect == "up" else newest < middle)
 
 
-def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
-    state, case = turn.state, incident.case
-    bank = state.banks.get(case.rank)
+def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | None:
+    case, bank = incident.case, state.banks.get(incident.case.rank)
     if bank is None or LOSS not in bank.history.names:
         return None
     history, begin, onsets = bank.history, case.begin, state.context.onsets
     if not case.rolled_back and _reaches(bank, incident.breach_step):
-        case.context = around(turn, bank, incident)  # by now with what came after it
+        # By now with what came after it.
+        case.context = around(policy, state.context, bank, incident)
     probes: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in history.evaluations:
         probes.setdefault(name, []).append((step, value))
@@ -192,10 +191,10 @@ def _evidence(turn: Turn, incident: Incident) -> Evidence | None:
         peak=case.excursion.peak,
         nonfinite=case.excursion.nonfinite,
         kept=case.excursion.kept,
-        planned=_planned(turn.policy, case, incident.breach_step),
+        planned=_planned(policy, case, incident.breach_step),
         exhausted=case.exhausted,
         recurring=recurring([*onsets, case.opened_pace]) if _counts(case) else "",
-        about_loss=about_loss(turn.policy, incident),
+        about_loss=about_loss(policy, incident),
         rolled_back=case.rolled_back,
     )
 
@@ -273,14 +272,14 @@ def plans(policy: Policy, onset: int) -> list[Planned]:
     return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
 
 
-def around(turn: Turn, bank: Bank, incident: Incident) -> list[Happened]:
+def around(policy: Policy, context: LossContext, bank: Bank, incident: Incident) -> list[Happened]:
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
     own = f"{incident.id}/"  # what was done about it is not its cause
-    found = [Happened(plan.from_step, "planned", plan.what) for plan in plans(turn.policy, onset)]
+    found = [Happened(plan.from_step, "planned", plan.what) for plan in plans(policy, onset)]
     found += [
         Happened(step, kind, text)
-        for step, attempt, kind, text in turn.state.context.happened
+        for step, attempt, kind, text in context.happened
         if onset - BEFORE <= step <= onset + AFTER
         and attempt == incident.case.attempt
         and not text.startswith(own)

@@ -66,7 +66,7 @@ def _joins(turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, 
     if moved or raised:
         incident.headline = text
     if moved:
-        opening.case(turn, bank, incident)
+        opening.case(policy, turn.state, bank, incident)
     data_suspicion.joined(turn, bank, incident, rule, breach, moved=moved)
     what, reason = "joined", f"{rule.id} joins"
     if raised:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..detection.rank_monitor import Bank
+from ..model.checkpoint_registry import Checkpoints
+from ..model.policy import Policy
 from ..state.incident import Incident
-from ..state.run_state import Turn
+from ..state.run_state import State, Turn
 from . import diagnosis
 
 
@@ -28,7 +30,7 @@ def open_incident(
         f"inc-{state.history.opened}", state.step, breach, severity, [rule] if rule else [],
         headline=text,
     )  # fmt: skip
-    case(turn, bank, incident)
+    case(turn.policy, state, bank, incident)
     band = incident.case.band
     title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
     turn.say(
@@ -47,59 +49,59 @@ def crash(turn: Turn, incident: Incident, text: str) -> None:
     """
     incident.severity, incident.headline = "SEV1", text
     incident.breach_step = incident.recovery.crashed = turn.state.step + 1
-    case(turn, turn.state.banks.get(incident.case.rank), incident)
+    bank = turn.state.banks.get(incident.case.rank)
+    case(turn.policy, turn.state, bank, incident)
     turn.say(
         "incident", f"raised to SEV1 by a crash: {text}", severity="SEV1", what="raised",
         runbook="", breach_step=incident.breach_step,
     )  # fmt: skip
 
 
-def case(turn: Turn, bank: Bank | None, incident: Incident) -> None:
+def case(policy: Policy, state: State, bank: Bank | None, incident: Incident) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if bank is not None:
-        diagnosis.open_case(turn, bank, rank_of(turn, bank), incident)
-    taint(turn, incident)
+        diagnosis.open_case(policy, state, bank, _rank_of(state.banks, bank), incident)
+    taint(state, incident)
 
 
-def taint(turn: Turn, incident: Incident) -> None:
+def taint(state: State, incident: Incident) -> None:
     """Suspect checkpoints saved at or after the first breach, for good. Not for advisory rules:
 
     one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
     """
     if incident.severity != "SEV2":
-        _taint(turn, incident, turn.state.attempt, incident.breach_step)
+        _taint(state.checkpoints, incident, state.attempt, incident.breach_step)
 
 
-def distrust(turn: Turn, incident: Incident) -> None:
+def distrust(state: State, incident: Incident) -> None:
     """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
-    attempt = max(turn.state.attempt, turn.state.job.launched)
+    attempt = max(state.attempt, state.job.launched)
     tainted = incident.recovery.tainted
     if tainted and attempt > min(tainted):
-        _taint(turn, incident, attempt, 0)
+        _taint(state.checkpoints, incident, attempt, 0)
 
 
-def _taint(turn: Turn, incident: Incident, attempt: int, step: int) -> None:
+def _taint(checkpoints: Checkpoints, incident: Incident, attempt: int, step: int) -> None:
     tainted = incident.recovery.tainted
     first = tainted[attempt] = min(step, tainted.get(attempt, step))
-    turn.state.checkpoints.taint(attempt, first, _since(incident))
+    checkpoints.taint(attempt, first, _since(incident))
 
 
 def _since(incident: Incident) -> str:
     return f"saved after {incident.id} began"
 
 
-def checkpoint(turn: Turn, data: Mapping[str, Any]) -> None:
+def checkpoint(state: State, data: Mapping[str, Any]) -> None:
     """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
-    incident, saved, step = turn.state.incident, int(data.get("attempt", 0)), int(data["step"])
+    incident, saved, step = state.incident, int(data.get("attempt", 0)), int(data["step"])
     suspect = trial = ""
     tainted = {} if incident is None else incident.recovery.tainted
     if incident is not None and saved in tainted:
         suspect = "" if 0 <= step < tainted[saved] else _since(incident)
     elif incident is not None and tainted and saved > min(tainted):
         trial = incident.id
-    turn.state.checkpoints.notice(data, suspect, trial)
+    state.checkpoints.notice(data, suspect, trial)
 
 
-def rank_of(turn: Turn, bank: Bank) -> int:
-    """Return the rank whose bank that is."""
-    return next(rank for rank, one in turn.state.banks.items() if one is bank)
+def _rank_of(banks: Mapping[int, Bank], bank: Bank) -> int:
+    return next(rank for rank, one in banks.items() if one is bank)

@@ -288,7 +288,7 @@ def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
 
 def climb(turn: Turn, incident: Incident, why: str) -> None:
     """What was tried did not help: it is taken back, and then comes the next rung."""
-    opening.distrust(turn, incident)
+    opening.distrust(turn.state, incident)
     standing = compensation.everything(incident.recovery)
     if standing:
         incident.phase = ACTING
