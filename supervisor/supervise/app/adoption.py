@@ -124,8 +124,7 @@ class Adoption:
         return outbox.resume(messages, settled)
 
     def _perform_again(self) -> None:
-        incident = self._desk.state.incident
-        run = incident.run if incident is not None else None
+        run = self._desk.state.run()
         if run is None or run.intent.waiting_for is None:
             return
         verb = verb_of(awaited(self._desk.state))

@@ -160,8 +160,7 @@ class Desk:
         Raises:
             ActionError: nobody waits for it any more.
         """
-        incident = self.state.incident
-        run = incident.run if incident is not None else None
+        run = self.state.run()
         if run is None or not run.intent.awaits("relaunch"):
             raise ActionError("nobody waits for the relaunch any more")
         return run

@@ -62,7 +62,7 @@ def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
     A start that failed came to nothing, unless the job itself says what is wrong. A crash that the
     policy answers with a start, and that none followed, needs a person too.
     """
-    if policy.job.get("on_crash") and state.job.stays and crashed(state):
+    if policy.job.get("on_crash") and state.job.stays and crashed(state.job):
         return HUMAN
     if failed_start(state) and state.job.returncode not in MEANT:
         return HUMAN

@@ -179,8 +179,7 @@ def _tick(turn: Turn, tick: Tick) -> None:
             rule_fired.moved(turn, bank, rank, moved)
         for r in bank.blind(state.pace, tick.at_ns):
             _blind(turn, turn.policy.rules[r], rank)
-    incident = state.incident
-    run = incident.run if incident is not None else None
+    incident, run = state.incident, state.run()
     if incident is not None and run is not None and run.intent.waiting_for is not None:
         if tick.at_ns > run.intent.overdue_ns:
             action_id = run.intent.waiting_for

@@ -152,7 +152,7 @@ class Reloader:
 
 def _refuse_while_relaunching(state: State) -> None:
     """How the job is started again must be as it was when that was decided. Raises UsageError."""
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     if run is not None and run.intent.awaits("relaunch"):
         raise UsageError("the job is just being started again", hint="reload it once it runs")
 

@@ -25,7 +25,7 @@ def take(turn: Turn, event: Adopted) -> None:
     pending = state.approvals.pending
     if pending is not None:
         pending.deadline_ns += event.unwatched_ns
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     if run is not None:
         run.verification.frame_ns = event.at_ns
         if run.intent.waiting_for is not None:

@@ -10,12 +10,12 @@ from ..incidents import approvals, closing, opening, pausing, withdrawal
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
 from ..model.events import Exited, Launched, Noticed
-from ..model.policy import HOLD, Runbook
+from ..model.policy import HOLD, Policy, Runbook
 from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, runner, verification
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
-from ..state.job_life import CALLED_OFF, Restarts
+from ..state.job_life import CALLED_OFF, JobLife, Restarts
 from ..state.run_state import State, Turn
 from ..state.runbook_run import Run
 
@@ -112,20 +112,20 @@ def exited(turn: Turn, event: Exited) -> None:
     if incident is not None:
         incident.recovery.standing.clear()  # it ended with the process
     if _relaunching(state) is not None and not (state.job.called_off or _started(state)):
-        turn.say("note", f"the job {_how(state)}, to be started again", what="relaunching")
+        turn.say("note", f"the job {_how(state.job)}, to be started again", what="relaunching")
     else:
         _ended(turn)
 
 
 def _relaunching(state: State) -> str | None:
     """Return the id of the relaunch that is under way."""
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     return run.intent.waiting_for if run is not None and run.intent.verb == "relaunch" else None
 
 
 def _started(state: State) -> bool:
     """Return whether what the relaunch under way starts runs already, or did."""
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     return run is not None and run.intent.args.get("attempt") == state.job.launched
 
 
@@ -146,18 +146,18 @@ def _ended(turn: Turn) -> None:
     if relaunch is not None and state.job.called_off:
         turn.say("abort", f"{relaunch} failed: the end of the job was asked for meanwhile",
                  action={"id": relaunch})  # fmt: skip
-    approvals.settle(turn, "withdrawn", f"the job {_how(state)}")
+    approvals.settle(turn, "withdrawn", f"the job {_how(state.job)}")
     state.job.ended = True
 
 
-def _how(state: State) -> str:
-    code = state.job.returncode or 0
+def _how(job: JobLife) -> str:
+    code = job.returncode or 0
     return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
 
 
-def _given(turn: Turn) -> str:
+def _given(policy: Policy) -> str:
     """Return what the policy gives a job that is started again: an error in it ends the job."""
-    told = turn.policy.job.get("relaunch") or {}
+    told = policy.job.get("relaunch") or {}
     words = [str(word) for word in told.get("args") or ()]
     parts = [f"job.relaunch.args {' '.join(Redactor().command(words))}"] if words else []
     parts += [f"job.relaunch.env {', '.join(told['env'])}"] if told.get("env") else []
@@ -166,22 +166,22 @@ def _given(turn: Turn) -> str:
     return ", ".join(parts)
 
 
-def crashed(state: State) -> bool:
+def crashed(job: JobLife) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
-    code = state.job.returncode
-    meant = state.job.stopping or state.job.called_off or code in ASKED or code in MEANT
+    code = job.returncode
+    meant = job.stopping or job.called_off or code in ASKED or code in MEANT
     return bool(code) and not meant
 
 
-def _awaited(state: State, run: Run, name: str) -> bool:
+def _awaited(job: JobLife, run: Run, name: str) -> bool:
     """Return whether the outcome of an action comes first: only one is performed at a time.
 
     Args:
         name: the runbook that is to follow, "" for none.
     """
-    if run.intent.waiting_for is None or state.job.stopping or state.job.called_off:
+    if run.intent.waiting_for is None or job.stopping or job.called_off:
         return False
-    return bool(name) or not state.job.ended or "relaunch" in run.runbook.verbs[run.index :]
+    return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
 
 
 def _answer(turn: Turn, name: str, text: str) -> None:
@@ -237,7 +237,7 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
     incident.escalation.runs += 1
     incident.run = Run(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
-    incident.run.terms.reason = withdrawal.reason(turn, incident)
+    incident.run.terms.reason = withdrawal.reason(policy, turn.state, incident)
     incident.headline += f"; {why}"
     turn.move("run", f"given up: {why}")
     turn.tell(incident.severity, f"{incident.id}: given up", verdict=why, news=True,
@@ -249,14 +249,14 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
 def conclude(turn: Turn) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
     state, incident, job = turn.state, turn.state.incident, turn.state.job
-    name = str(turn.policy.job.get("on_crash") or "") if job.ended and crashed(state) else ""
-    run = incident.run if incident is not None else None
-    if job.over or (run is not None and _awaited(state, run, name)):
+    name = str(turn.policy.job.get("on_crash") or "") if job.ended and crashed(job) else ""
+    run = state.run()
+    if job.over or (run is not None and _awaited(job, run, name)):
         return
     failed = failed_start(state)
-    how, where = f"the job {_how(state)}", f" at step {state.step}"
+    how, where = f"the job {_how(job)}", f" at step {state.step}"
     if failed:
-        how, where = f"started again with {_given(turn)}, {how} before its first step", ""
+        how, where = f"started again with {_given(turn.policy)}, {how} before its first step", ""
     if job.ended:
         job.ended, job.stays = False, ""
         if failed:
@@ -284,8 +284,8 @@ def conclude(turn: Turn) -> None:
     elif job.interrupted and job.returncode in INTERRUPTED:
         turn.tell("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
     elif failed:
-        title = f"the job was started again, and {_how(state)} before its first step"
-        turn.tell("SEV1", title, verdict=why, why=f"it was started with {_given(turn)}",
+        title = f"the job was started again, and {_how(job)} before its first step"
+        turn.tell("SEV1", title, verdict=why, why=f"it was started with {_given(turn.policy)}",
                   then="look at its last output, and at job.relaunch", news=True)  # fmt: skip
     else:
         turn.tell("SEV1", how + where, verdict=why, then="look at its last output", news=True)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..analysis.shard_attribution import Blame
 from ..incidents import action_planning, opening
 from ..model.action import Action, Refused
 from ..model.events import Told
-from ..model.policy import Runbook
+from ..model.policy import Policy, Runbook
 from ..runbooks import runner
 from ..state.incident import Incident
 from ..state.run_state import Turn
@@ -59,7 +60,7 @@ def order(turn: Turn, event: Told) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = turn.state, turn.state.incident
     verb, keys = VERBS[event.word](event)
-    action = _made(turn, verb, keys)
+    action = _made(turn.policy, verb, keys)
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
         if verb not in PATIENT:
@@ -70,8 +71,8 @@ def order(turn: Turn, event: Told) -> Answer:
         raise Refused("the job has ended")
     if verb == "resume" and not state.job.paused:
         raise Refused("the job is not paused")
-    remark = _unseen(turn, event) if verb == "quarantine" else ""
-    first = [_made(turn, "snapshot", {})] if verb == "rollback" else []
+    remark = _unseen(state.context.blame, event) if verb == "quarantine" else ""
+    first = [_made(turn.policy, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
     before = count(event, "before", state.step + 1) if verb == "rollback" else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
@@ -98,8 +99,8 @@ def _run(turn: Turn, event: Told, book: Runbook, before: int | None) -> None:
     runner.start_asked(turn, incident, book, event.operator, before)
 
 
-def _made(turn: Turn, verb: str, keys: Mapping[str, Any]) -> Action:
-    form = turn.policy.verbs.get(verb)
+def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
+    form = policy.verbs.get(verb)
     if form is None:
         raise Refused(f"there is no action {verb!r} here")
     try:
@@ -114,13 +115,12 @@ def _made(turn: Turn, verb: str, keys: Mapping[str, Any]) -> Action:
 # ── shards ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unseen(turn: Turn, event: Told) -> str:
+def _unseen(blame: Blame, event: Told) -> str:
     """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
 
     Raises:
         Refused: the job knows no shards, so that none could be left out.
     """
-    blame = turn.state.context.blame
     known = blame.names
     if not known and not blame.shards:
         raise Refused(

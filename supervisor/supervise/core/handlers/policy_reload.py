@@ -19,7 +19,7 @@ from ..model.events import Reloaded
 from ..model.policy import HOLD, Ladder, Policy, Rule
 from ..state.incident import Incident
 from ..state.job_life import CALLED_OFF
-from ..state.run_state import Turn
+from ..state.run_state import State, Turn
 from . import approval_answers
 
 # Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
@@ -98,7 +98,7 @@ def take(turn: Turn, event: Reloaded) -> None:
     if state.job.called_off:
         unable["relaunch"] = CALLED_OFF
     _forget_rules(turn, firing)
-    _translate_rungs(turn, ladder)
+    _translate_rungs(state, ladder, turn.policy.ladder)
     approval_answers.again(turn, "the policy was reloaded")
     if state.incident is not None:
         _keep_runnable(turn, state.incident)
@@ -150,9 +150,8 @@ def _forget_rules(turn: Turn, before: Mapping[tuple[str, int], str]) -> None:
     state.rules.forget_unknown({rule.id for rule in turn.policy.rules})
 
 
-def _translate_rungs(turn: Turn, old: Ladder) -> None:
+def _translate_rungs(state: State, old: Ladder, new: Ladder) -> None:
     """Rungs are remembered by number: find the same runbook on the new ladder."""
-    state, new = turn.state, turn.policy.ladder
     if old.rungs == new.rungs:
         return
 

@@ -52,7 +52,7 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
             )  # fmt: skip
         flapping.changed(turn, rule, rank)
         if began:
-            flapping.hold_on(turn, rule, bank.rules[r])
+            flapping.hold_on(policy, state, rule, bank.rules[r])
     firing = set(state.firing(policy))
     state.rules.unmute_cleared(firing)
     if fired:
@@ -182,7 +182,7 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         data_suspicion.began(turn, bank, incident, rule, incident.breach_step)
     watch.answered = True
     still = stall.told_by(bank, rule)
-    withdrawal.asked(turn, incident, rule, still=still)
+    withdrawal.asked(incident.trigger, rule, still=still)
     if still and job_lifecycle.given_up(turn, incident, name):
         return
     if again:
@@ -234,7 +234,7 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
         opening.distrust(turn.state, incident)
     turn.state.history.cooldown[rule.id] = (turn.state.pace, rung)
     still = stall.told_by(bank, rule)
-    withdrawal.asked(turn, incident, rule, still=still)
+    withdrawal.asked(incident.trigger, rule, still=still)
     if still and job_lifecycle.given_up(turn, incident, name):
         return
     climbed = rung >= 0 and name != rule.runbook
@@ -250,7 +250,7 @@ def waited(turn: Turn) -> None:
     if incident.run is not None and incident.run.busy():
         return
     firing = set(state.firing(turn.policy))
-    found = list(precedence.due(turn, incident))
+    found = list(precedence.due(turn.policy, state.banks, incident))
     deferred.waiting = [] if found else [name for name in deferred.waiting if name in firing]
     if found:
         rule, bank = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))

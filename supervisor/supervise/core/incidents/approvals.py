@@ -75,7 +75,7 @@ def ask(
         incident.reopen()
     turn.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
-    after += f"; {stall.word(turn)} meanwhile"
+    after += f"; {stall.word(turn.policy, state)} meanwhile"
     turn.tell(
         incident.severity, f"{incident.id}: {book.name} waits for your approval", verdict=why,
         why=steps, news=True,

@@ -28,7 +28,8 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
     case = incident.case
     case.exhausted |= exhausted
     case.verdict = diagnosis.conclude(policy, state, incident) if exhausted else case.verdict
-    found, then = case.verdict, "no further action until `supervise release RUN`"
+    found, then = case.verdict, "no further action until `supervise release RUN`; "
+    then += stall.word(policy, state)
     turn.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
@@ -36,7 +37,7 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: held, a person is needed",
         verdict=why if found is None else f"{why}; {found.text}",
-        then=f"{then}; {stall.word(turn)}" + ("" if found is None else f"; {found.advice}"),
+        then=then if found is None else f"{then}; {found.advice}",
         news=True,
     )
 
@@ -60,7 +61,7 @@ def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
         f"{incident.id}: nothing can be done about it here",
         verdict=incident.headline,
         why=f"{name}: {refusal}",
-        then=f"evidence is taken; {stall.word(turn)}; a person should look",
+        then=f"evidence is taken; {stall.word(turn.policy, turn.state)}; a person should look",
         news=True,
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 
 from ..detection.rank_monitor import RuleWatch
-from ..model.policy import Rule
-from ..state.run_state import Turn
+from ..model.policy import Policy, Rule
+from ..state.run_state import State, Turn
 
 CHANGES, STEPS = 6, 500
 # An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
@@ -25,7 +25,7 @@ def changed(turn: Turn, rule: Rule, rank: int) -> None:
     busy = len(flips) == flips.maxlen and state.pace - flips[0] <= STEPS
     if busy and rule.id not in rules.flapping:
         rules.flapping.add(rule.id)
-        then = f"; from now on it fires for {KEEP} at least" if _advisory(turn, rule) else ""
+        then = f"; from now on it fires for {KEEP} at least" if _advisory(turn.policy, rule) else ""
         turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
                  rule=rule.id, what="flapping")  # fmt: skip
         if state.silence(rule.id) is not None:
@@ -37,10 +37,10 @@ def changed(turn: Turn, rule: Rule, rank: int) -> None:
         rules.flapping.discard(rule.id)
 
 
-def hold_on(turn: Turn, rule: Rule, watch: RuleWatch) -> None:
+def hold_on(policy: Policy, state: State, rule: Rule, watch: RuleWatch) -> None:
     """An advisory rule that flaps and has just fired goes on firing for a while."""
-    if rule.id in turn.state.rules.flapping and _advisory(turn, rule):
-        watch.keep_until = max(watch.keep_until, turn.state.pace + KEEP)
+    if rule.id in state.rules.flapping and _advisory(policy, rule):
+        watch.keep_until = max(watch.keep_until, state.pace + KEEP)
 
 
 def settled(turn: Turn) -> None:
@@ -65,7 +65,7 @@ def settled(turn: Turn) -> None:
                       then=f"read runbook {rule.see}" if rule.see else "watching")  # fmt: skip
 
 
-def _advisory(turn: Turn, rule: Rule) -> bool:
+def _advisory(policy: Policy, rule: Rule) -> bool:
     """Return whether nothing follows from the rule: nobody needs to know when it clears."""
-    mutes = any(inhibit.by_rule == rule.id for inhibit in turn.policy.inhibit)
+    mutes = any(inhibit.by_rule == rule.id for inhibit in policy.inhibit)
     return rule.runbook is None and rule.severity == "SEV2" and not mutes

@@ -18,8 +18,7 @@ UNPAUSED = "the pause that it relies on has ended"
 
 def ended(turn: Turn, event: Noticed) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
-    state, incident = turn.state, turn.state.incident
-    run = incident.run if incident is not None else None
+    state, incident, run = turn.state, turn.state.incident, turn.state.run()
     pauses = run is not None and run.intent.awaits("pause")
     key = str(event.data.get("key", ""))
     if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.waiting_for:
@@ -38,7 +37,7 @@ def ended(turn: Turn, event: Noticed) -> None:
 
 def withdrawn(state: State) -> bool:
     """Return whether the action under way is not to be carried out, since the job goes on."""
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     if run is None or not run.failure.unpaused or run.failure.why is not None:
         return False
     action, awaited = run.intent.action, run.intent.waiting_for

@@ -5,13 +5,12 @@ Pure questions: nothing is decided, said or done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..detection.rank_monitor import Bank
 from ..model.decisions import BREACH, SEVERITIES
 from ..model.policy import Policy, Rule
 from ..state.incident import Incident
-from ..state.run_state import Turn
 from ..state.runbook_run import Run
 from . import stall
 
@@ -39,17 +38,19 @@ def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
     return bank.attempt < incident.recovery.back and not stall.told_by(bank, rule)
 
 
-def due(turn: Turn, incident: Incident) -> Iterable[tuple[Rule, Bank]]:
+def due(
+    policy: Policy, banks: Mapping[int, Bank], incident: Incident
+) -> Iterable[tuple[Rule, Bank]]:
     """Return the rules that wait and are to be answered now, each with where it fires.
 
     When the job was taken back meanwhile, a rule is due only if a frame after that is in breach.
     """
     run = incident.run
-    for r, rule in enumerate(turn.policy.rules):
-        for bank in turn.state.banks.values() if rule.id in incident.deferred.waiting else ():
+    for r, rule in enumerate(policy.rules):
+        for bank in banks.values() if rule.id in incident.deferred.waiting else ():
             watch = bank.rules[r]
             if not watch.firing or over(incident, bank, rule):
                 continue
             calm = incident.recovery.back and watch.code != BREACH
-            if not calm and (run is None or outranks(turn.policy, bank, rule, run)):
+            if not calm and (run is None or outranks(policy, bank, rule, run)):
                 yield rule, bank

@@ -20,14 +20,17 @@ Pure questions: nothing is decided, said or done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..analysis.loss_band import median
-from ..detection.rank_monitor import LOSS
+from ..detection.rank_monitor import LOSS, Bank
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Rule
 from ..state.incident import Incident
-from ..state.run_state import State, Turn
+from ..state.run_state import State
 from ..state.start_terms import Reason
+from ..state.trigger import Trigger
 from . import pausing, stall
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
@@ -36,34 +39,33 @@ STEPS_AGAIN = "the job makes steps again"
 CLEARED = "every rule that asked for it has cleared"
 
 
-def reason(turn: Turn, incident: Incident) -> Reason | None:
+def reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
     """Return the reason for a runbook that starts now; None when none can go away."""
-    state, trigger = turn.state, incident.trigger
+    trigger = incident.trigger
     if state.job.returncode is not None:
         return None
-    asked = next((rule for rule in turn.policy.rules if rule.id == trigger.asked_by), None)
+    place = next((r for r, rule in enumerate(policy.rules) if rule.id == trigger.asked_by), None)
     if trigger.still:
-        frames = {} if asked is None else _silent(turn, asked)
+        frames = {} if place is None else _silent(state.banks, policy.rules[place], place)
         return Reason((trigger.asked_by,), frames)
-    return Reason(tuple(_acting(turn.policy, state, incident))) if asked is not None else None
+    return Reason(tuple(_acting(policy, state, incident))) if place is not None else None
 
 
-def asked(turn: Turn, incident: Incident, rule: Rule, *, still: bool) -> None:
+def asked(trigger: Trigger, rule: Rule, *, still: bool) -> None:
     """Note the rule that asks for a runbook, and whether it does because the job stands still."""
-    incident.trigger.asked_by, incident.trigger.still = rule.id, still
+    trigger.asked_by, trigger.still = rule.id, still
 
 
 def gone(policy: Policy, state: State, action: Action) -> str:
     """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
-    incident = state.incident
-    run = incident.run if incident is not None else None
+    incident, run = state.incident, state.run()
     if incident is None or run is None or state.job.returncode is not None:
         return ""
     why, failure = run.terms.reason, run.failure
     if why is None or run.order.operator or failure.undoing or failure.why is not None:
         return ""
     if why.frames is not None:
-        silent = _still_silent(policy, state, why.rules[0], why.frames)
+        silent = _still_silent(policy, state.banks, why.rules[0], why.frames)
         return "" if silent else STEPS_AGAIN
     if not action.ends_job or run.terms.approved is not None or not why.rules:
         return ""
@@ -77,8 +79,7 @@ def withdrawn(policy: Policy, state: State) -> str:
 
     That an operator wants the job to stop is not about a training.
     """
-    incident = state.incident
-    run = incident.run if incident is not None else None
+    incident, run = state.incident, state.run()
     if incident is None or run is None or run.intent.waiting_for is None or run.failure.undoing:
         return ""
     if incident.deferred.over:
@@ -91,7 +92,7 @@ def withdrawn(policy: Policy, state: State) -> str:
 
 def answers_standstill(state: State) -> bool:
     """Return whether the runbook under way answers a job that stands still."""
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     return run is not None and run.terms.reason is not None and run.terms.reason.frames is not None
 
 
@@ -105,21 +106,22 @@ def _acting(policy: Policy, state: State, incident: Incident) -> list[str]:
     return [rule.id for rule in rules if _acts(policy, rule)]
 
 
-def _silent(turn: Turn, rule: Rule) -> dict[int, int]:
+def _silent(banks: Mapping[int, Bank], rule: Rule, place: int) -> dict[int, int]:
     """Return how many frames each rank on which the rule tells a standstill has sent so far."""
-    place = turn.policy.rules.index(rule)
     return {
         rank: bank.frames
-        for rank, bank in turn.state.banks.items()
+        for rank, bank in banks.items()
         if bank.rules[place].firing and stall.told_by(bank, rule)
     }
 
 
-def _still_silent(policy: Policy, state: State, rule_id: str, frames: dict[int, int]) -> bool:
+def _still_silent(
+    policy: Policy, banks: Mapping[int, Bank], rule_id: str, frames: dict[int, int]
+) -> bool:
     place = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
     return place is not None and any(
         rank in frames and bank.frames == frames[rank] and bank.rules[place].firing
-        for rank, bank in state.banks.items()
+        for rank, bank in banks.items()
     )
 
 

@@ -21,8 +21,7 @@ def again(turn: Turn) -> None:
 
     Where none is any more, what was intended stands: whoever performs it finds out.
     """
-    incident = turn.state.incident
-    run = incident.run if incident is not None else None
+    incident, run = turn.state.incident, turn.state.run()
     if incident is None or run is None or not run.intent.awaits("relaunch"):
         return
     intent, action = run.intent, run.intent.action

@@ -17,7 +17,7 @@ from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
 from ..state.operator_order import OperatorOrder
-from ..state.run_state import Turn
+from ..state.run_state import State, Turn
 from ..state.runbook_failure import RunbookFailure
 from ..state.runbook_run import Run
 from ..state.start_terms import StartTerms
@@ -38,30 +38,30 @@ def start(
     if name == HOLD:
         closing.hold(turn, incident, why, exhausted=climbed)
         return
-    incident.deferred.anew, tried = None, incident.escalation
-    book = turn.policy.runbooks[name]
-    refusal = action_planning.refusal(turn.state, incident, book)
+    policy, state, tried = turn.policy, turn.state, incident.escalation
+    incident.deferred.anew = None
+    book = policy.runbooks[name]
+    refusal = action_planning.refusal(state, incident, book)
     if refusal and book.if_refused and not instead:
         _stand_in(turn, incident, book, rung, why, refusal)
         return
-    asked = None if refusal or approved else approvals.gate(turn.policy, incident, book)
+    asked = None if refusal or approved else approvals.gate(policy, incident, book)
     tried.runs += 1
-    run = incident.run = Run(tried.runs, book, incident.severity, terms=StartTerms(
-        withdrawal.reason(turn, incident), climbed=climbed, instead=instead, entered=tried.rung,
-        reduced=refusal,
-    ))  # fmt: skip
+    reason = withdrawal.reason(policy, state, incident)
+    terms = StartTerms(reason, climbed, instead, entered=tried.rung, reduced=refusal)
+    incident.run = Run(tried.runs, book, incident.severity, terms=terms)
     if asked is not None:
-        run.terms.reduced = "it waits for approval"
+        terms.reduced = "it waits for approval"
         approvals.ask(turn, incident, book, asked, rung, why, climbed=climbed)
     elif refusal:
         tried.rung = rung
         checkpoint_choice.refused(turn, incident, book, refusal, why, climbed=climbed)
     else:
-        tried.rung, turn.state.history.tried[name] = rung, "verify" not in book.verbs
-        run.terms.approved = None if approved is None else approved.plan
+        tried.rung, state.history.tried[name] = rung, "verify" not in book.verbs
+        terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _acts(turn, incident, f"runbook {name}: {why}")
-            turn.state.history.floor = (rung, turn.state.pace)
+            state.history.floor = (rung, state.pace)
             title = f"{incident.id}: running {name}"
             turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
     proceed(turn, incident)
@@ -167,8 +167,7 @@ def proceed(turn: Turn, incident: Incident) -> None:
 
 def finished(turn: Turn, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
-    incident = turn.state.incident
-    run = incident.run if incident is not None else None
+    incident, run = turn.state.incident, turn.state.run()
     if incident is None or run is None or run.intent.waiting_for != event.action_id:
         turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
@@ -190,12 +189,12 @@ def finished(turn: Turn, event: Finished) -> None:
         return
     turn.say("commit", f"{event.action_id} done {brief(result)}".rstrip(),
              action={"id": event.action_id}, result=result)  # fmt: skip
-    _committed(turn, incident, run, result)
+    _committed(turn.state, incident, run, result)
     proceed(turn, incident)
 
 
-def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any]) -> None:
-    intent, job = run.intent, turn.state.job
+def _committed(state: State, incident: Incident, run: Run, result: dict[str, Any]) -> None:
+    intent, job = run.intent, state.job
     assert intent.action is not None
     if intent.verb in ("resume", "relaunch"):
         job.paused = False
@@ -210,7 +209,7 @@ def _committed(turn: Turn, incident: Incident, run: Run, result: dict[str, Any])
         compensation.committed(incident, run, intent.action, intent.verb, result)
         run.done.append(run.index)
         # The attempt tells a frame after a rollback from one before the action.
-        shown = {"seen_attempt": turn.state.attempt, **result}
+        shown = {"seen_attempt": state.attempt, **result}
         run.verification.effects.append((run.index, intent.args, shown))
         run.index += 1
 
@@ -343,7 +342,7 @@ def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
 
 def verified(turn: Turn, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
-    steps.helped(turn, incident)
+    steps.helped(turn.state.history, incident)
     incident.run = None
     turn.say("verify", why, what="passed", severity=incident.severity)
     _on_probation(turn, incident, why)

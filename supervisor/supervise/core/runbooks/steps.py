@@ -7,6 +7,7 @@ from typing import Any
 from ..incidents import action_planning
 from ..model.action import Action, Refused
 from ..state.incident import Incident, brief, verb_of
+from ..state.incident_history import IncidentHistory
 from ..state.intent import Intent
 from ..state.run_state import State, Turn
 from ..state.runbook_run import Run
@@ -42,7 +43,7 @@ def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) 
 
 def awaited(state: State) -> Action:
     """Return the action that the newest intent asked for."""
-    run = state.incident.run if state.incident is not None else None
+    run = state.run()
     assert run is not None
     intent = run.intent
     assert intent.waiting_for is not None
@@ -50,12 +51,12 @@ def awaited(state: State) -> Action:
     return intent.action
 
 
-def helped(turn: Turn, incident: Incident) -> None:
+def helped(history: IncidentHistory, incident: Incident) -> None:
     """What ran was verified. Where it stood in for another, its own rung is the one that was tried:
 
     what was refused there may be asked again within the cooldown.
     """
-    history, run = turn.state.history, incident.run
+    run = incident.run
     if run is None:
         return
     history.tried[run.runbook.name] = True

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from ..analysis.loss_band import median
+from ..analysis.loss_band import Band, median
 from ..analysis.spike_classifier import NORM_RATIO
 from ..detection.rank_monitor import LOSS, Bank
 from ..incidents.diagnosis import UPDATE
@@ -36,10 +36,10 @@ from ..incidents.stall import SILENT_S
 from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
 from ..model.effect_check import EffectCheck
 from ..model.events import Frame, Noticed
-from ..model.policy import Rule
+from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK
 from ..state.incident import Incident
-from ..state.run_state import Turn
+from ..state.run_state import State, Turn
 from ..state.runbook_run import Run
 from . import runner
 
@@ -58,13 +58,12 @@ def heard(turn: Turn, event: Noticed) -> None:
     refused, told, text = event.kind == "resume-refused", dict(event.data), event.message
     if not refused and told.get("ok") is not False:
         return
-    incident = turn.state.incident
-    run = incident.run if incident is not None else None
+    incident, run = turn.state.incident, turn.state.run()
     broken, anew = False, refused
     if incident is not None and run is not None:
         end = run.index + 1
         started = "relaunch" in run.runbook.verbs[:end]
-        limit = _first_limit(incident, told) if started and not refused else None
+        limit = _first_limit(incident.case.band, told) if started and not refused else None
         if limit is not None:
             told["loss"] = {**told["loss"], "limit": limit}
         steps = run.runbook.steps[:end]
@@ -79,14 +78,14 @@ def heard(turn: Turn, event: Noticed) -> None:
         run.verification.denied = text
 
 
-def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
+def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
     """Return what the first loss after a relaunch is under if the weights are the checkpoint's.
 
     Only where nothing better tells: a probe batch with the loss that it had says that they are. One
     batch is little evidence when it is another one, so that may be twice as far from the trend. The
     steps just before a trouble may already have had a loss of their own, so `was` counts too.
     """
-    loss, band = told.get("loss") or {}, incident.case.band
+    loss = told.get("loss") or {}
     was, now = loss.get("was"), loss.get("is")
     proved = (told.get("probe_batch") or {}).get("verdict") == "equal"
     if band is None or proved or now is None or not isfinite(now):
@@ -99,20 +98,21 @@ def _first_limit(incident: Incident, told: Mapping[str, Any]) -> float | None:
 
 def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     """Judge the runbook's effect by the frames that follow it."""
-    run = incident.run
+    policy, state, run = turn.policy, turn.state, incident.run
     if run is None:
         return
-    seen = run.verification
+    seen, bank = run.verification, state.banks[frame.rank]
     if seen.until is None or run.failure.why is not None:
         return
-    broken = seen.denied or _missing_effect(turn, run, frame) or _back_again(turn, incident, run)
+    broken = seen.denied or _missing_effect(bank, run, frame)
+    broken = broken or _back_again(policy, state.banks, incident, run)
     if broken:
         turn.say("verify", broken, what="failed")
         incident.run = None
         runner.climb(turn, incident, broken)
         return
     seen.frame_ns = frame.at_ns
-    trouble = _trouble(turn, incident, frame)
+    trouble = _trouble(policy, state, incident, frame)
     if seen.effects:
         trouble = "no frame has shown the effect yet"
     if trouble:
@@ -122,16 +122,15 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
     if not trouble and frame.step <= incident.recovery.beyond:
         seen.until += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
-    if seen.clear_steps >= needed and (left := _left(turn, incident, frame, needed)):
+    if seen.clear_steps >= needed and (left := _left(policy, bank, incident, frame, needed)):
         seen.clear_steps, seen.last_trouble = needed - 1, left
     if seen.clear_steps >= needed:
-        loss = turn.state.banks[frame.rank].value(LOSS)
-        band = incident.case.band
+        loss, band = bank.value(LOSS), incident.case.band
         where = f", loss {loss:.4g}" if loss is not None else ""
         limit = band.limit_at(frame.step) if band is not None and loss is not None else None
         where += f" under {limit:.4g}" if limit is not None else ""
         runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
-    elif turn.state.pace > seen.until:
+    elif state.pace > seen.until:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not quiet for long enough'}"
         turn.say("verify", why, what="failed", clear_steps=seen.clear_steps)
         incident.run = None
@@ -144,13 +143,13 @@ def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
     Args:
         waits: it is known why: a signal stops the job, or it restores its state. That is no time.
     """
-    run = incident.run
+    state, run = turn.state, incident.run
     if run is None or run.verification.until is None or run.failure.why is not None:
         return
     if waits:
-        run.verification.frame_ns = turn.state.at_ns
-    silent_s = (turn.state.at_ns - run.verification.frame_ns) / 1e9
-    starting = turn.state.attempt < turn.state.job.launched
+        run.verification.frame_ns = state.at_ns
+    silent_s = (state.at_ns - run.verification.frame_ns) / 1e9
+    starting = state.attempt < state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
         turn.say("verify", why, what="failed")
@@ -158,9 +157,8 @@ def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
         runner.climb(turn, incident, why)
 
 
-def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
+def _missing_effect(bank: Bank, run: Run, frame: Frame) -> str | None:
     """Check every action's effect on the first frame that can show it."""
-    bank = turn.state.banks[frame.rank]
     values = dict(zip(bank.names, bank.latest, strict=False))
     waiting = []
     for index, args, result in run.verification.effects:
@@ -180,32 +178,32 @@ def _missing_effect(turn: Turn, run: Run, frame: Frame) -> str | None:
     return None
 
 
-def _back_again(turn: Turn, incident: Incident, run: Run) -> str:
+def _back_again(policy: Policy, banks: Mapping[int, Bank], incident: Incident, run: Run) -> str:
     """Say that what damages the weights came back after the run went back, "" when it did not."""
     if not _went_back(run):
         return ""
-    policy, rungs = turn.policy, (*turn.policy.ladder.rungs, run.runbook.name)
+    rungs, calm = (*policy.ladder.rungs, run.runbook.name), run.verification.calm
     for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in rungs:
             continue
-        for rank, bank in turn.state.banks.items():
+        for rank, bank in banks.items():
             watch = bank.rules[r]
             if bank.attempt < incident.recovery.back or policy.mode_of(rule) not in ACTING_MODES:
                 continue  # frames of before, or it acts on nothing
             if watch.code != BREACH:
-                run.verification.calm.add((rule.id, rank))
-            elif watch.held >= rule.for_steps and _shown(turn, bank, rule):
-                word = "again" if (rule.id, rank) in run.verification.calm else "still"
+                calm.add((rule.id, rank))
+            elif watch.held >= rule.for_steps and _shown(policy, bank, rule):
+                word = "again" if (rule.id, rank) in calm else "still"
                 if word == "again" or bank.step > incident.recovery.beyond:
                     where = f"in breach {word} at step {bank.step} on rank {rank}"
                     return f"{run.runbook.name} did not help: {rule.id} is {where}"
     return ""
 
 
-def _shown(turn: Turn, bank: Bank, rule: Rule) -> bool:
+def _shown(policy: Policy, bank: Bank, rule: Rule) -> bool:
     """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
-    behind = [n for n in turn.policy.behind(rule) if bank.codes[bank.index[n]] == BREACH]
-    metrics = (metric for name in behind for metric in turn.policy.detectors[name].metrics)
+    behind = [n for n in policy.behind(rule) if bank.codes[bank.index[n]] == BREACH]
+    metrics = (metric for name in behind for metric in policy.detectors[name].metrics)
     return any(bank.value(metric) is not None for metric in metrics)
 
 
@@ -213,34 +211,34 @@ def _went_back(run: Run) -> bool:
     return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
 
 
-def _trouble(turn: Turn, incident: Incident, frame: Frame) -> str:
-    for r, rule in enumerate(turn.policy.rules):
+def _trouble(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:
+    for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2":
             continue  # an advisory rule must not decide whether a runbook helped
-        if turn.state.silence(rule.id) is not None:
+        if state.silence(rule.id) is not None:
             continue
-        for rank, bank in turn.state.banks.items():
+        for rank, bank in state.banks.items():
             code = bank.rules[r].code
             unjudged = code == UNKNOWN and rule.unknown == "hold" and bank.unheard(r)
             if code == BREACH or unjudged:
                 word = "is in breach" if code == BREACH else "cannot be judged"
                 return f"{rule.id} {word} at step {frame.step} on rank {rank}"
-    loss, band = turn.state.banks[frame.rank].value(LOSS), incident.case.band
+    loss, band = state.banks[frame.rank].value(LOSS), incident.case.band
     if loss is None or band is None:
         return ""
     limit = band.limit_at(frame.step)
     return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
 
 
-def _left(turn: Turn, incident: Incident, frame: Frame, frames: int) -> str:
+def _left(policy: Policy, bank: Bank, incident: Incident, frame: Frame, frames: int) -> str:
     """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
     if frame.step <= incident.recovery.beyond:
         return f"step {incident.recovery.beyond}, where it began, has not been passed"
-    moved = _update(turn, incident, frame.rank, frames)
-    return moved or _level(turn, incident, frame.rank, frames)
+    moved = _update(policy, bank, incident, frames)
+    return moved or _level(bank, incident, frames)
 
 
-def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
+def _level(bank: Bank, incident: Incident, frames: int) -> str:
     """Say that a run that went back does not have the loss of its band, "" when it does.
 
     A single loss may be far from the trend; that many in a row may not.
@@ -248,7 +246,7 @@ def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
     run, band = incident.run, incident.case.band
     if run is None or band is None or not _went_back(run):
         return ""
-    newest = turn.state.banks[rank].history.series(LOSS)[-frames:]
+    newest = bank.history.series(LOSS)[-frames:]
     if not newest:
         return ""
     residual, width = median([x - band.forecast(step) for step, x in newest]), band.width(frames)
@@ -257,14 +255,14 @@ def _level(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
     return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
 
 
-def _update(turn: Turn, incident: Incident, rank: int, frames: int) -> str:
+def _update(policy: Policy, bank: Bank, incident: Incident, frames: int) -> str:
     """Say that the update norm is not back where it was, "" when it is or is no part of this."""
-    policy, before = turn.policy, incident.case.norms.get(UPDATE)
+    before = incident.case.norms.get(UPDATE)
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
     behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
     if not before or not any(UPDATE in detector.metrics for detector in behind):
         return ""
-    newest = [value for _, value in turn.state.banks[rank].history.series(UPDATE)][-frames:]
+    newest = [value for _, value in bank.history.series(UPDATE)][-frames:]
     if not newest or median(newest) <= NORM_RATIO * before:
         return ""
     return f"{UPDATE} is {median(newest) / before:.3g} times what it was before"

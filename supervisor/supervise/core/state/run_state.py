@@ -23,6 +23,7 @@ from .incident_history import IncidentHistory
 from .job_life import JobLife
 from .loss_context import LossContext
 from .rule_memory import RuleMemory
+from .runbook_run import Run
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {
@@ -76,6 +77,11 @@ class State:
         twin.job, twin.approvals = self.job.copy(), self.approvals.copy()
         twin.context = self.context.copy()
         return twin
+
+    def run(self) -> Run | None:
+        """Return the runbook in progress."""
+        incident = self.incident
+        return incident.run if incident is not None else None
 
     def firing(self, policy: Policy) -> list[str]:
         """Return the ids of all rules that fire, or are blind, on any rank, in policy order."""
