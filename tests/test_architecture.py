@@ -27,8 +27,8 @@ MAX_MODULES = 16  # in one package, a package in it counting as one
 DECLARED = ("supervise_probe.spec", "supervise_probe.collectors", "supervise_probe.faults")
 LAYERS = {
     "errors": (),
-    "minder": (),  # a program of its own, of the standard library alone
-    "children": ("supervise.minder",),
+    "process_reaper": (),  # a program of its own, of the standard library alone
+    "children": ("supervise.process_reaper",),
     "core": (),
     "detectors": ("supervise.core",),
     "actions": ("supervise.core.model",),

@@ -40,7 +40,7 @@ FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..pro
     ("file", "planted", "said"),
     [
         ("collectors/loss.py", FOR_TYPES, "collectors.loss -> supervise_probe.probe"),
-        ("stepping/boundary.py", "from ..listeners import step", "stepping.boundary -> "),
+        ("stepping/between_steps.py", "from ..listeners import step", "stepping.between_steps -> "),
     ],
 )
 def test_a_contract_is_broken_by_an_import_that_runs_up(tmp_path, file, planted, said):

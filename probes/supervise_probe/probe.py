@@ -15,8 +15,7 @@ from typing import Any, Dict, Mapping
 from . import config as settings
 from .context import ProbeContext
 from .control import evidence, status
-from .listeners.listeners import Listeners
-from .parts import Life, Parts, RankParts
+from .listeners.current import Listeners
 from .patches import forward, install
 from .runtime import exit_status, files
 from .runtime.gate import Gate
@@ -26,6 +25,7 @@ from .runtime.reporter import Reporter
 from .runtime.scalars import Scalars
 from .runtime.times import Times
 from .torch_state.registry import Registry
+from .wiring import Life, Parts, RankParts
 
 
 class Probe:

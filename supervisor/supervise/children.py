@@ -1,6 +1,6 @@
 """Outside tools that we run ourselves: git, py-spy, the verifier. They end with us, as a tree.
 
-A tool may hang, and may have started others that hold its pipes. Each one is run by a `minder`,
+A tool may hang, and may have started others that hold its pipes. Each one is run by a `reaper`,
 which kills all of it when it ends, when its time is up, when we hang up, and when we die, of
 SIGKILL too. They stay in our process group, which is how they are told from the job's processes.
 """
@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import minder
+from . import process_reaper
 
 END_S = 2.0  # a tree that was killed is gone in milliseconds, unless it is stuck in the kernel
 
@@ -27,7 +27,7 @@ _lock = threading.Lock()
 
 
 class Child(subprocess.Popen[bytes]):
-    """A tool under its minder; `returncode` is the tool's, `pid` the minder's."""
+    """A tool under its reaper; `returncode` is the tool's, `pid` the reaper's."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
@@ -37,7 +37,7 @@ class Child(subprocess.Popen[bytes]):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
         lifeline, line = os.pipe()
         self._line: int | None = line
-        command = [sys.executable, "-I", "-S", minder.__file__, str(lifeline), *argv]
+        command = [sys.executable, "-I", "-S", process_reaper.__file__, str(lifeline), *argv]
         try:
             super().__init__(command, env=env, pass_fds=[lifeline], **options)
         except BaseException:

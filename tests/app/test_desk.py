@@ -12,8 +12,7 @@ from supervise.core.model.events import Told
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
 from supervise.core.state.incident import Incident
-from supervise.core.state.intent import Intent
-from supervise.core.state.runbook_run import Run
+from supervise.core.state.runbook_execution import Intent, Run
 from supervise.errors import ActionError
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))

@@ -10,7 +10,7 @@ import pytest
 
 from supervise.app.launcher import probe_config
 from supervise.catalog import load_policy
-from supervise.catalog.document.problems import PolicyErrors
+from supervise.catalog.document.diagnostics import PolicyErrors
 
 POLICY = "version: supervise/v1\nsummary: s\nmode: observe\nuse: [nonfinite]\n"
 

@@ -11,8 +11,8 @@ import pytest
 
 from supervise import actions, detectors
 from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import Sequence
-from supervise.catalog.document.problems import Problems, Source
 from supervise.catalog.forms.part_types import DetectorKind, StepKind, summary
 from supervise.catalog.inventory import discover
 from supervise.catalog.schema.dataclass_types import keys_of

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from supervise.catalog import load_policy
 from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.diagnostics import MOST, PolicyErrors, Problems, Source
 from supervise.catalog.document.nodes import plain
-from supervise.catalog.document.problems import MOST, PolicyErrors, Problems, Source
 from supervise.catalog.inventory import shipped
 from supervise.cli import invoke as run
 

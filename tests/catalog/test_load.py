@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.diagnostics import PolicyErrors, Problems, Source
 from supervise.catalog.document.nodes import Mapping, Scalar, plain
-from supervise.catalog.document.problems import PolicyErrors, Problems, Source
 from supervise.errors import InputError
 
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]

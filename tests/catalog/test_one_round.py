@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import PolicyErrors
-from supervise.catalog.document.problems import Problem
+from supervise.catalog.document.diagnostics import Problem
 from supervise.catalog.file_check import check_file
 from supervise.catalog.inventory import shipped
 

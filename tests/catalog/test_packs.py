@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import PolicyErrors, scenario_subject
-from supervise.catalog.document.problems import Problems
+from supervise.catalog.document.diagnostics import Problems
 from supervise.catalog.inventory import shipped
 from supervise.catalog.scenario_subject import Subject
 from supervise.mutation import mutation_runner

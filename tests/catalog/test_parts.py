@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervise.catalog.document import yaml_reader, yaml_writer
+from supervise.catalog.document.diagnostics import PolicyErrors, Problems, Source, did_you_mean
 from supervise.catalog.document.nodes import plain
-from supervise.catalog.document.problems import PolicyErrors, Problems, Source, did_you_mean
 from supervise.catalog.inventory import metrics, shipped
 from supervise.catalog.schema.dataclass_types import build, kind_of, written
 from supervise.catalog.schema.field_types import BAD, Number

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.catalog.document.problems import PolicyErrors
+from supervise.catalog.document.diagnostics import PolicyErrors
 from supervise.core.model.policy import Planned
 
 TEXT = """\

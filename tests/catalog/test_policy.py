@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy, locate
-from supervise.catalog.document.problems import PolicyErrors, Problem
+from supervise.catalog.document.diagnostics import PolicyErrors, Problem
 from supervise.catalog.inventory import shipped
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN

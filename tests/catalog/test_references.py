@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervise.app.launcher import Launch
-from supervise.catalog.document.problems import Problem
+from supervise.catalog.document.diagnostics import Problem
 from supervise.catalog.file_check import check_file
 from supervise.catalog.forms.job_form import PLACEHOLDERS
 

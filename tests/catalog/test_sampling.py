@@ -9,7 +9,7 @@ import pytest
 
 from supervise.app.launcher import probe_config
 from supervise.catalog.assembly.policy_loader import load_policy
-from supervise.catalog.document.problems import PolicyErrors
+from supervise.catalog.document.diagnostics import PolicyErrors
 from supervise_probe.sampling.sample_sets import DEFAULTS
 
 POLICY = """

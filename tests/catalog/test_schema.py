@@ -13,8 +13,8 @@ import pytest
 
 from supervise.catalog import PolicyErrors, load_policy, scenario_subject
 from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import Mapping, plain
-from supervise.catalog.document.problems import Problems, Source
 from supervise.catalog.export import docs, json_schema
 from supervise.catalog.forms.file_forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
 from supervise.catalog.inventory import shipped

@@ -9,8 +9,8 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.catalog.document import yaml_reader
+from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import plain
-from supervise.catalog.document.problems import Problems, Source
 from supervise.catalog.inventory import shipped
 
 MINE = """\

@@ -21,7 +21,7 @@ from supervise.inputs.frame_enrichment import Company
 from supervise.inputs.segment import Segment, Segments, recorded_end
 from supervise.outputs import status_snapshot
 from supervise.store import audit, event_codec
-from supervise.store.chain import Chain
+from supervise.store.hash_chain import Chain
 from supervise_probe import wire
 from supervise_probe.ipc.writer import Writer
 

@@ -15,8 +15,8 @@ from random import Random
 
 from supervise.app.run_recovery import Past
 from supervise.catalog import load_policy
+from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import plain
-from supervise.catalog.document.problems import Problems, Source
 from supervise.catalog.document.yaml_reader import parse
 from supervise.catalog.inventory import shipped
 from supervise.checkpoints import registry

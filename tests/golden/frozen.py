@@ -37,7 +37,7 @@ from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.mutation import mutation_runner
 from supervise.recordings.find import readers, sources
-from supervise.recordings.sheet import recordings
+from supervise.recordings.table import recordings
 from supervise.store import audit, journal
 
 from ..fuzz.recorded import events

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from supervise.checkpoints.save_report import Moment
-from supervise.checkpoints.verifier import Verifier
+from supervise.checkpoints.verifier_process import Verifier
 from supervise.core.model.events import Noticed
 
 pytestmark = pytest.mark.slow  # it waits for files to be still

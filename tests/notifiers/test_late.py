@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.app.late_pages import Courier, Flush, keep
+from supervise.app.late_page_delivery import Courier, Flush, keep
 from supervise.cli import invoke
 from supervise.notifiers import build, destination, reopen
 from supervise.outputs.messages import Undelivered
-from supervise.store.spool import Spool, place
+from supervise.store.late_page_spool import Spool, place
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECRET = f"whsec_{base64.b64encode(bytes(32)).decode()}"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from supervise.catalog import load_policy
-from supervise.catalog.document.problems import Problem
+from supervise.catalog.document.diagnostics import Problem
 from supervise.catalog.inventory import shipped
 from supervise.core.model.policy import HOLD, Policy
 

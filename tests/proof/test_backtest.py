@@ -12,7 +12,7 @@ from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Tick
 from supervise.recordings.find import sources
-from supervise.recordings.sheet import Recording
+from supervise.recordings.table import Recording
 
 POLICY = """
 version: supervise/v1

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings.sheet import NoStepsError, Sheet, recordings
+from supervise.recordings.table import NoStepsError, Sheet, recordings
 
 NAN = float("nan")
 

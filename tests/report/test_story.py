@@ -11,7 +11,7 @@ from supervise.core.model import format_readings
 from supervise.core.model.events import Exited, Told
 from supervise.report import incident_report, receipt, render
 from supervise.store import audit
-from supervise.store.chain import encode
+from supervise.store.hash_chain import encode
 
 SECOND = 1_000_000_000
 BACK = """\

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.errors import StoreError, TamperError
-from supervise.store.chain import Chain, decode, encode, genesis, read, verify
+from supervise.store.hash_chain import Chain, decode, encode, genesis, read, verify
 
 pytestmark = pytest.mark.slow  # each byte of a log, damaged in each way
 

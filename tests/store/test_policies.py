@@ -11,7 +11,7 @@ from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Announced, Noticed, Reloaded, Told
 from supervise.core.model.policy import Policy
-from supervise.core.state.intent import Intent
+from supervise.core.state.runbook_execution import Intent
 from supervise.errors import StoreError
 from supervise.store import files, policies
 from supervise.store.run_directory import RunDir

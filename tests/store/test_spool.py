@@ -13,7 +13,7 @@ import pytest
 
 from supervise.core.model.interfaces import Message
 from supervise.errors import StoreError
-from supervise.store.spool import Page, Spool, place
+from supervise.store.late_page_spool import Page, Spool, place
 
 WALL = "2026-01-05T10:11:12.345Z"
 TO = {"kind": "slack", "keys": {"url_env": "URL"}, "env": {"URL": "https://hooks/SECRET"}}

@@ -10,7 +10,7 @@ from ..patches import saves
 from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
-    from ..listeners.listeners import Listeners
+    from ..listeners.current import Listeners
     from ..runtime.gate import Gate
     from ..runtime.guard import Guard
     from ..runtime.times import Times

@@ -30,7 +30,7 @@ from . import (
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
     from ..runtime.scalars import Number
     from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets

@@ -15,7 +15,7 @@ from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..sampling.sample_sets import SampleSets
     from ..stepping.batch_observer import Batches
-    from ..stepping.boundary import Boundary
+    from ..stepping.between_steps import Boundary
     from ..stepping.discarded_gradients import Discards
     from ..stepping.inferred_steps import Handmade
     from ..stepping.step_tracker import Changers, StepTracker

@@ -17,7 +17,7 @@ from ..runtime.compiler_exclusion import hidden
 from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
-    from ..listeners.listeners import Listeners
+    from ..listeners.current import Listeners
     from ..runtime.gate import Gate
     from ..runtime.times import Times
     from ..torch_state.registry import Registry

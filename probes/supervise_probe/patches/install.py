@@ -22,7 +22,7 @@ from . import collectives, dataloader, forward, saves
 from .optimizer import patch_optimizer
 
 if TYPE_CHECKING:
-    from ..listeners.listeners import Listeners
+    from ..listeners.current import Listeners
     from ..runtime.gate import Gate
     from ..runtime.guard import Guard
     from ..runtime.times import Times

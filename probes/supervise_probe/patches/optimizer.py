@@ -17,7 +17,7 @@ from ..runtime.warning_stacklevel import uncounted
 from ..torch_state.records import SkipUpdate, Update
 
 if TYPE_CHECKING:
-    from ..listeners.listeners import Listeners
+    from ..listeners.current import Listeners
     from ..runtime.gate import Gate
     from ..runtime.times import Times
 

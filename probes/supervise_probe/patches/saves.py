@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Tuple
 from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
-    from ..listeners.listeners import Listeners
+    from ..listeners.current import Listeners
     from ..runtime.gate import Gate
     from ..runtime.guard import Guard, Part
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..collectors.gradient import Collector as GradientCollector
     from ..collectors.limits import Collector as LimitsCollector
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
     from ..torch_state.records import Update
 
 

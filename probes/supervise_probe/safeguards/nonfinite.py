@@ -24,7 +24,7 @@ from ..runtime.scalars import Number
 if TYPE_CHECKING:
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
     from ..torch_state.records import Update
 
 MOST, PER = 3, 128  # the most unattended skips that our own list of actions allows

@@ -18,7 +18,7 @@ from ..runtime.warning_stacklevel import uncounted
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
 
 LONGEST = 20  # steps; a trace grows by a few MB with each step of a large model
 WAYS_IN = ("_prepare_profiler", "_enable_profiler")  # what every profiler of torch begins with

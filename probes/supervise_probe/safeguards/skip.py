@@ -9,7 +9,7 @@ from ..errors import Refused
 from .nonfinite import MOST, PER
 
 if TYPE_CHECKING:
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
 
 
 class Skip:

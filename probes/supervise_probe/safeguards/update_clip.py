@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..collectors.gradient import Collector as GradientCollector
     from ..collectors.limits import Collector as LimitsCollector
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
     from ..runtime.scalars import Number
     from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Update

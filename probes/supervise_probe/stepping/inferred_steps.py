@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..control.fault_injector import Drills
     from ..runtime.scalars import Pending
-    from .boundary import Boundary
+    from .between_steps import Boundary
     from .step_tracker import StepTracker
 
 PATIENCE = 32  # backwards without an optimizer before anything is looked at

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..control.fault_injector import Drills
     from ..ipc.publisher import Publisher
     from ..runtime.scalars import Number
-    from ..safeguards.chain import Safeguards
+    from ..safeguards.around_step import Safeguards
     from ..sampling.schedule import Sampling
     from ..sampling.watch import Sampler
     from ..savepoints.cross_process import Handover

@@ -21,7 +21,7 @@ from ..core.model.events import Announced, Event, Finished, Frame, Noticed, Told
 from ..core.model.interfaces import Message
 from ..core.runbooks import steps
 from ..core.state.incident import verb_of
-from ..core.state.runbook_run import Run
+from ..core.state.runbook_execution import Run
 from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.action_performer import Performer

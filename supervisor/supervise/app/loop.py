@@ -41,7 +41,7 @@ from ..store.recorder import Recorder
 from . import checkpoint_wiring
 from .adoption import Adoption
 from .event_processor import Desk
-from .late_pages import Courier, keep
+from .late_page_delivery import Courier, keep
 from .launcher import Launch, Launcher
 from .orphans import Orphans
 from .relauncher import Relauncher, ends_with

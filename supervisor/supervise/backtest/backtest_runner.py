@@ -20,7 +20,7 @@ from ..core.model.interfaces import Clockwork
 from ..core.model.policy import HOLD, Policy
 from ..core.state.run_state import State
 from ..recordings.find import Source, readers
-from ..recordings.sheet import Recording, recordings
+from ..recordings.table import Recording, recordings
 from . import runs
 from .outcome import Act, Alarm, Outcome
 from .playback import events_of

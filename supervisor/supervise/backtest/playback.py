@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..core.model.events import Announced, Event, Exited, Frame, Launched, Tick
-from ..recordings.sheet import Recording
+from ..recordings.table import Recording
 
 TICK_ROWS = 64  # rows between two ticks; live they come once a second
 SECOND = 1_000_000_000  # ns; a step, where the recording has no step time

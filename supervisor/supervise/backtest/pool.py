@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core.model.policy import Policy
 from ..errors import InputError
 from ..recordings.find import Source, sources
-from ..recordings.sheet import NoStepsError
+from ..recordings.table import NoStepsError
 from . import runs
 from .backtest_runner import outcomes, shadowed
 from .outcome import Outcome

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core.model.events import Event, Finished, Told
 from ..errors import InputError, StoreError
-from ..recordings.sheet import Sheet
+from ..recordings.table import Sheet
 from ..store import journal
 from ..store.run_directory import RunDir
 

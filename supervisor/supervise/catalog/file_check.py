@@ -11,8 +11,8 @@ from . import scenario_subject
 from .assembly import policy_loader
 from .assembly.runbook_library import Library
 from .document import yaml_reader
+from .document.diagnostics import PolicyErrors, Problem, Problems, Source
 from .document.nodes import Mapping
-from .document.problems import PolicyErrors, Problem, Problems, Source
 
 STDIN = "-"
 

@@ -19,8 +19,8 @@ from .assembly.freeze import Draft
 from .assembly.lint import ALL
 from .assembly.pack import Parts
 from .document import yaml_reader
+from .document.diagnostics import PolicyErrors, Problem, Problems, Source, did_you_mean
 from .document.nodes import Mapping, Node, Sequence, first_text
-from .document.problems import PolicyErrors, Problem, Problems, Source, did_you_mean
 from .forms import scenario_form
 from .forms.file_forms import PolicyFile, ScenarioFile
 from .forms.scenario_form import Names, ScenarioForm

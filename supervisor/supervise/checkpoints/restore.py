@@ -12,9 +12,9 @@ from typing import Any
 from ..errors import StoreError
 from ..store import files
 from . import discovery
-from .checkpoint_verification import Keeper
 from .ownership import Owners
 from .registry import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
+from .verification_scheduler import Keeper
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .notifications import News
 from .overwrite_tracker import Overtaken
 from .pin_store import Pins
 from .registry import COPIED, FOUND, PINNED, UNVERIFIED, VANISHED, VERIFIED, Entry, Register
-from .verifier import Verifier
+from .verifier_process import Verifier
 
 END_S = 2.0
 

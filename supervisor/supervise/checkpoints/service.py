@@ -18,14 +18,14 @@ from typing import Any
 
 from ..core.model.events import Event, Noticed
 from ..inputs import clock
-from .checkpoint_verification import Keeper
 from .notifications import News
 from .ownership import Owners
 from .registry import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
 from .restore import Restorer
 from .save_report import Moment, saved
 from .tracker import Watch
-from .verifier import LIMIT_S
+from .verification_scheduler import Keeper
+from .verifier_process import LIMIT_S
 
 EVERY_S = 1.0
 IDLE = 20.0  # times as long as a look took, until the next; project default

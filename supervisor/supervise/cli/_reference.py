@@ -47,7 +47,7 @@ def read(path: Path, metric: str) -> list[Series]:
     if is_run(path):
         return [_own(path, metric)]
     from ..recordings.find import readers, sources
-    from ..recordings.sheet import recordings
+    from ..recordings.table import recordings
 
     found, known = [], dict[str, None]()
     for source in sources([path]):

@@ -72,7 +72,7 @@ def show(metric: str, as_json: bool) -> None:
       supervise metrics show grad_global_norm
       supervise metrics show learning_rate.1 --json
     """
-    from ..catalog.document.problems import did_you_mean
+    from ..catalog.document.diagnostics import did_you_mean
     from ..catalog.inventory import metrics
 
     if not metrics.is_known(metric):

@@ -9,9 +9,9 @@ from collections import Counter
 
 import click
 
-from ..app.late_pages import DAYS, Flush, age
+from ..app.late_page_delivery import DAYS, Flush, age
 from ..inputs import clock
-from ..store.spool import Page, Spool, place
+from ..store.late_page_spool import Page, Spool, place
 from .audit import printable
 
 

@@ -12,7 +12,7 @@ import click
 from ..app import App, Settings
 from ..app.launcher import Launch, Launcher, redactor
 from ..catalog import load_policy, locate
-from ..catalog.document.problems import Problem
+from ..catalog.document.diagnostics import Problem
 from ..catalog.inventory import drills
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy

@@ -43,7 +43,7 @@ from .model.events import (
     Told,
 )
 from .model.policy import HOLD, Policy, Rule
-from .runbooks import checkpoint_choice, runner, verification
+from .runbooks import checkpoint_choice, effect_verification, runner
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .state.job_life import JobLife
 from .state.run_state import State, Turn
@@ -153,7 +153,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
     if incident is not None and incident.deferred.waiting:
         rule_fired.waited(turn)
     if incident is not None and leads and not incident.deferred.over:
-        verification.watch(turn, incident, frame)
+        effect_verification.watch(turn, incident, frame)
         _settle(turn, incident)
 
 
@@ -189,7 +189,7 @@ def _tick(turn: Turn, tick: Tick) -> None:
             _waited(turn)
     elif incident is not None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
-        verification.overdue(turn, incident, waits=waits)
+        effect_verification.overdue(turn, incident, waits=waits)
         _settle(turn, incident)
     approval_answers.unanswered(turn)
     if incident is not None and incident.acked:

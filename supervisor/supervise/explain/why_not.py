@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..catalog.document.problems import did_you_mean
+from ..catalog.document.diagnostics import did_you_mean
 from ..core import replay
 from ..core.detection.rank_monitor import Bank
 from ..core.model.decisions import BREACH, CODE_NAMES, UNKNOWN, Decision

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..catalog.assembly import freeze, rules
 from ..catalog.assembly.expression import Expression, Tree, parse
+from ..catalog.document.diagnostics import Problems, Source
 from ..catalog.document.nodes import Mapping, Node, Scalar, Sequence
-from ..catalog.document.problems import Problems, Source
 from ..catalog.scenario_subject import Subject
 from ..catalog.schema.dataclass_types import keys_of
 from ..core.model.interfaces import Detector

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ..catalog import scenario_subject as subjects
-from ..catalog.document.problems import Problem, Problems
+from ..catalog.document.diagnostics import Problem, Problems
 from ..catalog.forms.scenario_form import ScenarioForm
 from ..catalog.forms.series_notation import count
 from ..catalog.scenario_subject import Subject

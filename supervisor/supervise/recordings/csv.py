@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 from ..errors import InputError
-from .sheet import Cell, NoStepsError, Sheet
+from .table import Cell, NoStepsError, Sheet
 
 SUFFIXES = (".csv", ".csv.gz")
 OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # what others put between two cells

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InputError
-from .sheet import Sheet
+from .table import Sheet
 
 LABELS = "incidents.csv"  # marks the root of a collection of recordings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .sheet import Cell, Sheet, missing
+from .table import Cell, Sheet, missing
 
 
 def claims(path: Path) -> bool:

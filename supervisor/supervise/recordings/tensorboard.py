@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .sheet import Cell, Sheet, missing
+from .table import Cell, Sheet, missing
 
 EVENTS = "tensorboard.backend.event_processing"
 PATTERN = "*tfevents*"

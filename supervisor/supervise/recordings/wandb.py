@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .sheet import Cell, Sheet, missing
+from .table import Cell, Sheet, missing
 
 HEAD = struct.Struct("<4sHB")  # identity, magic number, version
 IDENTITY, MAGIC = b":W&B", 0xBEE1

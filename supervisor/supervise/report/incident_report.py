@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.model import format_readings
 from ..core.model.policy import Policy
-from ..store.chain import decode
+from ..store.hash_chain import decode
 from . import action_counts
 from .action_counts import DONE, DOUBT, FAILED
 

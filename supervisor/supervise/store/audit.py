@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import StoreError
 from . import files, lock
-from .chain import MAX_LINE, VERSION, Chain, Report, decode, encode, lines, read, verify
+from .hash_chain import MAX_LINE, VERSION, Chain, Report, decode, encode, lines, read, verify
 from .lock import locked
 
 __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping as AbstractMapping
 from graphlib import CycleError, TopologicalSorter
 
 from ...core.model.policy import Inhibit
+from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, first_text
-from ..document.problems import Problems, did_you_mean
 from ..forms.file_forms import InhibitForm
 from ..schema.dataclass_types import build
 from ..schema.field_types import BAD

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable
 from collections.abc import Mapping as AbstractMapping
 
 from ...core.model.interfaces import Detector
+from ..document.diagnostics import Place, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, first_text, texts
-from ..document.problems import Place, Problems, did_you_mean, near_miss
 from ..forms.file_forms import PolicyFile
 from ..inventory import discover, metrics
 from .expression import NAME

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..document import yaml_reader
+from ..document.diagnostics import Place, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, Node, Scalar, Sequence
-from ..document.problems import Place, Problems, did_you_mean, near_miss
 from ..forms.file_forms import WORD, PackFile, PolicyFile
 from ..inventory import shipped
 from ..schema.dataclass_types import build

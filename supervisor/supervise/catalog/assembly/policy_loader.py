@@ -12,8 +12,8 @@ from ...core.model.decisions import MODES
 from ...core.model.policy import HOLD, Policy
 from ...errors import InputError, UsageError
 from ..document import yaml_reader
+from ..document.diagnostics import Place, Problem, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, Scalar, Sequence
-from ..document.problems import Place, Problem, Problems, did_you_mean, near_miss
 from ..forms.file_forms import VERSION, PolicyFile
 from ..inventory import shipped
 from ..schema.dataclass_types import build

@@ -15,8 +15,8 @@ from supervise_probe import wire
 from ...core.model import state_machine
 from ...core.model.interfaces import Detector
 from ...core.model.policy import HOLD
+from ..document.diagnostics import Place, Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, Sequence, first_text, inside
-from ..document.problems import Place, Problems, did_you_mean
 from ..forms.file_forms import PolicyFile
 from ..forms.job_form import PLACEHOLDERS
 from ..forms.runbook_form import RUNBOOK

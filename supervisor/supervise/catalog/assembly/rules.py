@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ...core.model.interfaces import Detector
 from ...core.model.policy import HOLD, Rule
+from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text, inside
-from ..document.problems import Problems, did_you_mean
 from ..forms.file_forms import BaselineForm, RuleForm
 from ..forms.part_types import legible_part, read_detector
 from ..schema.dataclass_types import build, keys_of

@@ -15,8 +15,8 @@ from pathlib import Path
 from ...core.model.action import Action
 from ...core.model.policy import HOLD, Runbook
 from ..document import yaml_reader
+from ..document.diagnostics import Place, Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, Sequence
-from ..document.problems import Place, Problems, did_you_mean
 from ..forms.file_forms import RunbookFile, RunbookForm
 from ..inventory import discover, shipped
 from ..schema.dataclass_types import build

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .problems import Source, Spot
+from .diagnostics import Source, Spot
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _BASED = re.compile(r"0o[0-7]{1,20}|0x[0-9a-fA-F]{1,15}")

@@ -25,8 +25,8 @@ from yaml.events import (
 )
 
 from ...errors import InputError
+from .diagnostics import Problems, Source, Spot
 from .nodes import Mapping, Node, Scalar, Sequence
-from .problems import Problems, Source, Spot
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24

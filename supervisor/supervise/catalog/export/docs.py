@@ -17,8 +17,8 @@ from typing import Any
 from ..assembly.pack import PACKS
 from ..assembly.runbook_library import RUNBOOKS
 from ..document import yaml_reader
+from ..document.diagnostics import Problems
 from ..document.nodes import plain
-from ..document.problems import Problems
 from ..document.yaml_writer import inline
 from ..forms.file_forms import (
     BudgetForm,

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..assembly.pack import PACKS
 from ..document import yaml_reader
+from ..document.diagnostics import Problems
 from ..document.nodes import Mapping, plain
-from ..document.problems import Problems
 from ..document.yaml_writer import inline
 from ..inventory import shipped
 

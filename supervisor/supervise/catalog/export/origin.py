@@ -7,8 +7,8 @@ from typing import Any
 
 from ..assembly.freeze import Draft, Made
 from ..assembly.pack import Entry
+from ..document.diagnostics import Place
 from ..document.nodes import Mapping
-from ..document.problems import Place
 from ..forms.part_types import BASELINE_KEYS
 from ..inventory import metrics, standard_metrics
 from ..schema.dataclass_types import keys_of

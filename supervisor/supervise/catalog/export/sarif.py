@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from ..document.problems import Problem
+from ..document.diagnostics import Problem
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 RULES = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.model.action import Action
+from ..document.diagnostics import Place, Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text
-from ..document.problems import Place, Problems, did_you_mean
 from ..inventory import discover
 from ..schema.dataclass_types import build, keys_of, record_schema, written
 from ..schema.field_types import BAD, Kind

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from ...core.model.decisions import SEVERITIES
 from ...core.model.interfaces import Seconds, Steps
 from ...core.model.state_machine import STATES
+from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping as MappingNode
 from ..document.nodes import Node, Sequence, first_text
-from ..document.problems import Problems, did_you_mean
 from ..schema.compound_types import ListOf, MapOf, OneOf
 from ..schema.dataclass_types import kind_of
 from ..schema.field_types import About, AtLeast, Pattern

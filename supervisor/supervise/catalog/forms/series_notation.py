@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..document.diagnostics import Problems
 from ..document.nodes import Node, Scalar, inside
-from ..document.problems import Problems
 from ..schema.field_types import BAD, Kind
 
 NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"

@@ -7,7 +7,7 @@ from typing import Any
 from supervise_probe import faults
 
 from ...errors import UsageError
-from ..document.problems import did_you_mean
+from ..document.diagnostics import did_you_mean
 
 RANK = "rank"  # a parameter of every fault: the only rank that it strikes
 FORM = "FAULT@STEP or FAULT:name=value,name=value@STEP"

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, Sequence
-from ..document.problems import Problems, did_you_mean
 from .field_types import BAD, Kind, Text
 
 ANY_NAME = Text()

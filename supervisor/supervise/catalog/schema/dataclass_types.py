@@ -15,8 +15,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
+from ..document.diagnostics import Place, Problems, did_you_mean, near_miss, quoted
 from ..document.nodes import Mapping, Node
-from ..document.problems import Place, Problems, did_you_mean, near_miss, quoted
 from .compound_types import Fields, ListOf, MapOf, OneOf
 from .field_types import BAD, About, Anything, AtLeast, Choice, Flag, Kind, Number, Pattern, Text
 

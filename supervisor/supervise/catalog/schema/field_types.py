@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..document.diagnostics import Problems, did_you_mean, quoted
 from ..document.nodes import Node, Scalar, plain
-from ..document.problems import Problems, did_you_mean, quoted
 
 BAD: Final[Any] = object()  # what `read` returns when it noted a problem
 

@@ -26,7 +26,7 @@ class Tools(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Say what was probably meant."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            from ...catalog.document.problems import did_you_mean
+            from ...catalog.document.diagnostics import did_you_mean
             from ...errors import UsageError
 
             raise UsageError(f"no command 'policy {args[0]}'", hint=did_you_mean(args[0], COMMANDS))

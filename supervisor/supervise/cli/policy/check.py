@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ...catalog.document.problems import Problem
+    from ...catalog.document.diagnostics import Problem
 
 INVALID = 65
 

@@ -36,7 +36,7 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
     """
     from ...catalog.assembly import freeze
     from ...catalog.assembly.policy_loader import compose
-    from ...catalog.document.problems import did_you_mean
+    from ...catalog.document.diagnostics import did_you_mean
     from ...catalog.export import origin
     from .. import _supervisor_metrics
 

@@ -11,7 +11,7 @@ import click
 from .._number import Number
 
 if TYPE_CHECKING:
-    from ...catalog.document.problems import Problem
+    from ...catalog.document.diagnostics import Problem
     from ...catalog.scenario_subject import Subject
     from ...mutation.mutation_runner import Hunted, Outcome
     from ...policytest.coverage import Coverage
@@ -107,7 +107,7 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
         InputError, PolicyErrors: a file is wrong, or holds no scenarios and cannot.
     """
     from ...catalog import load_policy, scenario_subject
-    from ...catalog.document.problems import Problems
+    from ...catalog.document.diagnostics import Problems
     from ...errors import InputError
 
     found: dict[Path, None] = {}  # in order

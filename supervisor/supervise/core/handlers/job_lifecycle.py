@@ -12,12 +12,12 @@ from ..model.decisions import ACTING_MODES
 from ..model.events import Exited, Launched, Noticed
 from ..model.policy import HOLD, Policy, Runbook
 from ..model.redaction import Redactor
-from ..runbooks import checkpoint_choice, runner, verification
+from ..runbooks import checkpoint_choice, effect_verification, runner
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
 from ..state.job_life import CALLED_OFF, JobLife, Restarts
 from ..state.run_state import State, Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
@@ -69,7 +69,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
         opening.checkpoint(state, event.data)
         runner.start_waiting(turn)  # perhaps what lacked one
     if event.kind in ("continuity", "resume-refused"):
-        verification.heard(turn, event)
+        effect_verification.heard(turn, event)
     if event.kind == pausing.ENDED:
         pausing.ended(turn, event)
     if event.kind == "choice":

@@ -28,7 +28,7 @@ from ..model.policy import HOLD, Policy, Rule
 from ..runbooks import runner
 from ..state.incident import HELD, PROBATION, first_breach, headline
 from ..state.run_state import State, Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 from . import job_lifecycle
 
 

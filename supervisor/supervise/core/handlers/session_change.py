@@ -22,8 +22,7 @@ from ..runbooks import steps
 from ..state import compensation
 from ..state.incident import Incident
 from ..state.run_state import Turn
-from ..state.runbook_failure import RunbookFailure
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run, RunbookFailure
 from . import operator_commands
 
 NEXT = "the next one is watched from nothing"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..state.incident import CLOSED, HELD, Incident
 from ..state.run_state import Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 from . import approvals, diagnosis, opening, stall
 
 NOTHING = "nothing to do"

@@ -17,7 +17,7 @@ from ..model.policy import Policy, Rule
 from ..state.incident import QUIET_STEPS, Incident
 from ..state.onset import Onset
 from ..state.run_state import State, Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 from .approvals import ALLOW
 
 FINGERPRINT = "batch_fingerprint"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..model.events import Noticed
 from ..state import compensation
 from ..state.run_state import State, Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 
 ENDED = "pause-ended"  # kind of the notice
 UNPAUSED = "the pause that it relies on has ended"

@@ -11,7 +11,7 @@ from ..detection.rank_monitor import Bank
 from ..model.decisions import BREACH, SEVERITIES
 from ..model.policy import Policy, Rule
 from ..state.incident import Incident
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 from . import stall
 
 

@@ -11,7 +11,7 @@ from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Runbook
 from ..state.incident import Incident
 from ..state.run_state import State
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 from . import action_planning
 
 

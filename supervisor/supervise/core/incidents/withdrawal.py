@@ -27,10 +27,9 @@ from ..detection.rank_monitor import LOSS, Bank
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Rule
-from ..state.incident import Incident
+from ..state.incident import Incident, Trigger
 from ..state.run_state import State
-from ..state.start_terms import Reason
-from ..state.trigger import Trigger
+from ..state.runbook_execution import Reason
 from . import pausing, stall
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm

@@ -16,11 +16,8 @@ from ..model.events import Finished
 from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
-from ..state.operator_order import OperatorOrder
 from ..state.run_state import State, Turn
-from ..state.runbook_failure import RunbookFailure
-from ..state.runbook_run import Run
-from ..state.start_terms import StartTerms
+from ..state.runbook_execution import OperatorOrder, Run, RunbookFailure, StartTerms
 from . import checkpoint_choice, steps
 
 

@@ -8,9 +8,8 @@ from ..incidents import action_planning
 from ..model.action import Action, Refused
 from ..state.incident import Incident, brief, verb_of
 from ..state.incident_history import IncidentHistory
-from ..state.intent import Intent
 from ..state.run_state import State, Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Intent, Run
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..model.action import Action
 from .incident import Incident, verb_of
 from .recovery import Recovery
-from .runbook_run import Run
+from .runbook_execution import Run
 
 GOES_BACK = ("rollback", "relaunch")
 # When a training is over: its data is no better for the next one, and what trains is not paused.

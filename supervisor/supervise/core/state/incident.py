@@ -13,14 +13,75 @@ from typing import Any
 from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
-from .deferred import Deferred
-from .ending import Ending
-from .incident_escalation import Escalation
+from ..model.events import Told
 from .loss_case import LossCase
 from .onset import Onset
 from .recovery import Recovery
-from .runbook_run import Run
-from .trigger import Trigger
+from .runbook_execution import Run
+
+
+@dataclass(slots=True)
+class Deferred:
+    """What is done later.
+
+    Attributes:
+        waiting: ids of rules to be answered then; see `handlers/rule_fired`.
+        wanted: words of operators; see `handlers/operator_commands`.
+        anew: the runbook that is asked for again, its rung, why, climbed; see `runbooks/runner`.
+        lacked: number of the newest run, when it was refused for want of a good checkpoint: its
+            runbook, why it was to run, climbed; see `runbooks/checkpoint_choice`.
+        over: the training of the incident is, why: it is closed; see `handlers/session_change`.
+    """
+
+    waiting: list[str] = field(default_factory=list)
+    wanted: list[Told] = field(default_factory=list)
+    anew: tuple[str, int, str, bool] | None = None
+    lacked: tuple[int, str, str, bool] | None = None
+    over: str = ""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How long an incident has been quiet, and must be.
+
+    Attributes:
+        probation_until: pace at which its probation has passed.
+        quiet_since: pace since which no rule has fired, None while one does.
+        rebaselined: a detector behind it took the new level for its baseline.
+    """
+
+    probation_until: int = 0
+    quiet_since: int | None = None
+    rebaselined: bool = False
+
+
+@dataclass(slots=True)
+class Escalation:
+    """What was tried about an incident; kept by `runbooks/runner`.
+
+    Attributes:
+        rung: of the ladder, -1 before any. runs: how many runbooks were started.
+        shadowed: runbooks that shadow mode only wrote down.
+    """
+
+    rung: int = -1
+    runs: int = 0
+    shadowed: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Trigger:
+    """What asked for the newest runbook; kept by `incidents/withdrawal`.
+
+    Attributes:
+        asked_by: id of the rule. still: because the job stood still.
+        asks: a rule in mode `approve` began it, so that all that it leads to is asked for.
+    """
+
+    asked_by: str = ""
+    still: bool = False
+    asks: bool = False
+
 
 OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
 # An incident that nobody acted on is over after so many steps without a firing rule. What begins

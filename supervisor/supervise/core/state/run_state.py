@@ -23,7 +23,7 @@ from .incident_history import IncidentHistory
 from .job_life import JobLife
 from .loss_context import LossContext
 from .rule_memory import RuleMemory
-from .runbook_run import Run
+from .runbook_execution import Run
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {

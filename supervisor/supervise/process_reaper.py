@@ -1,9 +1,9 @@
 """Runs one tool and leaves nothing of it behind; started by `children`, as a program.
 
-    python -I -S minder.py LIFELINE TOOL ARGUMENT...
+    python -I -S process_reaper.py LIFELINE TOOL ARGUMENT...
 
 LIFELINE is the reading end of a pipe that the supervisor holds open and never writes to. It closes
-when the supervisor hangs up, and whatever it dies of. The minder is the subreaper of what it
+when the supervisor hangs up, and whatever it dies of. The reaper is the subreaper of what it
 starts, so no process of the tool can leave its tree, with a session of its own or as an orphan: all
 of them are killed when the tool has ended, or when the lifeline closes. It ends as the tool did.
 

@@ -40,7 +40,7 @@ from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK
 from ..state.incident import Incident
 from ..state.run_state import State, Turn
-from ..state.runbook_run import Run
+from ..state.runbook_execution import Run
 from . import runner
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles

@@ -22,7 +22,7 @@ from ..errors import InputError, StoreError
 from ..inputs import clock
 from ..notifiers import Sender, destination, reopen
 from ..outputs.outbox import Undelivered
-from ..store.spool import Page, Spool, place
+from ..store.late_page_spool import Page, Spool, place
 
 KEEP_S = 2.0  # of the end of a run
 DAYS = 7

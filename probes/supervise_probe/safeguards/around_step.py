@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..collectors.limits import Collector as LimitsCollector
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
-    from ..runtime.in_force import InForce
+    from ..runtime.active_safeguards import InForce
     from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Update
 

@@ -22,9 +22,9 @@ from .listeners.loader import LoaderListener
 from .listeners.saves import SaveListener
 from .listeners.step import Measured, StepListener, Steps
 from .listeners.trainer import TrainerListener
+from .runtime.active_safeguards import InForce
 from .runtime.background import Background
-from .runtime.in_force import InForce
-from .safeguards.chain import Safeguards
+from .safeguards.around_step import Safeguards
 from .sampling.sample_sets import SampleSets
 from .sampling.schedule import Sampling
 from .sampling.snapshots import Snapshots
@@ -35,7 +35,7 @@ from .savepoints.reference_batch import ProbeBatch
 from .savepoints.skip_ranges import Skips
 from .savepoints.step_history import Tape
 from .stepping.batch_observer import Batches
-from .stepping.boundary import Boundary
+from .stepping.between_steps import Boundary
 from .stepping.discarded_gradients import Discards
 from .stepping.inferred_steps import WHY, Handmade, Told
 from .stepping.step_tracker import Changers, Outlets, Process, Readers, StepTracker

@@ -107,9 +107,9 @@ class Verifier:
         """Let what is running be so nice from now on; for any thread."""
         if (process := self._process) is not None:
             with suppress(psutil.Error, OSError):  # it is over
-                minder = psutil.Process(process.pid)
-                _yield(minder, niceness)  # first: what it starts from now on is as nice
-                for each in minder.children(recursive=True):
+                reaper = psutil.Process(process.pid)
+                _yield(reaper, niceness)  # first: what it starts from now on is as nice
+                for each in reaper.children(recursive=True):
                     _yield(each, niceness)
 
     def _run(

@@ -1,0 +1,150 @@
+"""A runbook in progress: why it was started, what it is doing, how it failed, whether it helped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model.action import Action
+from ..model.policy import Runbook
+
+
+@dataclass(slots=True)
+class Intent:
+    """What is being performed, or was last.
+
+    Attributes:
+        waiting_for: id of the action whose outcome is awaited, None when none is.
+        action: the action itself. verb, args: its name, and its absolute arguments.
+        overdue_ns: when the outcome is in doubt.
+    """
+
+    waiting_for: str | None = None
+    action: Action | None = None
+    verb: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    overdue_ns: int = 0
+
+    def awaits(self, verb: str) -> bool:
+        """Return whether the outcome of such an action is awaited."""
+        return self.waiting_for is not None and self.verb == verb
+
+
+@dataclass(slots=True)
+class OperatorOrder:
+    """Who asked for it, and from where it goes on.
+
+    Attributes:
+        operator: "" when a rule asked for it. held: the incident was held when it was asked.
+        before: the step that the operator goes back to before.
+    """
+
+    operator: str = ""
+    held: bool = False
+    before: int | None = None
+
+
+@dataclass(slots=True)
+class RunbookFailure:
+    """What becomes of a runbook that cannot go on.
+
+    Attributes:
+        why: it failed, while it is being compensated; None: it has not.
+        undoing: compensations still to do.
+        useless: it did not help: what is undone, and then the next rung.
+        exhausted: nothing else may be tried: no budget, or an undo failed.
+        refused: the job refused its step, and nothing was touched.
+        withdrawn: its reason was gone before it acted: nothing is tried instead.
+        unpaused: why the job is not paused any more, though this runbook relies on it.
+    """
+
+    why: str | None = None
+    undoing: list[Action] = field(default_factory=list)
+    useless: bool = False
+    exhausted: bool = False
+    refused: bool = False
+    withdrawn: bool = False
+    unpaused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a runbook was started, as far as that can go away (see `withdrawal`).
+
+    Attributes:
+        rules: ids of the rules that asked for it.
+        frames: for a standstill, rank -> frames that it had sent by then; None for other reasons.
+    """
+
+    rules: tuple[str, ...]
+    frames: dict[int, int] | None = None
+
+
+@dataclass(slots=True)
+class StartTerms:
+    """How a runbook came to be started.
+
+    Attributes:
+        reason: None: a person's order, or nothing that can go away.
+        climbed: it was not asked for: what is below it on the ladder was tried.
+        instead: it stands in for one that could not work here.
+        entered: the incident's rung before it was started.
+        reduced: why only evidence is taken and people are told.
+        approved: verbs and arguments that were allowed.
+    """
+
+    reason: Reason | None = None
+    climbed: bool = False
+    instead: bool = False
+    entered: int = -1
+    reduced: str = ""
+    approved: list[dict[str, Any]] | None = None
+
+
+@dataclass(slots=True)
+class VerificationProgress:
+    """What the frames after a runbook have shown.
+
+    Attributes:
+        until: pace at which it has failed, None before it is verified.
+        frame_ns: when the newest frame to verify by came.
+        effects: (index of the step, arguments, result) of actions that have shown none so far.
+        clear_steps: frames in a row without trouble. last_trouble: what stood against it.
+        calm: (rule of SEV0, rank) that was clear meanwhile.
+        denied: what the job says against it: it does not go on as it should.
+    """
+
+    until: int | None = None
+    frame_ns: int = 0
+    effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    clear_steps: int = 0
+    last_trouble: str = ""
+    calm: set[tuple[str, int]] = field(default_factory=set)
+    denied: str = ""
+
+
+@dataclass(slots=True)
+class Run:
+    """A runbook in progress.
+
+    Attributes:
+        number: of the runbooks of its incident, from 1. severity: of that when it was started.
+        index: the step that waits, is performed, or is verified.
+        done: indices of steps that were committed.
+        intent, order, terms, verification, failure: see their classes.
+    """
+
+    number: int
+    runbook: Runbook
+    severity: str
+    index: int = 0
+    done: list[int] = field(default_factory=list)
+    intent: Intent = field(default_factory=Intent)
+    order: OperatorOrder = field(default_factory=OperatorOrder)
+    terms: StartTerms = field(default_factory=StartTerms)
+    verification: VerificationProgress = field(default_factory=VerificationProgress)
+    failure: RunbookFailure = field(default_factory=RunbookFailure)
+
+    def busy(self) -> bool:
+        """Return whether a step is being performed, or taken back."""
+        return self.intent.waiting_for is not None or self.failure.why is not None
