@@ -14,7 +14,7 @@ from .checkpoints.resume import Resume
 from .checkpoints.save_reports import SaveReports
 from .collectors import Collectors, Plan, _wiring
 from .control.commands import Commands
-from .control.fault_injector import Drills
+from .control.fault_injector import FaultInjector
 from .control.reporting import JobReports
 from .ipc.publisher import Publisher
 from .listeners.forward import ForwardListener
@@ -26,21 +26,21 @@ from .runtime.active_safeguards import InForce
 from .runtime.background import Background
 from .safeguards.around_step import Safeguards
 from .sampling.sample_sets import SampleSets
-from .sampling.schedule import Sampling
+from .sampling.schedule import SamplingSchedule
 from .sampling.snapshots import Snapshots
 from .sampling.watch import Sampler
-from .savepoints.controller import Companions, Rollbacks
-from .savepoints.cross_process import Handover
-from .savepoints.reference_batch import ProbeBatch
-from .savepoints.skip_ranges import Skips
-from .savepoints.step_history import Tape
-from .stepping.batch_observer import Batches
-from .stepping.between_steps import Boundary
-from .stepping.discarded_gradients import Discards
-from .stepping.inferred_steps import WHY, Handmade, Told
+from .savepoints.controller import Companions, RollbackController
+from .savepoints.cross_process import CrossProcessResume
+from .savepoints.reference_batch import ReferenceBatch
+from .savepoints.skip_ranges import SkipRanges
+from .savepoints.step_history import StepHistory
+from .stepping.batch_observer import BatchObserver
+from .stepping.between_steps import BetweenSteps
+from .stepping.discarded_gradients import DiscardedGradients
+from .stepping.inferred_steps import WHY, InferredSteps, Told
 from .stepping.step_tracker import Changers, Outlets, Process, Readers, StepTracker
-from .stepping.training_thread import Threads
-from .torch_state.grad_scaler import Scaling
+from .stepping.training_thread import TrainingThread
+from .torch_state.grad_scaler import GradScalerState
 from .torch_state.learning_rate import LearningRate
 from .torch_state.optimizers import Optimizers
 
@@ -82,7 +82,7 @@ class Parts:
         self.rank: Any = None  # `RankParts`
         self.extra: Dict[str, Number] = {}
         self.optimizers = Optimizers()
-        self.scaling = Scaling(context.scalars)
+        self.scaling = GradScalerState(context.scalars)
         self.rate = LearningRate(context.torch, context.config)
         self._measure()
         self._sample()
@@ -104,26 +104,26 @@ class Parts:
         )
         plan = Plan(context.guard, self.sets)
         self.collectors = Collectors(context, plan, _wiring.beside(context, sources, wired))
-        self.batches = Batches(
+        self.batches = BatchObserver(
             context.guard, wired.batch, wired.tokens, wired.flops, wired.batch_sanity
         )
         self.safeguards = Safeguards(
             context, in_force, self.optimizers, wired.gradient, wired.limits, wired.loss
         )
-        self.drills = Drills(context, self.optimizers)
+        self.drills = FaultInjector(context, self.optimizers)
 
     def _sample(self) -> None:
         context, sets = self.context, self.sets
         self.sampler = Sampler(context, sets, self.extra)
         self.snapshots = Snapshots(context, sets, self.sampler, self.extra)
         collectors = self.collectors
-        self.sampling = Sampling(
+        self.sampling = SamplingSchedule(
             context, sets, collectors.plan.begin, collectors.of_set, self.sampler, self.snapshots
         )
 
     def _follow_steps(self) -> None:
         context, plan, wired = self.context, self.collectors.plan, self.wired
-        discards = Discards(context, plan, self.scaling, self.batches)
+        discards = DiscardedGradients(context, plan, self.scaling, self.batches)
         changers = Changers(self.rate, self.drills, self.safeguards)
         self.tracker = StepTracker(
             context,
@@ -134,8 +134,8 @@ class Parts:
             Readers(plan, self.batches, self.sampling, self.sampler, self.scaling),
             changers,
         )
-        self.boundary = Boundary(context, self.tracker)
-        self.inferred = Handmade(
+        self.boundary = BetweenSteps(context, self.tracker)
+        self.inferred = InferredSteps(
             context,
             self.tracker,
             self.boundary,
@@ -144,7 +144,7 @@ class Parts:
             (wired.loss, wired.counters),
             Told(self.appeared, self._without_optimizer),
         )
-        self.threads = Threads(context, self.tracker, plan, self.batches)
+        self.threads = TrainingThread(context, self.tracker, plan, self.batches)
         self.steps = StepListener(
             context,
             Steps(self.tracker, self.boundary, self.inferred, discards, self.threads),
@@ -223,15 +223,15 @@ class RankParts:
         self.publisher = Publisher(
             context.reporter.writer, context.scalars, self._finish, context.reporter.notice
         )
-        self.tape = Tape(context, background, wired.shards)
+        self.tape = StepHistory(context, background, wired.shards)
         self.commands = Commands(
             context, mailbox, parts.rate, parts.optimizers, self._batches, parts.no_optimizer
         )
-        self.probe_batch = ProbeBatch(
+        self.probe_batch = ReferenceBatch(
             context, parts.sets, parts.sampler, times, background, self.tape
         )
-        skips = Skips(context, wired.batch, parts.optimizers, self.tape)
-        handover = Handover(
+        skips = SkipRanges(context, wired.batch, parts.optimizers, self.tape)
+        handover = CrossProcessResume(
             context,
             background,
             self.publisher,
@@ -239,7 +239,7 @@ class RankParts:
             self._round_size,
             parts._from_its_start,
         )
-        self.rollbacks = Rollbacks(
+        self.rollbacks = RollbackController(
             context,
             parts.collectors,
             self.publisher,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervise.core.model.action import Aim
+from supervise.core.model.action import PlanContext
 from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError
 
@@ -59,7 +59,7 @@ def fake_job() -> type[FakeJob]:
 def aim():
     """An aim at an incident whose first breach was at step 150, seen at step 153."""
     steps = {"ckpt-1": 79, "ckpt-2": 119}
-    usual = Aim(
+    usual = PlanContext(
         incident="inc-1", step=153, breach_step=150, attempt=0, world_size=1, severity="SEV1",
         good=tuple(
             Checkpoint(name, at, 0, f"/c/{at}.pt", True, bytes=8_000_000_000)

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.app.adoption import Adoption
-from supervise.app.event_processor import Desk
+from supervise.app.event_processor import EventProcessor
 from supervise.app.relauncher import ends_with
-from supervise.app.run_recovery import Past
+from supervise.app.run_recovery import RecoveredRun
 from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Noticed
-from supervise.inputs.frame_enrichment import Company
+from supervise.inputs.frame_enrichment import FrameEnricher
 from supervise.outputs.action_performer import Performer
 from supervise.outputs.outbox import Outbox
 from supervise.store import audit, journal
@@ -80,18 +80,18 @@ def take_over():
     opened = []
 
     def begin(run, job, *events):
-        past = Past.read(run, load_policy)
+        past = RecoveredRun.read(run, load_policy)
         now = itertools.count(10**12)
         log = Audit.open(run.audit_path, run.id, at_ns=next(now), wall="")
         recorder = Recorder(Journal.open(run.journal_path), log, lambda: (next(now), ""), print)
         reloader = Reloader(run, past.started, load_policy)
         settings = Settings([], past.policy, reloader, run, run.path, "T1", None, print, past=past)
-        desk, sender = Desk(settings, recorder), FakeSender()
+        desk, sender = EventProcessor(settings, recorder), FakeSender()
         outbox = Outbox([sender], desk.delivered)
         desk.open(Performer(job), outbox)
         segments = SimpleNamespace(poll=lambda: list(events))
         adoption = Adoption(past, run, desk, recorder, job, segments)
-        rest = adoption.begin(Company(lambda pid, leads: {}), outbox)
+        rest = adoption.begin(FrameEnricher(lambda pid, leads: {}), outbox)
         for event in rest:
             desk.take(event)
         until = time.monotonic() + 60
@@ -206,7 +206,7 @@ def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
     assert renewed == (job.paused_until_ns is not None) == (died_at == "snapshot")
     assert job.asked == ([("pause", pause)] if died_at == "pause" else [])
     assert taken.desk.state.machine == "holding" and not taken.desk.state.job.paused
-    assert Past.read(run, load_policy).paused_until_ns is None
+    assert RecoveredRun.read(run, load_policy).paused_until_ns is None
     assert_replayed(run)
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.actions.relaunch import Relaunch
-from supervise.app.event_processor import Desk
+from supervise.app.event_processor import EventProcessor
 from supervise.core.model.events import Told
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
 from supervise.core.state.incident import Incident
-from supervise.core.state.runbook_execution import Intent, Run
+from supervise.core.state.runbook_execution import Intent, RunbookExecution
 from supervise.errors import ActionError
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
@@ -24,10 +24,10 @@ def desk():
     settings = SimpleNamespace(policy=Policy("p", "sha256:0", "enforce", {}, ()), run=None,
                                reloader=None, redactor=Redactor())  # fmt: skip
     quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
-    desk = Desk(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
+    desk = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     args = {"checkpoint": "a", "step": 19}
     intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
-    run = Run(1, BOOK, "SEV1", intent=intent)
+    run = RunbookExecution(1, BOOK, "SEV1", intent=intent)
     desk.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)
     return desk
 

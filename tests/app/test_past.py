@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from supervise.app.run_recovery import Past
+from supervise.app.run_recovery import RecoveredRun
 from supervise.catalog import load_policy
 from supervise.core.model.events import Exited, Told
 from supervise.core.replay import record
@@ -34,7 +34,7 @@ def engine_records(run):
 
 def test_nothing_is_missing_where_nobody_died(troubled):
     """State, names and window are those after the newest event."""
-    past = Past.read(troubled, load_policy)
+    past = RecoveredRun.read(troubled, load_policy)
 
     assert past.unwritten == []
     assert (past.state.step, past.state.machine) == (40, "probation")
@@ -51,7 +51,7 @@ def test_decisions_that_were_not_written_any_more_are_known(troubled):
     for length in range(total, 1, -1):
         cut(troubled, length)
         left = engine_records(troubled)
-        past = Past.read(troubled, load_policy)
+        past = RecoveredRun.read(troubled, load_policy)
         again = [record(decision) for _, _, decision in past.unwritten]
         assert [r["reason"] for r in whole] == [r["reason"] for r in left] + [
             d["reason"] for d in again
@@ -66,7 +66,7 @@ def test_a_log_that_says_something_else_is_not_gone_on_with(troubled, keep_run, 
     shutil.copytree(other.journal_path, troubled.journal_path)
 
     with pytest.raises(StoreError, match="does not follow from its journal from record"):
-        Past.read(troubled, load_policy)
+        RecoveredRun.read(troubled, load_policy)
 
 
 def test_a_run_whose_journal_lost_its_end_is_not_gone_on_with(troubled):
@@ -75,7 +75,7 @@ def test_a_run_whose_journal_lost_its_end_is_not_gone_on_with(troubled):
     segment.write_bytes(segment.read_bytes()[:-900])
 
     with pytest.raises(StoreError, match="is incomplete, so nobody can take the run over"):
-        Past.read(troubled, load_policy)
+        RecoveredRun.read(troubled, load_policy)
 
 
 def test_the_policy_of_a_reload_is_in_force(keep_run, make_frames, small):
@@ -85,7 +85,7 @@ def test_the_policy_of_a_reload_is_in_force(keep_run, make_frames, small):
     reload = Told(12 * SECOND, "anna", "reload", {"policy": str(second), "key": "9-9"})
     run = keep_run([*make_frames(0, 2.0, 2.0), reload, *make_frames(2, 5.5)], ended=False)
 
-    past = Past.read(run, load_policy)
+    past = RecoveredRun.read(run, load_policy)
 
     assert past.started.digest != past.policy.digest == load_policy(second).digest
     assert past.reload == (str(second), None)
@@ -107,6 +107,6 @@ def test_what_the_job_was_told_is_known(keep_run, make_frames, small):
         ended=False, answer=lambda action: stopped if action["verb"] == "stop" else {},
     )  # fmt: skip
 
-    past = Past.read(run, load_policy)
+    past = RecoveredRun.read(run, load_policy)
 
     assert (past.exit_code, past.exited) == (78, True)

@@ -10,7 +10,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.cli import reload as reload_cli
 from supervise.core import engine
-from supervise.inputs.control_inbox import Words
+from supervise.inputs.control_inbox import ControlInbox
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.policies import Reloader
@@ -29,7 +29,7 @@ def supervised(keep_run, make_frames, small):
 
     def loop():
         now, state = policy, engine.start(policy)
-        words = Words(run.path, time.monotonic_ns)
+        words = ControlInbox(run.path, time.monotonic_ns)
         while not over.wait(0.02):
             for told in words.poll():
                 now, events = reloader.reload(told, now, state)

@@ -14,21 +14,21 @@ from supervise.catalog import load_policy
 from supervise.cli import WORDS, _send_command
 from supervise.core import engine
 from supervise.core.model.events import Finished
-from supervise.inputs.control_inbox import Words, post
+from supervise.inputs.control_inbox import ControlInbox, post
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
 
 
 def test_a_word_arrives_once_with_its_speaker(tmp_path):
-    """Taken in order, removed once taken; what is no word is dropped."""
+    """ReadCursor in order, removed once taken; what is no word is dropped."""
     post(tmp_path, "release", "anna", {}, at_ns=2)
     post(tmp_path, "ack", "bo", {"incident": "inc-1"}, at_ns=1)
     (tmp_path / "control" / "9-9.json").write_text("no JSON")
     (tmp_path / "control" / "9-8.json").write_text('{"word": "lr", "operator": 3, "args": [1]}')
     nan = '{"word": "lr", "operator": "bo", "args": {"value": NaN}}'
     (tmp_path / "control" / "9-7.json").write_text(nan)
-    words = Words(tmp_path, lambda: 7)
+    words = ControlInbox(tmp_path, lambda: 7)
 
     told = words.poll()
     assert [(t.word, t.operator, t.args) for t in told] == [
@@ -43,9 +43,9 @@ def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
     """It stays until it is in the journal; what is there already is not taken again."""
     post(tmp_path, "approve", "anna", {"key": "1-1"}, at_ns=1)
     post(tmp_path, "pause", "bo", {"key": "2-2"}, at_ns=2)
-    assert [told.operator for told in Words(tmp_path, lambda: 7).poll()] == ["anna", "bo"]
+    assert [told.operator for told in ControlInbox(tmp_path, lambda: 7).poll()] == ["anna", "bo"]
 
-    heir = Words(tmp_path, lambda: 8, {"1-1"})
+    heir = ControlInbox(tmp_path, lambda: 8, {"1-1"})
 
     assert [told.operator for told in heir.poll()] == ["bo"]
     assert heir.poll() == []
@@ -66,7 +66,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
     def loop():
         state = engine.start(policy)
         events = [*make_frames(0, *[2.0] * 20)]
-        words = Words(run.path, time.monotonic_ns)
+        words = ControlInbox(run.path, time.monotonic_ns)
         while not over.wait(0.01):
             events += words.poll()
             while events:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervise.core.detection import feeder
-from supervise.core.detection.feeder import Calm
-from supervise.core.detection.rank_monitor import Bank
+from supervise.core.detection.feeder import QuietWatch
+from supervise.core.detection.rank_monitor import RankMonitor
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.core.model.events import Frame
 from supervise.core.model.interfaces import NOTE, Detector
@@ -89,8 +89,8 @@ class Plain:
             watch.rewind(step)
 
 
-def _bank() -> Bank:
-    bank = Bank(Policy("fast", "sha256:0", "observe", DETECTORS, ()))
+def _bank() -> RankMonitor:
+    bank = RankMonitor(Policy("fast", "sha256:0", "observe", DETECTORS, ()))
     bank.announce(NAMES, (1, 1))
     return bank
 
@@ -188,7 +188,7 @@ def test_robust_z_left_alone_is_the_formula(seed, size, spread, rel_floor):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeder, "STRETCH", window // 4)
         policy = Policy("fast", "sha256:0", "observe", {"z": spec}, ())
-        bank, seen = Bank(policy), []
+        bank, seen = RankMonitor(policy), []
         bank.announce(("a",), (1, 1))
         expected = _slowly(spec, values)
         for step, value in enumerate(values):
@@ -204,7 +204,7 @@ def test_robust_z_left_alone_is_the_formula(seed, size, spread, rel_floor):
     assert breaches >= window or seen == expected  # more would have moved the baseline
 
 
-CALM = {name: d for name, d in DETECTORS.items() if isinstance(d.start(), Calm)}
+CALM = {name: d for name, d in DETECTORS.items() if isinstance(d.start(), QuietWatch)}
 
 
 @pytest.mark.parametrize("name", CALM)
@@ -285,5 +285,7 @@ def test_two_frames_that_end_a_stretch_do_not_hide_from_a_copy():
     for step, row in enumerate(rows[250:], 250):
         twin.feed(Frame(0, 0, 0, step, row), 0)
 
-    assert [watch.last for watch in bank.watches if isinstance(watch, Calm)] == [249] * len(CALM)
-    assert all(w.last == 299 for w in twin.watches if isinstance(w, Calm))
+    assert [watch.last for watch in bank.watches if isinstance(watch, QuietWatch)] == [249] * len(
+        CALM
+    )
+    assert all(w.last == 299 for w in twin.watches if isinstance(w, QuietWatch))

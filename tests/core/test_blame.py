@@ -8,7 +8,7 @@ import random
 import pytest
 
 from supervise.core.analysis import shard_attribution as subject
-from supervise.core.analysis.shard_attribution import Blame
+from supervise.core.analysis.shard_attribution import ShardAttribution
 from supervise.core.analysis.significance import binomial_tail, normal_tail, survivors
 from supervise.core.model.events import Frame
 
@@ -17,7 +17,7 @@ NAMES = ("train_loss_raw", "batch_shard")
 
 def fed(steps, *, rank=0, attempt=0, blame=None, loss=lambda step: 2.0, first=0, troubles=()):
     """Feed a step for each shard number (None: nobody says); `troubles`: step -> incident."""
-    blame = blame or Blame()
+    blame = blame or ShardAttribution()
     if rank not in blame._lives:
         blame.announced(rank, NAMES, (100 + rank, 1))
         blame.named(rank, {str(n): f"{n}.tar" for n in range(400)})
@@ -200,7 +200,7 @@ def test_a_copy_is_independent_and_memory_is_bounded():
 def test_room_is_made_where_all_shards_were_met_in_trouble():
     """Many ranks, and trouble at every step: then the first ones give way."""
     ranks = subject.RECENT // subject.WINDOW
-    blame = Blame()
+    blame = ShardAttribution()
     for rank in range(ranks):
         blame.announced(rank, NAMES, (1, 1))
     for step in range(subject.SHARDS // ranks + 2 * subject.WINDOW):

@@ -18,7 +18,7 @@ from supervise.core.model import state_machine
 from supervise.core.model.events import Exited, Finished, Gap, Noticed, Told
 from supervise.core.model.policy import Inhibit
 from supervise.core.replay import decisions, record
-from supervise.core.state.run_state import State, Turn
+from supervise.core.state.run_state import State, StepContext
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
 from supervise.detectors.nonfinite import Nonfinite
@@ -170,7 +170,7 @@ def test_decisions_are_json_and_the_same_twice(tell):
 def test_every_pair_moves_as_the_table_says_or_is_an_audited_no_op(make_policy, state, event):
     """No pair raises, none is silent unless it stays where it is by the table."""
     run = State(machine=state)
-    turn = Turn(make_policy(), run, Exited(0, 0))
+    turn = StepContext(make_policy(), run, Exited(0, 0))
     turn.move(event, "because")
     target = state_machine.move(state_machine.DEFAULT, state, event)
 

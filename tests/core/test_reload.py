@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervise.core import engine
-from supervise.core.detection.rank_monitor import Bank
+from supervise.core.detection.rank_monitor import RankMonitor
 from supervise.core.handlers.policy_reload import DERIVED, differences, rebind
 from supervise.core.model.events import Announced, Finished, Frame, Noticed, Reloaded, Tick, Told
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Rule, Runbook
@@ -113,7 +113,7 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
 
 def test_everything_that_was_learnt_is_carried_over(make_policy):
     """A field that somebody adds to a bank is kept, or is named as following from the policy."""
-    old = Bank(rich(make_policy))
+    old = RankMonitor(rich(make_policy))
     old.announce(("train_loss_raw", "grad_global_norm"), (7, 1))
     for step in range(30):
         old.feed(Frame(step, 0, 0, step, (2.0, 1.0)), step)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from supervise.core.analysis import spike_classifier
-from supervise.core.analysis.context_event import Happened
+from supervise.core.analysis.context_event import ContextEvent
 from supervise.core.analysis.loss_band import Band
 from supervise.core.analysis.spike_classifier import Evidence
 from supervise.core.incidents import diagnosis
@@ -125,7 +125,7 @@ def test_a_level_that_stays_up_with_the_evaluation_is_a_new_worse_plateau():
 
 def test_the_same_with_a_batch_to_blame_is_a_data_event():
     """Something unlike the other batches at the onset."""
-    odd = Happened(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
+    odd = ContextEvent(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
     verdict = spike_classifier.judge(replace(PLATEAU, happened=[odd]))
 
     assert verdict.kind == spike_classifier.DATA

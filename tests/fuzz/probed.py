@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from supervise.checkpoints.save_report import Moment, saved
+from supervise.checkpoints.save_report import RunPosition, saved
 from supervise.core import engine
 from supervise.core.model.events import Event, Launched, Noticed, Tick, Told
 from supervise.errors import SuperviseError
-from supervise.inputs.control_inbox import DIRECTORY, Words
-from supervise.inputs.frame_enrichment import Company
+from supervise.inputs.control_inbox import DIRECTORY, ControlInbox
+from supervise.inputs.frame_enrichment import FrameEnricher
 from supervise.inputs.segment import Segment, Segments, recorded_end
 from supervise.outputs import status_snapshot
 from supervise.store import audit, event_codec
@@ -35,7 +35,7 @@ class Judge:
     def __init__(self) -> None:
         self.policy = policy()
         self.state = engine.start(self.policy)
-        self.company = Company(lambda pid, leads: {"host_memory": 1.0} if leads else {})
+        self.company = FrameEnricher(lambda pid, leads: {"host_memory": 1.0} if leads else {})
         self.chain = Chain("run")
         self.results: list[dict[str, Any]] = []
         self.take(Launched(1, 2**22 + 7, 0))
@@ -62,7 +62,7 @@ class Judge:
             for completed in self.company.complete(event):
                 self.take(completed)
             if isinstance(event, Noticed) and event.kind == "checkpoint-saved":
-                saved(event, Moment())
+                saved(event, RunPosition())
 
     def status(self, ranks: dict[int, dict[str, Any]]) -> None:
         found = status_snapshot.snapshot(
@@ -88,7 +88,7 @@ def use_notices(home: Path, raw: bytes) -> None:
     writer = Writer.create(str(folder), "run", 0, 1, slots=64, capacity=8)
     control = home / DIRECTORY
     control.mkdir(exist_ok=True)
-    words = Words(home, clock)
+    words = ControlInbox(home, clock)
     judge = Judge()
     segment = Segment.open(writer.path, clock)
     try:

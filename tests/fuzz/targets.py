@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from supervise.app.run_recovery import Past
+from supervise.app.run_recovery import RecoveredRun
 from supervise.catalog import load_policy
 from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import plain
@@ -53,7 +53,7 @@ def use_journal(home: Path, raw: bytes) -> None:
             say(*argv, str(run.path))
         say("why-not", str(run.path), "--rule", "spike", "--step", "25")
         with contextlib.suppress(StoreError):
-            Past.read(run, load_policy)
+            RecoveredRun.read(run, load_policy)
         journal.Journal.open(run.journal_path).close()
 
 
@@ -67,7 +67,7 @@ def use_audit(home: Path, raw: bytes) -> None:
         ):  # fmt: skip
             say(*argv, str(run.path))
         with contextlib.suppress(StoreError):
-            Past.read(run, load_policy)
+            RecoveredRun.read(run, load_policy)
         try:
             Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL).close()
             opened = audit.verify(run.audit_path)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import supervise_offline
 from supervise.checkpoints import registry as register
-from supervise.checkpoints.save_report import Moment
-from supervise.checkpoints.service import Guard
+from supervise.checkpoints.save_report import RunPosition
+from supervise.checkpoints.service import CheckpointService
 from supervise.core.model.events import Noticed
 
 VERIFIER = f"""#!{sys.executable}
@@ -73,12 +73,12 @@ class Desk:
         self.python = folder / "python"
         self.python.write_text(VERIFIER)
         self.python.chmod(0o755)
-        self.moment = Moment(values={"train_loss_raw": 2.5})
+        self.moment = RunPosition(values={"train_loss_raw": 2.5})
         self.told = []
         self.open()
 
     def open(self, limit_s=60.0, share=1.0, soon_s=60.0, **form):
-        self.guard = Guard(
+        self.guard = CheckpointService(
             {**FORM, **form}, self.run, self.out, lambda: self.moment,
             facts={"argv": ["python", "train.py"]}, data=["../tokenizer.json"], every_s=0.0,
             limit_s=limit_s, share=share, soon_s=soon_s,

@@ -88,7 +88,9 @@ def test_a_renamed_file_is_followed(tmp_path):
     old.write_bytes(b"x")
     found = old.stat()
     look = (found.st_size, found.st_mtime_ns, found.st_ino)
-    mark = discovery.Mark(found.st_dev, look, 0.0, 0.0)  # written by the clock of a file server
+    mark = discovery.FileIdentity(
+        found.st_dev, look, 0.0, 0.0
+    )  # written by the clock of a file server
     assert discovery.named(str(old), mark) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
@@ -107,7 +109,7 @@ def test_an_inode_is_not_enough(tmp_path):
     for place in (path, folder):
         found = place.stat()
         early_ns = found.st_mtime_ns - 600_000_000
-        mark = discovery.Mark(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
+        mark = discovery.FileIdentity(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
 
         assert discovery.named(str(tmp_path / "a.pt"), mark) is None
         seen = discovery.stamp(str(place))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints.pin_store import Pins
+from supervise.checkpoints.pin_store import PinStore
 from supervise.checkpoints.registry import Entry
 from supervise.errors import StoreError
 
@@ -38,14 +38,14 @@ def elsewhere(tmp_path):
 
 def test_a_reserve_of_the_disk_stays_free(tmp_path):
     """Links take nothing."""
-    assert "are needed, and" in Pins(tmp_path, link=False, over=bool).no_room(1 << 60)
-    assert Pins(tmp_path, link=False, over=bool).no_room(0) == ""
-    assert Pins(tmp_path, link=True, over=bool).no_room(1 << 60) == ""
+    assert "are needed, and" in PinStore(tmp_path, link=False, over=bool).no_room(1 << 60)
+    assert PinStore(tmp_path, link=False, over=bool).no_room(0) == ""
+    assert PinStore(tmp_path, link=True, over=bool).no_room(1 << 60) == ""
 
 
 def test_on_another_disk(entry, elsewhere):
     """Copies arrive whole; what is moved aside stays on its own disk, hidden from the job."""
-    pins, path = Pins(elsewhere, link=False, over=bool), Path(entry.path)
+    pins, path = PinStore(elsewhere, link=False, over=bool), Path(entry.path)
     pins.pin(entry)
     assert pins.data(entry).read_bytes() == BYTES
     path.write_bytes(b"torn")
@@ -55,15 +55,15 @@ def test_on_another_disk(entry, elsewhere):
     assert path.read_bytes() == BYTES
     assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"
     with pytest.raises(OSError, match="cross-device"):
-        Pins(elsewhere, link=True, over=bool).pin(entry)
+        PinStore(elsewhere, link=True, over=bool).pin(entry)
 
 
 def test_a_copy_that_is_given_up_leaves_nothing(entry, tmp_path):
     """Nor one of a file that has changed since."""
     with pytest.raises(InterruptedError):
-        Pins(tmp_path / "run", link=False, over=lambda: True).pin(entry)
+        PinStore(tmp_path / "run", link=False, over=lambda: True).pin(entry)
     Path(entry.path).write_bytes(b"another")
     with pytest.raises(StoreError, match="has changed since it was verified"):
-        Pins(tmp_path / "run", link=False, over=bool).pin(entry)
+        PinStore(tmp_path / "run", link=False, over=bool).pin(entry)
 
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

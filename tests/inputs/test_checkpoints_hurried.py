@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from supervise.checkpoints.save_report import Moment
+from supervise.checkpoints.save_report import RunPosition
 
 from .desk import Overwriter
 
@@ -64,7 +64,7 @@ def test_before_a_relaunch_only_what_it_may_go_back_to_is_hurried(desk):
     desk.open(glob=("*.pt",), settle=600.0)
     for name, step in (("a", 9), ("b", 19), ("c", 29), ("d", 50)):
         desk.write(f"{name}.pt", f"good {name}", step=step)
-    desk.moment = Moment(step=60)
+    desk.moment = RunPosition(step=60)
     desk.guard.poll()
     desk.write("e.pt", "torn")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.checkpoints.save_report import Moment
+from supervise.checkpoints.save_report import RunPosition
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 
@@ -26,7 +26,7 @@ def test_only_the_newest_good_ones_stay(desk):
         desk.write("a.pt", f"good {number}", step=number * 10)
         desk.turn()
         if number == 3:
-            desk.moment = Moment(suspects=frozenset({"ckpt-3"}))
+            desk.moment = RunPosition(suspects=frozenset({"ckpt-3"}))
         desk.turn()
         desk.turn()
 
@@ -42,11 +42,11 @@ def test_what_is_on_trial_neither_goes_nor_stands_for_a_good_one(desk):
         desk.write("a.pt", f"good {number}", step=number * 10)
         desk.turn()
         if number == 2:
-            desk.moment = Moment(on_trial=frozenset({"ckpt-3", "ckpt-4", "ckpt-5"}))
+            desk.moment = RunPosition(on_trial=frozenset({"ckpt-3", "ckpt-4", "ckpt-5"}))
         desk.turn()
         desk.turn()
     assert desk.pinned() == [f"ckpt-{number}" for number in range(1, 6)]
-    desk.moment = Moment(suspects=frozenset({"ckpt-3", "ckpt-4"}))
+    desk.moment = RunPosition(suspects=frozenset({"ckpt-3", "ckpt-4"}))
     desk.turn()
     desk.turn()
 

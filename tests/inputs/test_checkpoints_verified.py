@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints.save_report import Moment
+from supervise.checkpoints.save_report import RunPosition
 from supervise.checkpoints.verifier_process import Verifier
 from supervise.core.model.events import Noticed
 
@@ -108,7 +108,7 @@ def test_a_pattern_finds_what_nobody_tells_of(desk):
     shutil.rmtree(desk.run)
     desk.run.mkdir()
     desk.write("old.pt", "good old")
-    desk.moment = Moment(step=7)
+    desk.moment = RunPosition(step=7)
     desk.open(glob=("*.pt",))
     desk.guard.poll()
     desk.write("new.pt", "bad: a file nobody told of is verified by our own interpreter")

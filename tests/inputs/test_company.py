@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervise.core.model.events import Announced, Frame, Tick
-from supervise.inputs.frame_enrichment import Company
+from supervise.inputs.frame_enrichment import FrameEnricher
 
 
 class Machine:
@@ -23,7 +23,7 @@ def announced(rank: int = 0, world: int = 1, names: tuple[str, ...] = ("train_lo
 
 
 def test_without_anything_to_add_events_pass_unchanged():
-    company = Company(Machine())
+    company = FrameEnricher(Machine())
     first, frame, tick = announced(), Frame(6, 0, 0, 0, (2.0,)), Tick(7)
 
     passed = [company.complete(event) for event in (first, frame, tick)]
@@ -32,7 +32,7 @@ def test_without_anything_to_add_events_pass_unchanged():
 
 
 def test_a_new_column_is_announced_in_front_of_the_frame_that_has_it():
-    company = Company(machine := Machine())
+    company = FrameEnricher(machine := Machine())
     company.complete(announced())
     machine.values["disk_free"] = 40.0
 
@@ -43,7 +43,7 @@ def test_a_new_column_is_announced_in_front_of_the_frame_that_has_it():
 
 
 def test_what_is_not_known_any_more_is_absent():
-    company = Company(machine := Machine(disk_free=40.0))
+    company = FrameEnricher(machine := Machine(disk_free=40.0))
     company.complete(announced())
     company.complete(Frame(6, 0, 0, 1, (2.0,)))
     machine.values.clear()
@@ -52,7 +52,7 @@ def test_what_is_not_known_any_more_is_absent():
 
 
 def test_names_that_the_probe_announces_late_move_no_column():
-    company = Company(Machine(disk_free=40.0))
+    company = FrameEnricher(Machine(disk_free=40.0))
     company.complete(announced())
     company.complete(Frame(6, 0, 0, 1, (2.0,)))
 
@@ -66,7 +66,7 @@ def test_names_that_the_probe_announces_late_move_no_column():
 
 
 def test_another_process_of_the_rank_starts_from_nothing():
-    company = Company(machine := Machine(disk_free=40.0))
+    company = FrameEnricher(machine := Machine(disk_free=40.0))
     company.complete(announced())
     company.complete(Frame(6, 0, 0, 1, (2.0,)))
     machine.values.clear()
@@ -78,7 +78,7 @@ def test_another_process_of_the_rank_starts_from_nothing():
 
 def test_a_program_that_replaced_itself_starts_from_nothing():
     """After an exec the process is the same, and may announce less than before."""
-    company = Company(Machine(disk_free=40.0))
+    company = FrameEnricher(Machine(disk_free=40.0))
     company.complete(Announced(5, 0, 1, 7, ("train_loss_raw", "probe_self_time"), segment=1))
     company.complete(Frame(6, 0, 0, 9, (2.0, 0.1)))
 
@@ -91,7 +91,7 @@ def test_a_program_that_replaced_itself_starts_from_nothing():
 
 def test_steps_of_a_program_that_is_over_complete_none_of_the_next():
     """Two ranks replaced themselves: a step counts when both have said it since."""
-    company = Company(Machine())
+    company = FrameEnricher(Machine())
     for rank in (0, 1):
         company.complete(Announced(5, rank, 2, 7 + rank, ("train_loss_raw",), segment=1))
     company.complete(Frame(6, 1, 0, 3, (100.0,)))  # rank 0 never came so far
@@ -106,14 +106,14 @@ def test_steps_of_a_program_that_is_over_complete_none_of_the_next():
 
 
 def test_a_job_that_reports_a_metric_itself_is_believed():
-    company = Company(Machine(disk_free=40.0))
+    company = FrameEnricher(Machine(disk_free=40.0))
     company.complete(announced(names=("disk_free",)))
 
     assert company.complete(Frame(6, 0, 0, 1, (7.0,))) == [Frame(6, 0, 0, 1, (7.0,))]
 
 
 def test_what_ranks_tell_together_stands_in_the_next_frame_of_the_leader():
-    company = Company(Machine())
+    company = FrameEnricher(Machine())
     for rank in (0, 1):
         company.complete(announced(rank, 2))
     company.complete(Frame(6, 0, 0, 0, (2.0,)))
@@ -128,7 +128,7 @@ def test_what_ranks_tell_together_stands_in_the_next_frame_of_the_leader():
 def test_columns_stay_where_a_supervisor_before_this_one_put_them():
     """Of the same segment only: another process starts from nothing."""
     before = announced(names=("train_loss_raw", "disk_free", "loss_scale"))
-    company = Company(Machine(cpu_share=0.5))
+    company = FrameEnricher(Machine(cpu_share=0.5))
     company.recall(before)
 
     (again,) = company.complete(announced(names=("train_loss_raw", "loss_scale")))
@@ -138,6 +138,6 @@ def test_columns_stay_where_a_supervisor_before_this_one_put_them():
     assert news.names == (*before.names, "cpu_share")
     assert frame.values == (2.0, None, 8.0, 0.5)
 
-    other = Company(Machine())
+    other = FrameEnricher(Machine())
     other.recall(before)
     assert other.complete(replace(announced(), segment=9)) == [replace(announced(), segment=9)]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from supervise.core.model.events import Announced, Frame, Gap, Noticed
-from supervise.inputs.segment import Segments, Taken, recorded_end
+from supervise.inputs.segment import ReadCursor, Segments, recorded_end
 from supervise.job.adopted_process import start_ticks
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import Mailbox
@@ -41,7 +41,7 @@ def reader(shm, tmp_path):
     opened = []
 
     def read(*journal) -> tuple[Segments, list]:
-        taken = Taken()
+        taken = ReadCursor()
         for event in journal:
             taken.take(event)
         opened.append(Segments(shm, tmp_path / "probe", lambda: 77, taken))

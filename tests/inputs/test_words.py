@@ -29,7 +29,7 @@ def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text)
     (tmp_path / control_inbox.DIRECTORY / "0.json").write_text(text)
     args = {"key": "k", "shards": ["a", "b"], "value": 0.5, "requeue": True}
     control_inbox.post(tmp_path, "stop", "anna", args, at_ns=7)
-    heard = control_inbox.Words(tmp_path, lambda: 9)
+    heard = control_inbox.ControlInbox(tmp_path, lambda: 9)
 
     (told,) = heard.poll()
     assert (told.at_ns, told.operator, told.word, told.args) == (9, "anna", "stop", args)

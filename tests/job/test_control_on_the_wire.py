@@ -15,7 +15,7 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
-from supervise.core.model.action import Aim
+from supervise.core.model.action import PlanContext
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
 from supervise.job.controller import Control
@@ -89,7 +89,7 @@ def live(start, looping, tmp_path, eventually):
     return control
 
 
-AIM = Aim(incident="inc-1", step=9, breach_step=8, attempt=0, world_size=1, severity="SEV1")
+AIM = PlanContext(incident="inc-1", step=9, breach_step=8, attempt=0, world_size=1, severity="SEV1")
 
 
 def perform(action, control, key="k"):

@@ -7,7 +7,7 @@ import torch
 
 from supervise_probe.checkpoints.layout import Learner, containers
 from supervise_probe.checkpoints.layout_entries import Now
-from supervise_probe.checkpoints.variable_lookup import Scene
+from supervise_probe.checkpoints.variable_lookup import VariableScope
 from supervise_probe.errors import Refused
 from supervise_probe.torch_state.registry import Registry
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def scene(saved=()):
-    return Scene([sys._getframe(1)], set(map(id, containers(saved))))
+    return VariableScope([sys._getframe(1)], set(map(id, containers(saved))))
 
 
 def learn(saved, here, steps=7, things=()):

@@ -6,13 +6,13 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.catalog.inventory import discover
-from supervise.core.model.action import Aim
+from supervise.core.model.action import PlanContext
 from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError
 from supervise.policytest.fake_job import FakeJob
 
 GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
-AIM = Aim(
+AIM = PlanContext(
     "inc-1", step=60, breach_step=58, attempt=0, world_size=1, severity="SEV0",
     good=(GOOD,), suspects=("a.tar",), shards=100,
 )  # fmt: skip

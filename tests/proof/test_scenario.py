@@ -155,7 +155,7 @@ def test_a_fold_that_differs_is_a_failure(
     """The point of the fault: an engine that remembers what is not in the events."""
     found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
     form, _ = found.scenarios[0]
-    player = scenario_runner.Player(found.policy, form)
+    player = scenario_runner.ScenarioRunner(found.policy, form)
     player.play()
     player.restart()
     assert player.played.parted == []

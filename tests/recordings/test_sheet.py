@@ -7,13 +7,13 @@ import math
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings.table import NoStepsError, Sheet, recordings
+from supervise.recordings.table import NoStepsError, Table, recordings
 
 NAN = float("nan")
 
 
 def _read(columns, *rows, **extra):
-    return recordings(Sheet("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
+    return recordings(Table("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
 
 
 def _spans(found):
@@ -23,7 +23,7 @@ def _spans(found):
 def test_what_others_call_our_metrics_is_known():
     """Case, blanks, dashes and a leading `train/` do not matter."""
     (found,) = recordings(
-        Sheet(
+        Table(
             "t",
             ("iteration", "LM loss", "grad-norm", "Train/learning_rate"),
             [(3.0, 2.5, 1.0, 1e-3)],
@@ -59,7 +59,7 @@ def test_an_id_of_ours_goes_before_an_alias_and_a_word_of_the_user_before_both()
 def test_columns_like_ids_pass_and_others_are_said():
     """`my_score` may be a job's own metric, `TFLOPs (max)` is none, a column of words neither."""
     (found,) = recordings(
-        Sheet(
+        Table(
             "t", ("step", "loss", "my_score", "TFLOPs (max)", "layer"), [(0.0, 1.0, 2.0, 3.0, "a")]
         )
     )
@@ -113,10 +113,10 @@ def test_two_columns_of_one_name_are_refused(twice):
     """Which of them is meant nobody knows; others that are left out anyway may be twice."""
     columns = ("run", "step", "loss", "TFLOPs (max)", "TFLOPs (max)", "")
     row = ("a", 1.0, 2.0, 3.0, 3.0, None)
-    assert len(recordings(Sheet("t.csv", columns, [row], first_line=2))) == 1
+    assert len(recordings(Table("t.csv", columns, [row], first_line=2))) == 1
 
     with pytest.raises(InputError) as caught:
-        recordings(Sheet("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
+        recordings(Table("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
 
     assert str(caught.value) == f"t.csv:1: 2 columns are called {twice!r}"
 

@@ -129,7 +129,7 @@ class Tensor(Value):
         return back.done[self.number]
 
 
-class Thing(Value):
+class ObjectRef(Value):
     """An object of a class of the job's own: its attributes are set back, the object stays."""
 
     __slots__ = ("cells", "fields", "id", "reference", "type")
@@ -175,7 +175,7 @@ class Bound(Value):
         return live
 
 
-class Chance(Value):
+class RngState(Value):
     """A random generator of the job's own."""
 
     __slots__ = ("id", "reference", "state", "type")

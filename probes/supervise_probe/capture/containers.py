@@ -103,7 +103,7 @@ class Listing(Value):
         return [] if self.type is list else GONE
 
 
-class Bag(Value):
+class SetValue(Value):
     """A set of constants."""
 
     __slots__ = ("content", "id", "type")

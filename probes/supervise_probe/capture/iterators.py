@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..runtime.object_access import weak
 from .call_stack import is_readable, read_variables
-from .captured_values import GONE, Back, Chance, Other
+from .captured_values import GONE, Back, Other, RngState
 from .open_files import FILES, position
 from .type_classes import Kinds
 
@@ -166,7 +166,7 @@ class Stream(Other):
         found: List[Any] = []
         self.spots = spots
         self.spot = spots.of(value, found)
-        self.chances = [Chance(each) for each in found]
+        self.chances = [RngState(each) for each in found]
         self.numbering = type(value) in _NUMBERING
         self.places, self.shared = 1, False
         super().__init__(value, lost=self.spot.again is None, stream=True)

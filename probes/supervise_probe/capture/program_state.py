@@ -20,11 +20,11 @@ from .call_stack import (
     require_same_place,
     write_variables,
 )
-from .captured_values import GONE, Back, Fields, Thing, Value
+from .captured_values import GONE, Back, Fields, ObjectRef, Value
 from .containers import Listing, Table
 from .iterators import Stream
 from .open_files import Source
-from .variable_walk import Walk
+from .variable_walk import VariableWalker
 
 Places = List[Tuple[Fields, Mapping[str, Any]]]  # what was there, and what is there now
 
@@ -66,7 +66,7 @@ class ProgramState:
         globals: of each module, by id of its namespace, which outlives us. names: of these modules.
     """
 
-    def __init__(self, frames: List[FrameType], modules: OwnModules, walk: Walk) -> None:
+    def __init__(self, frames: List[FrameType], modules: OwnModules, walk: VariableWalker) -> None:
         self.itinerary = itinerary(frames)
         self.functions: List[Optional[Fields]] = [None] * len(frames)
         self.globals: Dict[int, Fields] = {}
@@ -80,7 +80,7 @@ class ProgramState:
         for _, namespace in modules.namespaces():
             self._add_globals(namespace, walk)
 
-    def _add_globals(self, namespace: Dict[str, Any], walk: Walk) -> None:
+    def _add_globals(self, namespace: Dict[str, Any], walk: VariableWalker) -> None:
         if id(namespace) not in self.globals:
             self.names[id(namespace)] = str(namespace.get("__name__"))
             self.globals[id(namespace)] = walk.fields(_named(namespace))
@@ -152,7 +152,7 @@ def _trouble(
         why = part.trouble(live, keep)
         if why:
             yield path, why
-    elif isinstance(part, Thing):
+    elif isinstance(part, ObjectRef):
         thing = find(part.reference, part.id, live)
         if thing is not None:
             yield from _troubles(part.fields, attributes(thing), keep, f"{path}.", seen)

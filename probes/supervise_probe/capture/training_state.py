@@ -17,7 +17,7 @@ from ..torch_state.registry import Registry
 from .call_stack import CannotRestore
 from .captured_values import GONE, Back, Fields, Value
 from .tensor_copies import Copies
-from .variable_walk import Walk, is_copyable
+from .variable_walk import VariableWalker, is_copyable
 
 _NOT_OURS = frozenset(
     ("_parameters", "_buffers", "_modules", "state", "param_groups", "defaults", "optimizer")
@@ -32,7 +32,7 @@ class TrainingState:
         self,
         torch: ModuleType,
         registry: Registry,
-        walk: Walk,
+        walk: VariableWalker,
         copies: Copies,
         died: Callable[[Any], None],
     ) -> None:
@@ -51,7 +51,7 @@ class TrainingState:
         self._known: "set[int]" = set()
         self.add_new(registry, walk)
 
-    def add_new(self, registry: Registry, walk: Walk) -> None:
+    def add_new(self, registry: Registry, walk: VariableWalker) -> None:
         """Also remember what came to the registry since, found by the walk through the frames."""
         walk.bulk = True
         for module in self._unknown(registry.modules):
@@ -169,7 +169,7 @@ class SavedModule:
 
     __slots__ = ("attributes", "buffers", "id", "name", "numbers", "reference")
 
-    def __init__(self, module: Any, numbers: "dict[str, int]", walk: Walk) -> None:
+    def __init__(self, module: Any, numbers: "dict[str, int]", walk: VariableWalker) -> None:
         self.reference = weakref.ref(module)
         self.id, self.name = id(module), type(module).__name__
         self.numbers = numbers
@@ -202,7 +202,7 @@ class SavedOptimizer:
 
     __slots__ = ("attributes", "groups", "id", "members", "name", "reference", "state")
 
-    def __init__(self, optimizer: Any, walk: Walk, died: Callable[[Any], None]) -> None:
+    def __init__(self, optimizer: Any, walk: VariableWalker, died: Callable[[Any], None]) -> None:
         self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
         self.id, self.name = id(optimizer), type(optimizer).__name__
         self.members = [_ids(group) for group in optimizer.param_groups]

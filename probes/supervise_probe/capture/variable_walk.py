@@ -14,8 +14,8 @@ from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Se
 
 from ..runtime.object_access import attributes, closure
 from .call_stack import CannotRestore, is_library
-from .captured_values import Bound, Chance, Fields, Other, Tensor, Thing, Value
-from .containers import Bag, Listing, Table, table_base
+from .captured_values import Bound, Fields, ObjectRef, Other, RngState, Tensor, Value
+from .containers import Listing, SetValue, Table, table_base
 from .iterators import Spots, Stream
 from .open_files import source_of
 from .tensor_copies import Copies, writes_are_counted
@@ -31,7 +31,7 @@ _HEAVY_TENSOR = 64 << 20  # bytes; a larger variable is not copied; torch counts
 _HEAVY_ARRAY = 16 << 20  # bytes; nothing counts writes to an array, so it is copied each time
 
 
-class Walk:
+class VariableWalker:
     """One look through the variables, for one savepoint."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Walk:
         return Other(value)
 
     def _chance(self, value: Any, depth: int) -> Value:
-        return Chance(value)
+        return RngState(value)
 
     def _tensor(self, tensor: Any, depth: int) -> Value:
         if not is_copyable(self._torch, tensor):
@@ -190,7 +190,7 @@ class Walk:
     def _bag(self, value: Any, depth: int) -> Value:
         content = set(set.__iter__(value))
         if self._kinds_in(content) <= {"constant"} and not self._too_long(content):
-            return Bag(value, content)
+            return SetValue(value, content)
         return Other(value, lost=True)
 
     def _kinds_in(self, content: Iterable[Any]) -> Set[str]:
@@ -213,7 +213,7 @@ class Walk:
     def _class(self, value: Any, depth: int) -> Value:
         if not is_own(value):
             return Other(value)
-        thing = Thing(value)
+        thing = ObjectRef(value)
         own = {k: v for k, v in list(vars(value).items()) if not k.startswith("__")}
         thing.fields.constants = {k: v for k, v in own.items() if self._kinds.is_constant(v)}
         return thing
@@ -224,7 +224,7 @@ class Walk:
         return self._thing(value, depth)
 
     def _thing(self, value: Any, depth: int) -> Value:
-        thing = Thing(value)
+        thing = ObjectRef(value)
         self._seen[id(value)] = thing
         self._fill(thing.fields, attributes(value).items(), depth)
         cells = closure(value)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Set, Tup
 
 from ..torch_state.registry import Registry
 from .layout_entries import Build, Now, calling, first, held, member, steps, unknown, variable
-from .variable_lookup import PLAIN, Scene
+from .variable_lookup import PLAIN, VariableScope
 
 DEPTH = 8
 
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 class Learner:
     """Matches one checkpoint, at the moment when it is saved."""
 
-    def __init__(self, torch: Any, registry: Registry, scene: Scene, steps: int) -> None:
+    def __init__(self, torch: Any, registry: Registry, scene: VariableScope, steps: int) -> None:
         self._torch = torch
         self._registry = registry
         self._scene = scene

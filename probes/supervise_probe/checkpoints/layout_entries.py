@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, NamedTuple, Tuple
 
 from ..errors import Refused
-from .variable_lookup import MISSING, Name, Scene
+from .variable_lookup import MISSING, Name, VariableScope
 
 _SHORT = 60  # characters of an entry's path in a sentence
 
@@ -18,7 +18,7 @@ Stale = Callable[[Name, bool], bool]  # (name, whether it is a container): not t
 class Now(NamedTuple):
     """What a layout is filled in from."""
 
-    scene: Scene
+    scene: VariableScope
     stale: Stale
     steps: int
 

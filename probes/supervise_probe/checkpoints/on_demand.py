@@ -22,7 +22,7 @@ from ..runtime.guard import describe
 from . import save_site
 from .layout import Layout, Learner, containers
 from .layout_entries import Now
-from .variable_lookup import Name, Scene
+from .variable_lookup import Name, VariableScope
 
 if TYPE_CHECKING:
     from ..collectors.library import Collector as LibraryCollector
@@ -84,7 +84,7 @@ class OnDemand:
             self._why = SHARDED
             return
         frames = job_frames(self._torch)
-        scene = Scene(frames, set(map(id, containers(saved))))
+        scene = VariableScope(frames, set(map(id, containers(saved))))
         steps = self._position.step
         layout = Learner(self._torch, self._registry, scene, steps).learn(saved)
         if layout.kinds >= {"module", "optimizer"}:
@@ -169,7 +169,7 @@ class OnDemand:
         def stale(name: Name, container: bool) -> bool:
             return name.scope == scope and place.makes((name.variable, *name.way), container)
 
-        scene = Scene(self._frames(), set(), traced)
+        scene = VariableScope(self._frames(), set(), traced)
         with self._torch.no_grad():
             return saved.layout.build(Now(scene, stale, self._position.step))
 

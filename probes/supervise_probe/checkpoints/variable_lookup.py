@@ -34,7 +34,7 @@ class Name(NamedTuple):
     way: Tuple[str, ...]
 
 
-class Scene:
+class VariableScope:
     """The job's variables at one moment, innermost first. Not to be kept."""
 
     def __init__(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..runtime.scalars import Number
     from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets
-    from ..torch_state.grad_scaler import Scaling
+    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.optimizers import Optimizers
     from . import Collector
@@ -48,7 +48,7 @@ class Sources(NamedTuple):
     """
 
     optimizers: Optimizers
-    scaling: Scaling
+    scaling: GradScalerState
     rate: LearningRate
     times: Times
     sets: SampleSets

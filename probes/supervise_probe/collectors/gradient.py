@@ -18,7 +18,7 @@ from . import Collector as Base
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..torch_state.grad_scaler import Scaling
+    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -77,7 +77,7 @@ class Collector(Base):
 
     SHARE = 0.05  # without it the standing order is blind: dear, but the last to go
 
-    def __init__(self, context: ProbeContext, scaling: Scaling) -> None:
+    def __init__(self, context: ProbeContext, scaling: GradScalerState) -> None:
         super().__init__(context)
         self._scaling = scaling
         self.clips: List[Clip] = []

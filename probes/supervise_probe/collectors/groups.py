@@ -17,7 +17,7 @@ from . import Collector as Base
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..torch_state.grad_scaler import Scaling
+    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
     from .gradient import Collector as GradientCollector
 
@@ -57,7 +57,7 @@ class Collector(Base):
     SAMPLED = "gradients"
 
     def __init__(
-        self, context: ProbeContext, scaling: Scaling, gradient: GradientCollector
+        self, context: ProbeContext, scaling: GradScalerState, gradient: GradientCollector
     ) -> None:
         super().__init__(context)
         self._registry, self._scaling, self._gradient = context.registry, scaling, gradient

@@ -10,7 +10,7 @@ from . import Collector as Base
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..torch_state.grad_scaler import Scaling
+    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -28,7 +28,7 @@ class Collector(Base):
 
     ASLEEP = True
 
-    def __init__(self, context: ProbeContext, scaling: Scaling) -> None:
+    def __init__(self, context: ProbeContext, scaling: GradScalerState) -> None:
         super().__init__(context)
         scaling.appeared = self.wake
         self._scale: Optional[Number] = None

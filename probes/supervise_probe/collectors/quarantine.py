@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
 from ..config import place
 from ..data.quarantine import Manifest
-from ..data.shard_lists import Lists
+from ..data.shard_lists import ShardLists
 from ..data.shard_provenance import Origin, name_of, short
 from ..errors import Refused
 from . import Collector as Base
@@ -59,7 +59,7 @@ class Collector(Base):
         self._position, self._reporter = context.position, context.reporter
         self._batch, self._shards = batch, shards.shards
         self.manifest = Manifest(config.quarantine, config.attempt)
-        self.lists = Lists(self.torch, self.manifest, self.tell)
+        self.lists = ShardLists(self.torch, self.manifest, self.tell)
         self.passed: Counter[str] = Counter()
         self._updates = 0  # dropped
         self._told_at = 0  # of all that was passed over, when it was last told

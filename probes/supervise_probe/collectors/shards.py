@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ..data.shard_provenance import SEVERAL, Origin
-from ..data.shard_tracker import Shards
+from ..data.shard_tracker import ShardTracker
 from ..spec import MetricSpec
 from . import Collector as Base
 
@@ -51,7 +51,7 @@ class Collector(Base):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._notice = context.reporter.notice
-        self.shards = Shards(context.torch, self.wake)
+        self.shards = ShardTracker(context.torch, self.wake)
         self._backwards = 0
         self._of_step: Optional[Dict[Origin, None]] = None
         self._waiting: Deque[Tuple[int, int, List[Origin]]] = deque(maxlen=DEPTH)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..torch_state.optimizers import Optimizers
 
 
-class Drill:
+class ScheduledFault:
     """One drill as the supervisor ordered it."""
 
     def __init__(self, order: Mapping[str, Any], index: int) -> None:
@@ -27,7 +27,7 @@ class Drill:
         self.params = faults.complete(self.name, order.get("params") or {})
 
 
-class Drills:
+class FaultInjector:
     """All drills of one rank; none before it is one.
 
     Attributes:
@@ -40,7 +40,7 @@ class Drills:
         self._part = context.guard.part("drills", share=1.0)
         self._publisher: Optional[Publisher] = None
         self.active = False
-        self._waiting: List[Drill] = []
+        self._waiting: List[ScheduledFault] = []
         self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
 
     def plan(self, orders: Sequence[Mapping[str, Any]], publisher: Publisher) -> None:
@@ -53,7 +53,7 @@ class Drills:
 
     def _plan(self, order: Mapping[str, Any], index: int) -> None:
         try:
-            self._waiting.append(Drill(order, index))
+            self._waiting.append(ScheduledFault(order, index))
         except (KeyError, TypeError, ValueError) as error:
             self._context.reporter.notice("drill", f"drill {order} cannot run: {error}")
 
@@ -135,7 +135,7 @@ class Drills:
         for fault, _, _ in self._active:
             self._guard.run(self._part, fault.after_save, path)
 
-    def _first_time(self, drill: Drill) -> bool:
+    def _first_time(self, drill: ScheduledFault) -> bool:
         mark = f"drilled.{drill.index}.{self._context.position.rank}"
         try:
             os.close(

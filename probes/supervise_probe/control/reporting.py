@@ -13,7 +13,7 @@ from ..runtime.guard import from_signal_handler
 if TYPE_CHECKING:
     from ..collectors.quarantine import Collector as QuarantineCollector
     from ..context import ProbeContext
-    from ..data.shard_tracker import Shards
+    from ..data.shard_tracker import ShardTracker
     from ..runtime.scalars import Number
 
 # Bytes of a name: those of the largest frame must fit into one letter. A character takes up to 4.
@@ -39,7 +39,7 @@ class JobReports:
         self,
         context: ProbeContext,
         extra: Dict[str, Number],
-        shards: Shards,
+        shards: ShardTracker,
         quarantine: QuarantineCollector,
     ) -> None:
         self._torch, self._scalars = context.torch, context.scalars

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 if TYPE_CHECKING:
     from ..collectors import Collector
     from ..context import ProbeContext
-    from ..savepoints.controller import Rollbacks
+    from ..savepoints.controller import RollbackController
 
 
 def of_process(context: ProbeContext, collectors: Mapping[str, Collector]) -> Dict[str, Any]:
@@ -28,7 +28,7 @@ def of_process(context: ProbeContext, collectors: Mapping[str, Collector]) -> Di
     }
 
 
-def of_savepoints(rollbacks: Optional[Rollbacks]) -> Dict[str, Any]:
+def of_savepoints(rollbacks: Optional[RollbackController]) -> Dict[str, Any]:
     """Return the steps that can be gone back to, and why there are none."""
     steps = [] if rollbacks is None else rollbacks.steps
     rollback = "ready" if steps else "none yet"

@@ -22,7 +22,7 @@ TELLS = ("url", "name", "path", "remote", "local")  # of an entry that is no nam
 LOOKED_AT = 64  # datasets within datasets
 
 
-class Lists:
+class ShardLists:
     """The lists that were filtered in this process.
 
     Args:

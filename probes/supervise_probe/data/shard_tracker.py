@@ -51,7 +51,7 @@ class Loader:
         return taken[begin:]
 
 
-class Shards:
+class ShardTracker:
     """What is known of the batches of one process.
 
     Attributes:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..control.fault_injector import Drills
+    from ..control.fault_injector import FaultInjector
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
-    from ..stepping.batch_observer import Batches
-    from ..stepping.inferred_steps import Handmade
+    from ..stepping.batch_observer import BatchObserver
+    from ..stepping.inferred_steps import InferredSteps
     from ..stepping.step_tracker import StepTracker
 
     Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]
@@ -26,10 +26,10 @@ class ForwardListener:
     def __init__(
         self,
         context: ProbeContext,
-        inferred: Handmade,
+        inferred: InferredSteps,
         tracker: StepTracker,
-        drills: Drills,
-        batches: Batches,
+        drills: FaultInjector,
+        batches: BatchObserver,
         sets: SampleSets,
         sampler: Sampler,
     ) -> None:

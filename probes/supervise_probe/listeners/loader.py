@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
     from ..collectors.quarantine import Collector as QuarantineCollector
     from ..context import ProbeContext
-    from ..data.shard_tracker import Shards
-    from ..savepoints.batch_replay import BatchTape
-    from ..savepoints.controller import Rollbacks
-    from ..stepping.inferred_steps import Handmade
+    from ..data.shard_tracker import ShardTracker
+    from ..savepoints.batch_replay import BatchReplay
+    from ..savepoints.controller import RollbackController
+    from ..stepping.inferred_steps import InferredSteps
 
 
 class LoaderListener:
@@ -27,28 +27,28 @@ class LoaderListener:
     def __init__(
         self,
         context: ProbeContext,
-        inferred: Handmade,
+        inferred: InferredSteps,
         batch: BatchCollector,
-        shards: Shards,
+        shards: ShardTracker,
         quarantine: QuarantineCollector,
     ) -> None:
         guard = self._guard = context.guard
         self.beat = context.reporter.beat
         self.inferred, self.shards = inferred, shards
         self._batch, self._held = batch, quarantine
-        self.rollbacks: Optional[Rollbacks] = None
+        self.rollbacks: Optional[RollbackController] = None
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
         self._replay_part = guard.part("batch_tape")
 
-    def connect(self, rollbacks: Rollbacks) -> None:
+    def connect(self, rollbacks: RollbackController) -> None:
         """The process is a rank from now on."""
         self.rollbacks = rollbacks
 
-    def again(self, replay: BatchTape, iterator: Any) -> Any:
+    def again(self, replay: BatchReplay, iterator: Any) -> Any:
         """Return the batch that comes next as it came before a rollback, None for a new one."""
         return self._guard.run(self._replay_part, replay.again, iterator)
 
-    def keep(self, replay: BatchTape, iterator: Any, batch: Any) -> None:
+    def keep(self, replay: BatchReplay, iterator: Any, batch: Any) -> None:
         """`iterator` gave a new batch to train on."""
         self._guard.run(self._replay_part, replay.keep, iterator, batch)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..checkpoints.save_reports import SaveReports
     from ..collectors.library import Collector as LibraryCollector
     from ..context import ProbeContext
-    from ..control.fault_injector import Drills
+    from ..control.fault_injector import FaultInjector
     from ..torch_state.optimizers import Optimizers
 
 ENOUGH = 0.5  # of the trained parameters' elements make a checkpoint; project default
@@ -31,7 +31,7 @@ class SaveListener:
         self,
         context: ProbeContext,
         optimizers: Optimizers,
-        drills: Drills,
+        drills: FaultInjector,
         reports: SaveReports,
         library: LibraryCollector,
     ) -> None:

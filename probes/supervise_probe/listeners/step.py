@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
     from ..sampling.sample_sets import SampleSets
-    from ..stepping.batch_observer import Batches
-    from ..stepping.between_steps import Boundary
-    from ..stepping.discarded_gradients import Discards
-    from ..stepping.inferred_steps import Handmade
+    from ..stepping.batch_observer import BatchObserver
+    from ..stepping.between_steps import BetweenSteps
+    from ..stepping.discarded_gradients import DiscardedGradients
+    from ..stepping.inferred_steps import InferredSteps
     from ..stepping.step_tracker import Changers, StepTracker
-    from ..stepping.training_thread import Threads
-    from ..torch_state.grad_scaler import Scaling
+    from ..stepping.training_thread import TrainingThread
+    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Update
 
 
@@ -30,10 +30,10 @@ class Steps(NamedTuple):
     """Those who find out what a step is."""
 
     tracker: StepTracker
-    boundary: Boundary
-    inferred: Handmade
-    discards: Discards
-    threads: Threads
+    boundary: BetweenSteps
+    inferred: InferredSteps
+    discards: DiscardedGradients
+    threads: TrainingThread
 
 
 class Measured(NamedTuple):
@@ -42,8 +42,8 @@ class Measured(NamedTuple):
     gradient: GradientCollector
     groups: GroupsCollector
     loss: LossCollector
-    batches: Batches
-    scaling: Scaling
+    batches: BatchObserver
+    scaling: GradScalerState
     sets: SampleSets
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, Tuple
 
 from .gradient_clip import GradientClip
 from .loss_scale import LossScale
-from .nonfinite import ARMED, StandingOrders
+from .nonfinite import ARMED, NonfiniteGuards
 from .profile import Profile
 from .skip import Skip
 from .update_clip import UpdateClip
@@ -44,7 +44,7 @@ class Safeguards:
     ) -> None:
         guard = self._guard = context.guard
         self.in_force = in_force
-        self.orders = StandingOrders(context, in_force, loss)
+        self.orders = NonfiniteGuards(context, in_force, loss)
         self.skip = Skip(in_force)
         self.clip = GradientClip(context, in_force, gradient, limits)
         self.update_clip = UpdateClip(context, in_force, gradient, limits, optimizers)

@@ -31,7 +31,7 @@ MOST, PER = 3, 128  # the most unattended skips that our own list of actions all
 ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
 
 
-class Cap:
+class RateLimit:
     """At most `most` times in `per` steps. A rollback does not turn this clock back."""
 
     def __init__(self, most: int, per: int) -> None:
@@ -65,7 +65,7 @@ class SkipNonfinite:
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self.cap = Cap(int(order.get("max", MOST)), int(order.get("per", PER)))
+        self.cap = RateLimit(int(order.get("max", MOST)), int(order.get("per", PER)))
         self.state = ARMED
 
     def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
@@ -96,7 +96,7 @@ class ZeroNonfinite:
     def __init__(self, torch: Any, order: Mapping[str, Any]) -> None:
         self._torch = torch
         self._most, self._per = int(order.get("max", MOST)), max(1, int(order.get("per", PER)))
-        self.cap = Cap(self._most, self._per)
+        self.cap = RateLimit(self._most, self._per)
         self.state = ARMED
         self._fired: Any = None  # on a device: the newest `per` steps in which it fired
         self._at = 0
@@ -131,7 +131,7 @@ class ZeroNonfinite:
         return act.to(norm.dtype)
 
 
-class StandingOrders:
+class NonfiniteGuards:
     """All orders of one process."""
 
     def __init__(self, context: ProbeContext, in_force: InForce, loss: LossCollector) -> None:

@@ -33,7 +33,7 @@ SHORT_NS = 50_000_000
 LOOK_NS = 250_000_000  # between two looks at the supervisor's wish
 
 
-class Sampling:
+class SamplingSchedule:
     """The plan of one process.
 
     Attributes:

@@ -23,7 +23,7 @@ DEPTH = 4  # of containers in a batch
 NAME = "the position of a DataLoader"
 
 
-class Tally:
+class FetchCount:
     """How often an iterator was asked for a batch; outlives it."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     iterator: Callable[[], Any]
     at: int
     asked: int
-    tally: Tally
+    tally: FetchCount
 
 
 Mark = List[Place]
@@ -51,23 +51,23 @@ class Given(NamedTuple):
     states: List[chance.State]
 
 
-class Reel:
+class ReplayQueue:
     """What one iterator gave: batches `first` to `first + len(given)`; `at` is the next."""
 
     def __init__(self) -> None:
         self.first = self.at = 0
         self.given: Deque[Given] = deque()
-        self.tally = Tally()
+        self.tally = FetchCount()
 
 
-class BatchTape:
+class BatchReplay:
     """The batches of one process."""
 
     def __init__(self, torch: Any, max_bytes: int) -> None:
         """`max_bytes`: for savepoints and batches together."""
         self._torch = torch
         self._share = self._most = max_bytes // SHARE
-        self._reels: weakref.WeakKeyDictionary[Any, Reel] = weakref.WeakKeyDictionary()
+        self._reels: weakref.WeakKeyDictionary[Any, ReplayQueue] = weakref.WeakKeyDictionary()
         self._nbytes = 0
 
     def reserve(self, room: int) -> int:
@@ -90,7 +90,7 @@ class BatchTape:
 
     def keep(self, iterator: Any, batch: Any) -> None:
         """`iterator` gave a new batch."""
-        reel = self._reels.setdefault(iterator, Reel())
+        reel = self._reels.setdefault(iterator, ReplayQueue())
         tensors: List[Tuple[Any, int]] = []
         _collect(self._torch, batch, tensors, 0)
         draws = getattr(iterator, "_num_workers", 0) == 0
@@ -147,7 +147,7 @@ class BatchTape:
             if reel is not None and place.at >= reel.first:
                 reel.at = place.at
 
-    def _drop_first(self, reel: Reel) -> None:
+    def _drop_first(self, reel: ReplayQueue) -> None:
         self._nbytes -= reel.given.popleft().nbytes
         reel.first += 1
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 
 from ..capture import optimizer_reset
 from ..errors import Refused
-from ..torch_state.learning_rate import Ramp
+from ..torch_state.learning_rate import Warmup
 from . import skip_ranges
-from .batch_replay import BatchTape
+from .batch_replay import BatchReplay
 
 if TYPE_CHECKING:
     from ..collectors import Collectors
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ..runtime.background import Background
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.optimizers import Optimizers
-    from .cross_process import Handover
-    from .reference_batch import ProbeBatch
-    from .step_history import Tape
+    from .cross_process import CrossProcessResume
+    from .reference_batch import ReferenceBatch
+    from .step_history import StepHistory
 
 
 class Companions(NamedTuple):
@@ -40,13 +40,13 @@ class Companions(NamedTuple):
     """
 
     background: Background
-    tape: Tape
-    skips: skip_ranges.Skips
-    handover: Handover
-    probe_batch: ProbeBatch
+    tape: StepHistory
+    skips: skip_ranges.SkipRanges
+    handover: CrossProcessResume
+    probe_batch: ReferenceBatch
 
 
-class Rollbacks:
+class RollbackController:
     """The savepoints of one rank.
 
     Attributes:
@@ -80,7 +80,7 @@ class Rollbacks:
         self._unfinished: Dict[int, Dict[str, float]] = {}
         self.result: Any = None
         self.why_not = ""
-        self.batches: Optional[BatchTape] = None
+        self.batches: Optional[BatchReplay] = None
         config, ranks = context.config, self._position.world_size
         wanted = config.savepoints
         if not wanted:
@@ -93,7 +93,7 @@ class Rollbacks:
 
         self._every = max(1, int(wanted["every"]))
         max_bytes = int(wanted["max_bytes"])
-        self.batches = BatchTape(context.torch, max_bytes)
+        self.batches = BatchReplay(context.torch, max_bytes)
         self._savepoints = Savepoints(
             context.torch,
             context.registry,
@@ -217,7 +217,7 @@ class Rollbacks:
         if steps is not None:
             self._skips.order(*steps)
         if rewarm:
-            self._rate.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
+            self._rate.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
     def back(self, before_step: int, rng: str) -> Dict[str, Any]:

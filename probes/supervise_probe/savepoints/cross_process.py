@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.publisher import Publisher
     from ..runtime.background import Background
-    from .reference_batch import ProbeBatch
+    from .reference_batch import ReferenceBatch
 
     Behind = Callable[[Dict[str, float], int, int, Any], None]
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXIT_S, LEAVE_S = 5.0, 5.0
 
 
-class Handover:
+class CrossProcessResume:
     """What one rank leaves to the next process, and takes over from the one before.
 
     Attributes:
@@ -44,7 +44,7 @@ class Handover:
         context: ProbeContext,
         background: Background,
         publisher: Publisher,
-        probe_batch: ProbeBatch,
+        probe_batch: ReferenceBatch,
         round_size: Callable[[], int],
         from_its_start: Callable[[int], None],
     ) -> None:

@@ -14,15 +14,15 @@ from ..capture.captured_values import (
     GONE,
     Back,
     Bound,
-    Chance,
     Fields,
+    ObjectRef,
     Other,
+    RngState,
     Tensor,
-    Thing,
     Value,
     name_of,
 )
-from ..capture.containers import Bag, Listing, Table
+from ..capture.containers import Listing, SetValue, Table
 from .serialize import Writer
 from .store import Savepoint
 
@@ -31,7 +31,7 @@ _OWN_TYPES: Dict[str, type] = {
 }
 
 
-class Lost(Value):
+class Unrestorable(Value):
     """Something that this process has no counterpart of: it keeps its present value."""
 
     __slots__ = ()
@@ -167,16 +167,16 @@ class Reader:
         if kind == "tensor":
             return self._tensors.value(saved[1], live)
         if kind == "again":
-            return self._seen.get(saved[1], Lost())
+            return self._seen.get(saved[1], Unrestorable())
         if kind in ("constant", "scalar"):
-            return Lost()
+            return Unrestorable()
         made: Value = getattr(self, f"_{kind}")(saved, live, path)
         self._seen.setdefault(saved[1], made)
         return made
 
     def _thing(self, saved: Any, live: Optional[Value], path: str) -> Value:
-        if not isinstance(live, Thing) or live.type != saved[2]:
-            return Lost()
+        if not isinstance(live, ObjectRef) or live.type != saved[2]:
+            return Unrestorable()
         self._seen[saved[1]] = live
         live.fields = self.fields(saved[3], live.fields)
         live.cells = self.fields(saved[4], live.cells)
@@ -185,7 +185,7 @@ class Reader:
     def _table(self, saved: Any, live: Optional[Value], path: str) -> Value:
         same = isinstance(live, Table) and name_of(live.type) == saved[2]
         if not same and saved[2] not in _OWN_TYPES:
-            return Lost()
+            return Unrestorable()
         table = live if same else Table(_OWN_TYPES[saved[2]]())
         assert isinstance(table, Table)
         self._seen[saved[1]] = table
@@ -198,7 +198,7 @@ class Reader:
     def _listing(self, saved: Any, live: Optional[Value], path: str) -> Value:
         same = isinstance(live, Listing) and name_of(live.type) == saved[2]
         if not same and saved[2] not in _OWN_TYPES:
-            return Lost()
+            return Unrestorable()
         listing = live if same else Listing(_OWN_TYPES[saved[2]]())
         assert isinstance(listing, Listing)
         self._seen[saved[1]] = listing
@@ -213,32 +213,32 @@ class Reader:
         return listing
 
     def _bag(self, saved: Any, live: Optional[Value], path: str) -> Value:
-        bag = live if isinstance(live, Bag) and name_of(live.type) == saved[2] else None
+        bag = live if isinstance(live, SetValue) and name_of(live.type) == saved[2] else None
         known = {self._writer.constant(one): one for one in bag.content} if bag else {}
         content = {known.get(one, self._constant(one, GONE)) for one in saved[3]}
         if GONE in content or (bag is None and saved[2] != "set"):
-            return Lost()
-        bag = bag or Bag(set(), set())
+            return Unrestorable()
+        bag = bag or SetValue(set(), set())
         bag.content = content
         return bag
 
     def _bound(self, saved: Any, live: Optional[Value], path: str) -> Value:
         if not isinstance(live, Bound):
-            return Lost()
+            return Unrestorable()
         live.owner = self.value(saved[2], live.owner, path)
         return live
 
     def _chance(self, saved: Any, live: Optional[Value], path: str) -> Value:
-        if not isinstance(live, Chance) or live.type != saved[2]:
+        if not isinstance(live, RngState) or live.type != saved[2]:
             raise CannotRestore(f"{path} is a {saved[2]} that this process does not have yet")
         live.state = chance_state(saved[3])
         return live
 
     def _other(self, saved: Any, live: Optional[Value], path: str) -> Value:
         if not isinstance(live, Other) or live.type != saved[2] or saved[3] or live.lost:
-            return Lost()
+            return Unrestorable()
         stamp = None if live.stamp is None else self._writer.constants(live.stamp[1])
-        return live if stamp == saved[4] else Lost()
+        return live if stamp == saved[4] else Unrestorable()
 
 
 def constants(saved: Any) -> Any:

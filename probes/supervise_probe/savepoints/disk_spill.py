@@ -15,7 +15,7 @@ from ..capture.tensor_copies import Copies, Pool
 CHUNK = 1 << 20  # bytes between two looks whether to stop
 
 
-class Spill:
+class DiskSpill:
     """A file of copies.
 
     Attributes:

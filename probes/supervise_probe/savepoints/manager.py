@@ -23,12 +23,12 @@ from ..capture.program_state import OwnModules, ProgramState
 from ..capture.tensor_copies import Copies, Pool
 from ..capture.training_state import TrainingState
 from ..capture.type_classes import Kinds
-from ..capture.variable_walk import Walk
+from ..capture.variable_walk import VariableWalker
 from ..runtime import rng as chance
 from ..torch_state.registry import Registry
 from . import serialize
 from .apply import graft
-from .store import Busy, Savepoint, Shelf
+from .store import Busy, Savepoint, SavepointStore
 
 __all__ = ["Busy", "CannotRestore", "Savepoints"]
 
@@ -59,7 +59,7 @@ class Savepoints:
         self._kinds = Kinds(torch)
         self._modules = OwnModules()
         self._tape = tape
-        self._shelf = Shelf(torch, keep, max_bytes, spill, max_disk_bytes)
+        self._shelf = SavepointStore(torch, keep, max_bytes, spill, max_disk_bytes)
         self._last_seen: List[Step] = []
         self._last_crossed: Optional[str] = None
         self._never: Optional[str] = None
@@ -181,7 +181,7 @@ class Savepoints:
         copies = Copies(self._torch, before[0].copies if before else None)
         new = Savepoint(step, attempt, extra, copies)
         taped = _never if self._tape is None else self._tape.knows
-        walk = Walk(self._torch, self._kinds, copies, self._registry.saw, taped)
+        walk = VariableWalker(self._torch, self._kinds, copies, self._registry.saw, taped)
         new.training = TrainingState(
             self._torch, self._registry, walk, copies, self._optimizer_died
         )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
-    from .step_history import Tape
+    from .step_history import StepHistory
 
 WHAT = "supervise probe batch 1"
 KEY = "probe_batch"  # of a savepoint's counters
@@ -43,7 +43,7 @@ NO_BACKWARD = "a forward of the training has not had its backward"
 NO_MODEL = "no model here is like the one that it was kept of"
 
 
-class ProbeBatch:
+class ReferenceBatch:
     """The fixed batch of one process.
 
     Attributes:
@@ -58,7 +58,7 @@ class ProbeBatch:
         sampler: Sampler,
         times: Times,
         background: Background,
-        tape: Tape,
+        tape: StepHistory,
     ) -> None:
         config = context.config
         self._context, self._torch, self._scalars = context, context.torch, context.scalars

@@ -15,8 +15,17 @@ from types import CodeType
 from typing import Any, Dict, List, Tuple
 
 from ..capture.call_stack import CannotRestore
-from ..capture.captured_values import Bound, Chance, Fields, Other, Tensor, Thing, Value, name_of
-from ..capture.containers import Bag, Listing, Table
+from ..capture.captured_values import (
+    Bound,
+    Fields,
+    ObjectRef,
+    Other,
+    RngState,
+    Tensor,
+    Value,
+    name_of,
+)
+from ..capture.containers import Listing, SetValue, Table
 from ..capture.tensor_copies import Copies
 from ..capture.type_classes import is_own
 from ..torch_state.registry import Registry
@@ -226,7 +235,7 @@ class Writer:
         if id(value) in self._seen:
             return ("again", self._seen[id(value)])
         number = self._seen[id(value)] = len(self._seen)
-        if isinstance(value, Thing):
+        if isinstance(value, ObjectRef):
             own = self.fields(value.fields, f"{path}.")
             return ("thing", number, value.type, own, self.fields(value.cells, f"{path}."))
         if isinstance(value, Table):
@@ -240,12 +249,12 @@ class Writer:
                 for i, one in enumerate(value.content)
             ]
             return ("listing", number, name_of(value.type), value.length_max, content)
-        if isinstance(value, Bag):
+        if isinstance(value, SetValue):
             content = [self.constant(each) for each in value.content]
             return ("bag", number, name_of(value.type), content)
         if isinstance(value, Bound):
             return ("bound", number, self.value(value.owner, path))
-        if isinstance(value, Chance):
+        if isinstance(value, RngState):
             return ("chance", number, value.type, plain_state(value.state))
         return self._other(value, number, path)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
     from ..context import ProbeContext
     from ..torch_state.optimizers import Optimizers
-    from .step_history import Tape
+    from .step_history import StepHistory
 
 MOST = 64  # ranges that are remembered
 
@@ -39,7 +39,7 @@ def parse(wanted: Any) -> Sequence[int]:
     return list(wanted)
 
 
-class Skips:
+class SkipRanges:
     """The steps that are skipped whenever they come.
 
     Attributes:
@@ -47,7 +47,11 @@ class Skips:
     """
 
     def __init__(
-        self, context: ProbeContext, batch: BatchCollector, optimizers: Optimizers, tape: Tape
+        self,
+        context: ProbeContext,
+        batch: BatchCollector,
+        optimizers: Optimizers,
+        tape: StepHistory,
     ) -> None:
         self._position, self._batch = context.position, batch
         self._optimizers, self._tape = optimizers, tape

@@ -37,7 +37,7 @@ class Row(NamedTuple):
     lr: Optional[float]
 
 
-class Tape:
+class StepHistory:
     """The newest steps of one rank, and of the launch before.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Optional
 from ..capture.call_stack import CannotRestore
 from ..capture.tensor_copies import Copies, Pool
 from ..runtime.background import Background
-from .disk_spill import Spill
+from .disk_spill import DiskSpill
 
 STOP_S = 5.0  # how long a rollback waits for the disk to take the chunk it is at
 
@@ -39,7 +39,7 @@ class Savepoint:
     def __init__(self, step: int, attempt: int, extra: Any, copies: Copies) -> None:
         self.step, self.attempt, self.extra = step, attempt, extra
         self.copies = copies
-        self.spill: Optional[Spill] = None
+        self.spill: Optional[DiskSpill] = None
         self.pinned = False
         self.mark: List[Any] = []
         self.training: Any = None
@@ -52,7 +52,7 @@ class Savepoint:
         return self.copies.nbytes if self.copies.in_memory else 0
 
 
-class Shelf:
+class SavepointStore:
     """The newest savepoints, oldest first.
 
     Attributes:
@@ -154,7 +154,7 @@ class Shelf:
             needed -= saved.held
             unwritten = saved.spill is None or saved.spill.state == "failed"
             if saved.held and unwritten and self._fits_disk(saved):
-                saved.spill = Spill(self._directory)
+                saved.spill = DiskSpill(self._directory)
                 self._background.do(self._write, saved)
 
     def _fits_disk(self, new: Savepoint) -> bool:

@@ -39,7 +39,7 @@ def _marked(loss: Any) -> "weakref.ref[_Mark]":
     return weakref.ref(mark)
 
 
-class Batches:
+class BatchObserver:
     """The inputs and targets of one process that were not looked at yet."""
 
     def __init__(

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..control.commands import Commands
-    from ..savepoints.controller import Rollbacks
+    from ..savepoints.controller import RollbackController
     from .step_tracker import StepTracker
 
 
-class Boundary:
+class BetweenSteps:
     """The one place where the probe may hold the job, take it back, or stop it."""
 
     def __init__(self, context: ProbeContext, tracker: StepTracker) -> None:
         self._context, self._tracker = context, tracker
-        self._rollbacks: Any = None  # `Rollbacks` and `Commands`, once the process is a rank
+        self._rollbacks: Any = (
+            None  # `RollbackController` and `Commands`, once the process is a rank
+        )
         self._commands: Any = None
 
-    def connect(self, rollbacks: Rollbacks, commands: Commands) -> None:
+    def connect(self, rollbacks: RollbackController, commands: Commands) -> None:
         """The process is a rank from now on."""
         self._rollbacks, self._commands = rollbacks, commands
 

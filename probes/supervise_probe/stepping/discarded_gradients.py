@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Set
 if TYPE_CHECKING:
     from ..collectors import Plan
     from ..context import ProbeContext
-    from ..torch_state.grad_scaler import Scaling
-    from .batch_observer import Batches
+    from ..torch_state.grad_scaler import GradScalerState
+    from .batch_observer import BatchObserver
 
 
-class Discards:
+class DiscardedGradients:
     """What tells, at a backward, whether the one before counts.
 
     Attributes:
@@ -30,7 +30,7 @@ class Discards:
     """
 
     def __init__(
-        self, context: ProbeContext, plan: Plan, scaling: Scaling, batches: Batches
+        self, context: ProbeContext, plan: Plan, scaling: GradScalerState, batches: BatchObserver
     ) -> None:
         self._module = context.torch.nn.Module
         self._registry = context.registry

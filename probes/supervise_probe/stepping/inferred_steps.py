@@ -19,16 +19,16 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ..torch_state.records import Known, Step, Update
+from ..torch_state.records import OptimizerInfo, Step, Update
 
 if TYPE_CHECKING:
     from ..collectors import Plan
     from ..collectors.counters import Collector as CountersCollector
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
-    from ..control.fault_injector import Drills
+    from ..control.fault_injector import FaultInjector
     from ..runtime.scalars import Pending
-    from .between_steps import Boundary
+    from .between_steps import BetweenSteps
     from .step_tracker import StepTracker
 
 PATIENCE = 32  # backwards without an optimizer before anything is looked at
@@ -61,7 +61,7 @@ class Told(NamedTuple):
     without_optimizer: Callable[[str], None]
 
 
-class Handmade:
+class InferredSteps:
     """The inferred steps of one process.
 
     Attributes:
@@ -74,9 +74,9 @@ class Handmade:
         self,
         context: ProbeContext,
         tracker: StepTracker,
-        boundary: Boundary,
+        boundary: BetweenSteps,
         plan: Plan,
-        drills: Drills,
+        drills: FaultInjector,
         measured: Tuple[LossCollector, CountersCollector],
         told: Told,
     ) -> None:
@@ -93,7 +93,7 @@ class Handmade:
         self._watch = 0  # backwards left in which updates must be seen
         self._seen = 0  # updates, while watching
         self._hands: Optional[ByHand] = None
-        self._known: Optional[Known] = None
+        self._known: Optional[OptimizerInfo] = None
         self._update: Optional[Update] = None  # measured, but not over yet
         self._since = 0  # backwards of the step under way
         self._usual = 0  # backwards of the step before
@@ -184,7 +184,7 @@ class Handmade:
         if not params or (known is not None and known.ids == params.keys()):
             return
         self._hands = ByHand(list(params.values()))
-        self._known = Known(self._hands)
+        self._known = OptimizerInfo(self._hands)
         self._update, self.pending = None, False
         self._told.appeared(self._hands)  # its modules' forwards are signs
         if not self.active:

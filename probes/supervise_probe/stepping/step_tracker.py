@@ -13,26 +13,26 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional
 
 from ..torch_state.optimizer_rounds import Round
-from ..torch_state.records import Known, Step, Update, in_order, is_phantom, rate_of
+from ..torch_state.records import OptimizerInfo, Step, Update, in_order, is_phantom, rate_of
 from . import training_session
 
 if TYPE_CHECKING:
     from ..collectors import Plan
     from ..context import ProbeContext
     from ..control.commands import Commands
-    from ..control.fault_injector import Drills
+    from ..control.fault_injector import FaultInjector
     from ..ipc.publisher import Publisher
     from ..runtime.scalars import Number
     from ..safeguards.around_step import Safeguards
-    from ..sampling.schedule import Sampling
+    from ..sampling.schedule import SamplingSchedule
     from ..sampling.watch import Sampler
-    from ..savepoints.cross_process import Handover
-    from ..savepoints.skip_ranges import Skips
-    from ..torch_state.grad_scaler import Scaling
+    from ..savepoints.cross_process import CrossProcessResume
+    from ..savepoints.skip_ranges import SkipRanges
+    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.optimizers import Optimizers
-    from .batch_observer import Batches
-    from .discarded_gradients import Discards
+    from .batch_observer import BatchObserver
+    from .discarded_gradients import DiscardedGradients
 
 REPLACEABLE = "tokens_per_update"  # the one metric that a job may know better than the probe
 
@@ -41,17 +41,17 @@ class Readers(NamedTuple):
     """Those who look at a step and change nothing."""
 
     plan: Plan
-    batches: Batches
-    sampling: Sampling
+    batches: BatchObserver
+    sampling: SamplingSchedule
     sampler: Sampler
-    scaling: Scaling
+    scaling: GradScalerState
 
 
 class Changers(NamedTuple):
     """Those who may change an update."""
 
     rate: LearningRate
-    drills: Drills
+    drills: FaultInjector
     safeguards: Safeguards
 
 
@@ -60,8 +60,8 @@ class Outlets(NamedTuple):
 
     publisher: Publisher
     commands: Commands
-    skips: Skips
-    handover: Handover
+    skips: SkipRanges
+    handover: CrossProcessResume
 
 
 class Process(NamedTuple):
@@ -99,7 +99,7 @@ class StepTracker:
         process: Process,
         optimizers: Optimizers,
         extra: Dict[str, Number],
-        discards: Discards,
+        discards: DiscardedGradients,
         readers: Readers,
         changers: Changers,
     ) -> None:
@@ -141,7 +141,7 @@ class StepTracker:
         self.entries += 1
         known = everyone.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
-            known = Known(optimizer)
+            known = OptimizerInfo(optimizer)
         elif known.refresh(optimizer):
             self._context.registry.modules.changes += 1  # who remembers what they hold looks again
         update = Update(optimizer, closure, known)
@@ -321,7 +321,7 @@ class StepTracker:
         self._round.expect(id(optimizer), [id(optimizer)])
         self.accumulates, self._mark_ns = False, 0  # what lies between has no time
 
-    def _appeared(self, key: int, known: Known, optimizer: Any) -> None:
+    def _appeared(self, key: int, known: OptimizerInfo, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted anew."""
         before, step = self._optimizers.known, self._position.step
         if training_session.another(before.values(), known, step - self._began):

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable
 
 if TYPE_CHECKING:
-    from ..torch_state.records import Known
+    from ..torch_state.records import OptimizerInfo
 
 LEAST = 64  # steps; of a shorter one nobody knows what it was like. As the warm-up of `nano`
 
 
-def another(before: Iterable[Known], new: Known, steps: int) -> bool:
+def another(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:
     """Whether `new` is of another training than the optimizers `before` it, `steps` long."""
     old = list(before)
     return (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..collectors import Plan
     from ..context import ProbeContext
-    from .batch_observer import Batches
+    from .batch_observer import BatchObserver
     from .step_tracker import StepTracker
 
 STEPS = 3  # of another thread, since the newest of the one that is watched
@@ -28,11 +28,11 @@ WAITING_NS, STILL_NS = 1_000_000_000, 10_000_000_000  # well below the time that
 USUAL = 8  # times the usual time between two steps of the thread that is watched
 
 
-class Threads:
+class TrainingThread:
     """The threads of one process, as far as they train."""
 
     def __init__(
-        self, context: ProbeContext, tracker: StepTracker, plan: Plan, batches: Batches
+        self, context: ProbeContext, tracker: StepTracker, plan: Plan, batches: BatchObserver
     ) -> None:
         self._context, self._gate = context, context.gate
         self._tracker, self._plan, self._batches = tracker, plan, batches

@@ -17,7 +17,7 @@ from ..runtime.scalars import Number, Scalars
 NOBODY: FrozenSet[int] = frozenset()
 
 
-class Scaling:
+class GradScalerState:
     """The scaler's part in the step that is under way.
 
     Attributes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELD = "learning-rate.json"  # among the marks: what the next launch begins with
 
 
-class Ramp:
+class Warmup:
     """A factor that starts at `value` and goes linearly to 1 over `steps`; 0 steps: it stays.
 
     Attributes:
@@ -65,9 +65,9 @@ class LearningRate:
         """Begin; a later launch with what the one before held, and its re-warm."""
         self._torch = torch
         self._path = os.path.join(config.marks, HELD)
-        self.held = _kept(self._path, config.first_step) if config.attempt else Ramp()
+        self.held = _kept(self._path, config.first_step) if config.attempt else Warmup()
         self._rewarm = config.rewarm
-        self.warming = Ramp()
+        self.warming = Warmup()
         self.begin_again()
         self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
 
@@ -75,7 +75,7 @@ class LearningRate:
         """Begin the re-warm of this launch with the step under way, if there is one."""
         rewarm = self._rewarm
         if rewarm:
-            self.warming = Ramp(float(rewarm["start"]), int(rewarm["steps"]))
+            self.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
 
     def hold(self, value: float, steps: int, first: int) -> None:
         """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.
@@ -83,7 +83,7 @@ class LearningRate:
         Raises:
             OSError: it is so, but a later launch will not know.
         """
-        self.held = Ramp(value, steps)
+        self.held = Warmup(value, steps)
         if value == 1.0:
             self._forget()
             return
@@ -140,11 +140,11 @@ class LearningRate:
             os.remove(self._path)
 
 
-def _kept(path: str, step: int) -> Ramp:
+def _kept(path: str, step: int) -> Warmup:
     """Return what an earlier launch held, as it was at `step`; before that, as it began."""
     try:
         kept = json.loads(files.read(path))
         steps = int(kept["steps"])
-        return Ramp(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
+        return Warmup(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
     except (OSError, ValueError, TypeError, KeyError):
-        return Ramp()
+        return Warmup()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List
 
 if TYPE_CHECKING:
-    from .records import Known
+    from .records import OptimizerInfo
 
 
 class Optimizers:
@@ -16,7 +16,7 @@ class Optimizers:
     """
 
     def __init__(self) -> None:
-        self.known: Dict[int, Known] = {}
+        self.known: Dict[int, OptimizerInfo] = {}
 
     def living(self) -> List[Any]:
         """Return those that the job still holds."""

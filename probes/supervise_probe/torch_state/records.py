@@ -21,7 +21,7 @@ class SkipUpdate(BaseException):
     """Leaves `optimizer.step(closure)` from inside the closure, before the update."""
 
 
-class Known:
+class OptimizerInfo:
     """What stays the same of an optimizer from step to step.
 
     Attributes:
@@ -41,7 +41,7 @@ class Known:
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
         self.first_group = self.groups = 0
-        self.everyone: List[weakref.ref[Known]] = []
+        self.everyone: List[weakref.ref[OptimizerInfo]] = []
         self.params: List[Any] = []
         self.ids: FrozenSet[int] = frozenset()
         self.shared: FrozenSet[int] = frozenset()
@@ -71,7 +71,9 @@ class Known:
         return True
 
 
-def in_order(known: Dict[int, Known], key: int, new: Known, beside: List[int]) -> Dict[int, Known]:
+def in_order(
+    known: Dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: List[int]
+) -> Dict[int, OptimizerInfo]:
     """Return those whose optimizers live and a `new` one, their groups counted through.
 
     They stand in order of first step, but for one that takes parameters over: it stands in front
@@ -80,7 +82,7 @@ def in_order(known: Dict[int, Known], key: int, new: Known, beside: List[int]) -
     Args:
         beside: keys of those that it steps together with.
     """
-    living: Dict[int, Known] = {}
+    living: Dict[int, OptimizerInfo] = {}
     for other, each in known.items():
         if other == key or each.reference() is None:
             continue
@@ -95,7 +97,7 @@ def in_order(known: Dict[int, Known], key: int, new: Known, beside: List[int]) -
     return living
 
 
-def _count(everyone: List[weakref.ref[Known]]) -> None:
+def _count(everyone: List[weakref.ref[OptimizerInfo]]) -> None:
     """Number the groups flat over the optimizers, and see what several of these hold."""
     living = [each for reference in everyone if (each := reference()) is not None]
     number, times = 0, Counter(chain.from_iterable(each.ids for each in living))
@@ -125,7 +127,7 @@ class Update:
         "scale", "scaler", "scheduled", "skip",
     )  # fmt: skip
 
-    def __init__(self, optimizer: Any, closure: bool, known: Known) -> None:
+    def __init__(self, optimizer: Any, closure: bool, known: OptimizerInfo) -> None:
         self.optimizer = optimizer
         self.closure = closure
         self.known = known

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job
+from ..core.model.action import Action, Job, PlanContext
 from ..errors import ActionError
 
 
@@ -32,7 +32,7 @@ class Checkpoint(Action):
 
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         return {"path": None}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
 from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
@@ -53,7 +53,7 @@ class Clip(Action):
             wrong.append(("for", f"must not be negative, not {self.for_}"))
         return wrong
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "clip")
         if self.lift:
             return {"lift": True}

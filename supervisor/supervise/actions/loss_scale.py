@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
 from ..core.model.effect_check import EffectCheck
 from ..errors import ActionError
 
@@ -40,7 +40,7 @@ class LossScale(Action):
             return [("set", f"must be above 0 and at most {LARGEST:g}, not {self.set:g}")]
         return []
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "loss_scale")
         return {"scale": None if self.set == "default" else self.set}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
 from ..core.model.interfaces import Seconds
 from ..errors import ActionError
 from .resume import Resume
@@ -38,7 +38,7 @@ class Pause(Action):
             return [("lease", f"must be between 10s and 24h, not {self.lease:g}s")]
         return []
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "pause")
         return {"lease_s": self.lease}
 

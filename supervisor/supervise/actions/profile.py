@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job
+from ..core.model.action import Action, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -40,7 +40,7 @@ class Profile(Action):
             return [("steps", f"must be between 1 and {LONGEST}, not {self.steps}")]
         return []
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         return {"incident": aim.incident, "steps": self.steps}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Aim, Job, Refused
+from ..core.model.action import Action, Job, PlanContext, Refused
 from ..errors import ActionError
 from .unquarantine import Unquarantine
 
@@ -66,7 +66,7 @@ class Quarantine(Action):
             )
         return wrong
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         shards, most = self._shards(aim)
         entries = [{"kind": "shard", "name": name} for name in shards]
         if self.positions == "breach":
@@ -81,7 +81,7 @@ class Quarantine(Action):
             "why": "troubles keep beginning in it" if self.shards == "suspects" else "by name",
         }
 
-    def _shards(self, aim: Aim) -> tuple[tuple[str, ...], int | None]:
+    def _shards(self, aim: PlanContext) -> tuple[tuple[str, ...], int | None]:
         """Return the names, and how many shards may be in quarantine at once."""
         if self.shards == "none":
             return (), None
@@ -115,7 +115,7 @@ class Quarantine(Action):
         return Unquarantine()
 
 
-def _least(aim: Aim) -> str:
+def _least(aim: PlanContext) -> str:
     """Say which fraction would allow one shard, in whole thousandths."""
     least = math.ceil(1000 / aim.shards) / 1000
     if least > LARGEST:
@@ -123,7 +123,7 @@ def _least(aim: Aim) -> str:
     return f"{least:g} is the smallest that allows one"
 
 
-def _batches(aim: Aim) -> tuple[int, ...]:
+def _batches(aim: PlanContext) -> tuple[int, ...]:
     if aim.world_size > 1:
         raise Refused(
             f"{aim.world_size} ranks have batches of their own and cannot drop one update together"

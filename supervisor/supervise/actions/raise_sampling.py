@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Aim, Job
+from ..core.model.action import Action, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -45,7 +45,7 @@ class RaiseSampling(Action):
             wrong.append(("for", f"must be between 1 and 10000 steps, not {self.for_}"))
         return wrong
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         if self.lift:
             return {"lift": True}
         return {"every": self.every, "steps": self.for_, "sets": list(self.sets) or None}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Aim, Job, Refused
+from ..core.model.action import Action, Job, PlanContext, Refused
 from ..core.model.checkpoint_registry import newest_before
 from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
@@ -81,7 +81,7 @@ class Relaunch(Action):
         """Return the step before which a checkpoint must have been saved."""
         return breach_step - self.at_least
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         if "relaunch" in aim.unable:
             raise Refused(aim.unable["relaunch"])
         found = newest_before(aim.good, self.before(aim.breach_step))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Aim, Job, Refused, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, Refused, refuse_several_ranks
 from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
@@ -76,7 +76,7 @@ class Rollback(Action):
             wrong.append(("skip", "needs rng: restore, which brings the same batches again"))
         return wrong
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "rollback")
         if "rollback" in aim.unable:
             raise Refused(aim.unable["rollback"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
 from ..errors import ActionError
 
 
@@ -28,7 +28,7 @@ class Savepoint(Action):
     changes_training: ClassVar[bool] = True  # of one rank alone it is a state that never was
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "savepoint")
         return {}
 

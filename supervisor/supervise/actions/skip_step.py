@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -46,7 +46,7 @@ class SkipStep(Action):
             wrong.append(("count", f"must be between 1 and most, {self.most}, not {self.count}"))
         return wrong
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "skip_step")
         return {"count": self.count, "most": self.most}
 

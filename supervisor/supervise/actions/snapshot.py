@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job
+from ..core.model.action import Action, Job, PlanContext
 from ..errors import ActionError
 
 
@@ -29,7 +29,7 @@ class Snapshot(Action):
     touches_job: ClassVar[bool] = False
     deadline_s: ClassVar[float] = 60.0
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         return {"incident": aim.incident}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

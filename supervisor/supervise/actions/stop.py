@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job, busy
+from ..core.model.action import Action, Job, PlanContext, busy
 from ..core.model.interfaces import Seconds
 from ..errors import ActionError
 
@@ -50,7 +50,7 @@ class Stop(Action):
             if not 0.0 <= (value := getattr(self, name)) <= 300.0
         ]
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         code = REQUEUE if self.requeue else HUMAN
         return {
             "grace_s": self.grace,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Aim, Job
+from ..core.model.action import Action, Job, PlanContext
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Unquarantine(Action):
             return [("shards", "must name at least one shard, none of them empty")]
         return []
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         named = None if isinstance(self.shards, str) else list(self.shards)
         return {
             "release": named or {"incident": aim.incident},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Aim, Job, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -53,7 +53,7 @@ class UpdateClip(Action):
             wrong.append(("max_gb", f"must be above 0 and at most 10000, not {self.max_gb:g}"))
         return wrong
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         refuse_several_ranks(aim, "update_clip")
         if self.lift:
             return {"lift": True}

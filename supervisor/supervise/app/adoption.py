@@ -26,16 +26,16 @@ from ..core.runbooks.steps import awaited
 from ..core.state.incident import verb_of
 from ..errors import StoreError
 from ..inputs import clock
-from ..inputs.frame_enrichment import Company
+from ..inputs.frame_enrichment import FrameEnricher
 from ..inputs.segment import Segments
 from ..job.controller import Control
 from ..outputs.outbox import Outbox
 from ..store import audit
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from .event_processor import Desk
+from .event_processor import EventProcessor
 from .relauncher import stopped_for
-from .run_recovery import Past
+from .run_recovery import RecoveredRun
 
 ANSWER_S = 2.0  # for an answer that already lies there to come round
 
@@ -49,9 +49,9 @@ class Adoption:
 
     def __init__(
         self,
-        past: Past,
+        past: RecoveredRun,
         run: RunDir,
-        desk: Desk,
+        desk: EventProcessor,
         recorder: Recorder,
         control: Control,
         segments: Segments,
@@ -63,7 +63,7 @@ class Adoption:
         self._control = control
         self._segments = segments
 
-    def begin(self, company: Company, outbox: Outbox) -> list[Event]:
+    def begin(self, company: FrameEnricher, outbox: Outbox) -> list[Event]:
         """Take over; return what the segments have had to say since, to be judged now."""
         past, desk = self._past, self._desk
         desk.resume(past)

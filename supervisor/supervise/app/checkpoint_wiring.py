@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..checkpoints.save_report import Moment
-from ..checkpoints.service import Guard
+from ..checkpoints.save_report import RunPosition
+from ..checkpoints.service import CheckpointService
 from ..core.handlers.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Noticed
@@ -14,12 +14,12 @@ from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
 from ..store.run_directory import RUNS
-from .event_processor import Desk
-from .run_recovery import Past
+from .event_processor import EventProcessor
+from .run_recovery import RecoveredRun
 from .settings import Settings
 
 
-def guard(settings: Settings, desk: Desk) -> Guard:
+def guard(settings: Settings, desk: EventProcessor) -> CheckpointService:
     """Return the guard of the job's checkpoints, by the policy that the job was started with.
 
     Raises:
@@ -27,7 +27,7 @@ def guard(settings: Settings, desk: Desk) -> Guard:
     """
     policy = settings.policy
     facts = {"argv": list(settings.argv), "policy": policy.name, "policy_digest": policy.digest}
-    return Guard(
+    return CheckpointService(
         policy.job["checkpoints"],
         settings.run.path,
         Path.cwd(),
@@ -38,7 +38,7 @@ def guard(settings: Settings, desk: Desk) -> Guard:
     )
 
 
-def hear(guard: Guard, event: Event, policy: Policy) -> None:
+def hear(guard: CheckpointService, event: Event, policy: Policy) -> None:
     """Let the guard hear what a probe said of a save.
 
     Where a relaunch begins with a savepoint, nothing else can be gone back to.
@@ -50,7 +50,7 @@ def hear(guard: Guard, event: Event, policy: Policy) -> None:
         guard.saved(event)
 
 
-def seek(guard: Guard, policy: Policy, state: State) -> None:
+def seek(guard: CheckpointService, policy: Policy, state: State) -> None:
     """Let the guard verify at once what a refused relaunch waits for, if one does."""
     before = checkpoint_choice.sought(policy, state)
     if before is not None:
@@ -71,14 +71,14 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     return not (meant or held or state.step in job.restarts.crashes)
 
 
-def take_up(guard: Guard, past: Past, policy: Policy) -> None:
+def take_up(guard: CheckpointService, past: RecoveredRun, policy: Policy) -> None:
     """Let the guard go on for one whose supervisor died."""
     guard.resume(past.checkpoints)
     for notice in past.saves.values():
         hear(guard, notice, policy)
 
 
-def moment(desk: Desk) -> Moment:
+def moment(desk: EventProcessor) -> RunPosition:
     """Return where the run is."""
     state = desk.state
     leader = state.leader()
@@ -89,6 +89,6 @@ def moment(desk: Desk) -> Moment:
         pairs = zip(names, frame.values, strict=False)
         values = {name: value for name, value in pairs if value is not None}
     known = state.checkpoints
-    return Moment(
+    return RunPosition(
         state.step, state.attempt, values, known.suspects(), state.job.world_size, known.on_trial()
     )

@@ -21,17 +21,17 @@ from ..core.model.events import Announced, Event, Finished, Frame, Noticed, Told
 from ..core.model.interfaces import Message
 from ..core.runbooks import steps
 from ..core.state.incident import verb_of
-from ..core.state.runbook_execution import Run
+from ..core.state.runbook_execution import RunbookExecution
 from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.action_performer import Performer
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
 from ..store.recorder import Recorder
-from .run_recovery import WINDOW_FRAMES, Past
+from .run_recovery import WINDOW_FRAMES, RecoveredRun
 from .settings import Settings
 
 
-class Desk:
+class EventProcessor:
     """Judges one event after another.
 
     Attributes:
@@ -65,7 +65,7 @@ class Desk:
         """Let decisions be carried out by these from now on."""
         self.performer, self._outbox = performer, outbox
 
-    def resume(self, past: Past) -> None:
+    def resume(self, past: RecoveredRun) -> None:
         """Go on where the records of the run end."""
         self.policy, self.state, self.last = past.policy, past.state, past.last
         self.names.update(past.names)
@@ -154,7 +154,7 @@ class Desk:
         """Return which channels do not deliver; people are told of each once, on the others."""
         return self._outbox.look()
 
-    def relaunching(self) -> Run:
+    def relaunching(self) -> RunbookExecution:
         """Return the runbook whose relaunch is under way.
 
         Raises:

@@ -25,8 +25,8 @@ from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdr
 from ..core.model.events import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
-from ..inputs.control_inbox import Words
-from ..inputs.frame_enrichment import Company
+from ..inputs.control_inbox import ControlInbox
+from ..inputs.frame_enrichment import FrameEnricher
 from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments
 from ..job.controller import Control
@@ -40,12 +40,12 @@ from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
 from . import checkpoint_wiring
 from .adoption import Adoption
-from .event_processor import Desk
+from .event_processor import EventProcessor
 from .late_page_delivery import Courier, keep
 from .launcher import Launch, Launcher
 from .orphans import Orphans
 from .relauncher import Relauncher, ends_with
-from .run_recovery import Past
+from .run_recovery import RecoveredRun
 from .run_status import TICK_NS, Status
 from .settings import Settings
 
@@ -66,7 +66,7 @@ class App:
         self.settings = settings
         self.recorder = recorder
         recorder.redact(settings.redactor)
-        self.desk = Desk(settings, recorder)
+        self.desk = EventProcessor(settings, recorder)
         self.control: Control | None = None
         self.closed = False
         self._launcher = launcher
@@ -82,7 +82,7 @@ class App:
         self._looked_after: Process | None = None  # the newest one for which the guard hurried
         self._called_off = False  # a relaunch, by who asked for the end: no policy ends the run
         heard = () if settings.past is None else settings.past.heard
-        self._words = Words(settings.run.path, clock.monotonic_ns, heard)
+        self._words = ControlInbox(settings.run.path, clock.monotonic_ns, heard)
         self._courier = Courier(settings.run.id, os.environ, self.desk.late, settings.tell)
         self._starting = threading.Lock()  # held while the job is started again
         self._left = 0  # events that were read and are not judged yet
@@ -180,7 +180,7 @@ class App:
         )
         desk.open(Performer(control), outbox)
         self._machine = Hardware(control.processes, Path.cwd(), hardware.driver())
-        self._company = Company(self._beside)
+        self._company = FrameEnricher(self._beside)
         self._machine.start()
         if self.settings.past is not None:
             self._take_over(self.settings.past, process, outbox)
@@ -333,7 +333,7 @@ class App:
         self.desk.names.clear()
         self.desk.take(Launched(now_ns, process.pid, attempt))
 
-    def _take_over(self, past: Past, process: Process, outbox: Outbox) -> None:
+    def _take_over(self, past: RecoveredRun, process: Process, outbox: Outbox) -> None:
         """The job is this process, and a supervisor before us watched it until it died itself."""
         assert self.control is not None
         adoption = Adoption(

@@ -26,7 +26,7 @@ from ..inputs import clock
 from ..inputs.segment import Segments
 from ..job.pending_command import ending
 from ..job.process import Process
-from .event_processor import Desk
+from .event_processor import EventProcessor
 
 WATCH_S = 600.0  # for policies of older runs; project default
 GRACE_S = 1.0  # ranks may end a moment after their launcher: no news
@@ -45,7 +45,7 @@ class Orphans:
         left: processes were left running. ended_well: those that went on ended with code 0.
     """
 
-    def __init__(self, segments: Segments, marks: Path, desk: Desk) -> None:
+    def __init__(self, segments: Segments, marks: Path, desk: EventProcessor) -> None:
         self.left = self.ended_well = False
         self._segments = segments
         self._marks = marks

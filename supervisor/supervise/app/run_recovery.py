@@ -27,7 +27,7 @@ from ..core.model.events import (
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import StoreError, understood
-from ..inputs.segment import Taken
+from ..inputs.segment import ReadCursor
 from ..store import audit, journal, policies
 from ..store.policies import Load
 from ..store.run_directory import RunDir
@@ -35,7 +35,7 @@ from ..store.run_directory import RunDir
 WINDOW_FRAMES = 512  # newest frames that go into an evidence bundle
 
 
-class Past:
+class RecoveredRun:
     """A run up to its last recorded event; get one from `read`.
 
     Attributes:
@@ -63,7 +63,7 @@ class Past:
         self.unwritten: list[tuple[int, int, Decision]] = []
         self.announced: dict[int, Announced] = {}
         self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
-        self.taken = Taken()
+        self.taken = ReadCursor()
         self.launched: Launched | None = None
         self.exited = False
         self.blind = False
@@ -83,7 +83,7 @@ class Past:
         return {rank: announced.names for rank, announced in self.announced.items()}
 
     @classmethod
-    def read(cls, run: RunDir, load: Load) -> Past:
+    def read(cls, run: RunDir, load: Load) -> RecoveredRun:
         """Fold the records of `run`.
 
         Raises:

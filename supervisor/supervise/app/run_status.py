@@ -14,7 +14,7 @@ from ..outputs import status_snapshot
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from .event_processor import Desk
+from .event_processor import EventProcessor
 from .settings import Settings
 
 TICK_NS = 1_000_000_000
@@ -26,7 +26,7 @@ PROBE_DEADLINE_S = (
 class Status:
     """Writes `state.json`, and says once per launch that no probe reports."""
 
-    def __init__(self, settings: Settings, desk: Desk, recorder: Recorder) -> None:
+    def __init__(self, settings: Settings, desk: EventProcessor, recorder: Recorder) -> None:
         self._settings = settings
         self._desk = desk
         self._recorder = recorder

@@ -11,7 +11,7 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..store.policies import Reloader
 from ..store.run_directory import RunDir
-from .run_recovery import Past
+from .run_recovery import RecoveredRun
 
 
 @dataclass
@@ -37,5 +37,5 @@ class Settings:
     tier_reason: str | None
     tell: Callable[[str], None]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    past: Past | None = None
+    past: RecoveredRun | None = None
     redactor: Redactor = field(default_factory=Redactor)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core.model.events import Event, Finished, Told
 from ..errors import InputError, StoreError
-from ..recordings.table import Sheet
+from ..recordings.table import Table
 from ..store import journal
 from ..store.run_directory import RunDir
 
@@ -21,7 +21,7 @@ class Runs:
         """Return whether this is a run directory."""
         return path.is_dir() and (path / "run.json").is_file()
 
-    def read(self, path: Path) -> Sheet:
+    def read(self, path: Path) -> Table:
         raise AssertionError("a journal holds events, not a table")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import InputError
 from . import scenario_subject
 from .assembly import policy_loader
-from .assembly.runbook_library import Library
+from .assembly.runbook_library import RunbookCatalog
 from .document import yaml_reader
 from .document.diagnostics import PolicyErrors, Problem, Problems, Source
 from .document.nodes import Mapping
@@ -63,7 +63,7 @@ def _judge(
         scenario_subject.of_tests(root, path, problems, warnings)
     elif sort == "runbook":
         beside = path.parent.parent if path.parent.name == "runbooks" else path.parent
-        library = Library({}, beside, problems)
+        library = RunbookCatalog({}, beside, problems)
         opened = library.file(path.stem, root)
         if opened is not None:
             at = opened.node.place("if_it_fails")

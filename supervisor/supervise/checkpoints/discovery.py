@@ -81,7 +81,7 @@ def whole(path: str, matched: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Mark:
+class FileIdentity:
     """What tells a file that was saved from another one that has its inode by now.
 
     Attributes:
@@ -96,7 +96,7 @@ class Mark:
     told_ns: float
 
 
-def is_what(path: str, mark: Mark, seen: Stamp = ()) -> bool:
+def is_what(path: str, mark: FileIdentity, seen: Stamp = ()) -> bool:
     """Whether what lies at `path` is what was saved: by its inode, and by what a renaming keeps.
 
     That is size and time of writing: those that were `seen` before, or told, or a time within the
@@ -114,14 +114,14 @@ def is_what(path: str, mark: Mark, seen: Stamp = ()) -> bool:
     return any(row[1:] in known or began_ns <= row[2] <= told_ns for row in stamp(path) or ())
 
 
-def has(look: Stamp, mark: Mark) -> bool:
+def has(look: Stamp, mark: FileIdentity) -> bool:
     """Whether one of these files is what was saved, wherever it is now; see `is_what`."""
     began_ns, told_ns = mark.began_ns - LATE_NS, mark.told_ns + LATE_NS
     same = [row for row in look if row[3] == mark.look[-1]]
     return any(row[1:] == mark.look or began_ns <= row[2] <= told_ns for row in same)
 
 
-def named(path: str, mark: Mark | None, seen: Stamp = ()) -> str | None:
+def named(path: str, mark: FileIdentity | None, seen: Stamp = ()) -> str | None:
     """Return what the file with this mark is called in its directory now, see `is_what`.
 
     None where it has no name there, or nobody told the inode.

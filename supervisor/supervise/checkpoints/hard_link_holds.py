@@ -23,7 +23,7 @@ RESERVE = 0.05  # of the disk, and
 RESERVE_BYTES = 1 << 30  # that much, stays free; project defaults
 
 
-class Holds:
+class HardLinkHolds:
     """What is held of one run. Whoever calls has the lock of the register."""
 
     def __init__(self, home: Path) -> None:

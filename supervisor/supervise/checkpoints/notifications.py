@@ -11,7 +11,7 @@ from .registry import Entry
 METRICS = ("checkpoint_ok", "checkpoint_size")
 
 
-class News:
+class CheckpointNotifications:
     """Collects from any thread; the loop takes. Nothing here waits.
 
     Attributes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .notifications import News
+from .notifications import CheckpointNotifications
 
 OFTEN = 5  # times without a verdict, until people hear of it; project default
 
 
-class Overtaken:
+class OverwriteTracker:
     """Remembers a path from the first time that it was overtaken until a verdict comes in time."""
 
-    def __init__(self, news: News) -> None:
+    def __init__(self, news: CheckpointNotifications) -> None:
         self._news = news
         self._times: dict[str, int] = {}  # since the last verdict
 

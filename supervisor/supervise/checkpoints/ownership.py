@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import StoreError
 from . import discovery, registry
 from .registry import GLOB, Entry, Register, Stamp
-from .save_report import Saved
+from .save_report import SaveReport
 
 FOREIGN = "another job"  # `Entry.how` of what is not ours, and
 CONTESTED = "several runs"  # of what nobody told of, and another run has found too
@@ -31,7 +31,7 @@ RECENT_NS = 3600 * 10**9  # two disks' clocks may be apart; project default
 Rows = set[tuple[int, int, int]]  # size, time of writing and inode of files
 
 
-class Owners:
+class OwnershipResolver:
     """Tells what is not the job's own. Whoever calls has the lock of the register.
 
     Args:
@@ -47,13 +47,13 @@ class Owners:
         folders = {Path(os.path.normpath(cwd / pattern)).parent for pattern in patterns}
         alone = len(folders) == 1 and not glob.has_magic(str(next(iter(folders))))
         self._named = folders.pop() if alone else None
-        self._marks: deque[discovery.Mark] = deque(maxlen=MARKS)
+        self._marks: deque[discovery.FileIdentity] = deque(maxlen=MARKS)
         self._places: set[str] = set()  # directories that the job told of
         self._covered = False  # the patterns lead to one of them
         self._known: dict[Path, tuple[tuple[int, int], list[tuple[str, Rows]]]] = {}
         self._claims: list[tuple[str, str, Rows]] | None = None
 
-    def told(self, saved: Saved) -> None:
+    def told(self, saved: SaveReport) -> None:
         """The job tells of a save."""
         if saved.mark is not None:
             self._marks.append(saved.mark)

@@ -28,7 +28,7 @@ PIECE = 1 << 24  # bytes
 DATA, ASIDE = "data", "aside"
 
 
-class Pins:
+class PinStore:
     """The pinned checkpoints of one run.
 
     Args:

@@ -12,9 +12,9 @@ from typing import Any
 from ..errors import StoreError
 from ..store import files
 from . import discovery
-from .ownership import Owners
+from .ownership import OwnershipResolver
 from .registry import BAD, FOUND, VANISHED, VERIFIED, Entry, Stamp
-from .verification_scheduler import Keeper
+from .verification_scheduler import VerificationScheduler
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Restorer:
         look: sees what the job has written last.
     """
 
-    keeper: Keeper
-    owners: Owners
+    keeper: VerificationScheduler
+    owners: OwnershipResolver
     look: Callable[[], object]
     _prepared: Prepared | None = field(default=None, init=False)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from ..errors import StoreError
 from . import discovery
-from .hard_link_holds import Holds
-from .notifications import News
-from .overwrite_tracker import Overtaken
-from .pin_store import Pins
+from .hard_link_holds import HardLinkHolds
+from .notifications import CheckpointNotifications
+from .overwrite_tracker import OverwriteTracker
+from .pin_store import PinStore
 from .registry import COPIED, FOUND, PINNED, UNVERIFIED, VANISHED, VERIFIED, Entry, Register
 from .verifier_process import Verifier
 
@@ -26,7 +26,7 @@ END_S = 2.0
 
 
 @dataclass
-class Pinned:
+class Retention:
     """Verifies and keeps the checkpoints of a register.
 
     Attributes:
@@ -39,7 +39,7 @@ class Pinned:
     """
 
     register: Register
-    news: News
+    news: CheckpointNotifications
     run: Path
     cwd: Path
     verify: Sequence[str]
@@ -54,9 +54,9 @@ class Pinned:
         self._disk = threading.RLock()
         self._over, self._claimed = threading.Event(), threading.Event()
         self.reserved = ""
-        self.overtaken = Overtaken(self.news)
-        self.pins = Pins(self.run, link=self.link, over=self._stopped)
-        self.holds = Holds(self.run / PINNED)
+        self.overtaken = OverwriteTracker(self.news)
+        self.pins = PinStore(self.run, link=self.link, over=self._stopped)
+        self.holds = HardLinkHolds(self.run / PINNED)
         self._verifier = Verifier(self.verify, self.limit_s)
         self._code: Mapping[str, Any] | None = None
         self._tried: set[str] = set()
@@ -98,7 +98,11 @@ class Pinned:
             self.news.say(f"the register of checkpoints cannot be written: {error}", once="write")
 
     def hold(self, ready: Sequence[Entry]) -> bool:
-        """Hold the newest of what is ready, see `Holds.keep`; return whether any is gone now."""
+        """Hold the newest of what is ready, see `HardLinkHolds.keep`.
+
+        Returns:
+            Whether any of it is gone now.
+        """
         dropped = [e for e in self.holds.keep(ready) if e.state == FOUND and not e.there]
         for entry in dropped:
             self._let_go(entry)
@@ -150,7 +154,7 @@ class Pinned:
             self.news.gone(entry, "; ".join(entry.problems))
 
     def stage(self, entry: Entry) -> Path:
-        """See `Pins.stage`. A copy that is not what was verified is nothing to go back to."""
+        """See `PinStore.stage`. A copy that is not what was verified is nothing to go back to."""
         try:
             return self.pins.stage(entry)
         except StoreError as error:

@@ -10,11 +10,11 @@ from typing import Any
 
 from ..core.model.events import Noticed
 from ..inputs import clock
-from .discovery import Mark
+from .discovery import FileIdentity
 
 
 @dataclass(frozen=True)
-class Moment:
+class RunPosition:
     """Where the run is.
 
     Attributes:
@@ -34,7 +34,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveReport:
     """What the job told of one save; see `save_hooks.py` of the probe.
 
     Attributes:
@@ -50,13 +50,13 @@ class Saved:
     ranks: int
     wall: str
     seconds: float | None = None
-    mark: Mark | None = None
+    mark: FileIdentity | None = None
     python: str | None = None
     probe_batch: dict[str, Any] | None = None
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-def saved(event: Noticed, moment: Moment) -> Saved | None:
+def saved(event: Noticed, moment: RunPosition) -> SaveReport | None:
     """Return what a notice `checkpoint-saved` tells, None if it names no path.
 
     The notice's step is that of the step under way: what was saved ends with the one before.
@@ -70,8 +70,8 @@ def saved(event: Noticed, moment: Moment) -> Saved | None:
         told_ns = time.time_ns() - (clock.monotonic_ns() - event.at_ns)
         began_ns = -inf if seconds is None else told_ns - seconds * 1e9
         look = (int(file["size"]), int(file["mtime_ns"]), int(file["inode"]))
-        mark = Mark(int(file["device"]), look, began_ns, told_ns)
-    return Saved(
+        mark = FileIdentity(int(file["device"]), look, began_ns, told_ns)
+    return SaveReport(
         path=path,
         step=moment.step if event.step is None else event.step - 1,
         attempt=int(about.get("attempt", moment.attempt)),

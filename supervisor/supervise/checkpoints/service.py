@@ -18,13 +18,13 @@ from typing import Any
 
 from ..core.model.events import Event, Noticed
 from ..inputs import clock
-from .notifications import News
-from .ownership import Owners
+from .notifications import CheckpointNotifications
+from .ownership import OwnershipResolver
 from .registry import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
 from .restore import Restorer
-from .save_report import Moment, saved
+from .save_report import RunPosition, saved
 from .tracker import Watch
-from .verification_scheduler import Keeper
+from .verification_scheduler import VerificationScheduler
 from .verifier_process import LIMIT_S
 
 EVERY_S = 1.0
@@ -36,7 +36,7 @@ CLOSE_S = 2.0  # for what is under way at the end of the run; the disk may hang
 HURRY_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
 
 
-class Guard:
+class CheckpointService:
     """Guards the checkpoints of one run, from `start` to `close`.
 
     For the loop: `saved(notice)` for each `checkpoint-saved` of a probe; `poll()` for events: kind
@@ -67,7 +67,7 @@ class Guard:
         form: Mapping[str, Any],
         run: Path,
         cwd: Path,
-        now: Callable[[], Moment],
+        now: Callable[[], RunPosition],
         *,
         facts: Mapping[str, Any] | None = None,
         data: Sequence[str] = (),
@@ -79,19 +79,19 @@ class Guard:
     ) -> None:
         self._now, self._every_s = now, every_s
         self._test_s: float | None = form["restore_test"]
-        self._register, self._news = Register(run), News()
-        self._keeper = Keeper(
+        self._register, self._news = Register(run), CheckpointNotifications()
+        self._keeper = VerificationScheduler(
             self._register, self._news, run, cwd, tuple(form["verify"]), limit_s,
             int(form["keep_good"]), form["pin"] == "link", dict(facts or {}), tuple(data),
         )  # fmt: skip
-        owners = Owners(self._register, tuple(form["glob"]), cwd, run, runs)
+        owners = OwnershipResolver(self._register, tuple(form["glob"]), cwd, run, runs)
         self._watch = Watch(
             self._register, tuple(form["glob"]), cwd, float(form["settle"]), owners,
             self._keeper.holds.intact,
         )  # fmt: skip
         self._restorer = Restorer(self._keeper, owners, lambda: self.look(closely=True))
         self._ready: list[Entry] = []
-        self._moment = Moment()
+        self._moment = RunPosition()
         self._judged: frozenset[str] = frozenset()
         self._asked_s = self._rest_s = self._hurry_s = -inf
         self._tested_s, self._share, self._soon_s = time.monotonic(), share, soon_s

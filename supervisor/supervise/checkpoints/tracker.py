@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import discovery
-from .ownership import CONTESTED, FOREIGN, Owners
+from .ownership import CONTESTED, FOREIGN, OwnershipResolver
 from .registry import BAD, COPIED, FOUND, UNVERIFIED, VANISHED, VERIFIED, Entry, Register, Stamp
-from .save_report import Moment, Saved
+from .save_report import RunPosition, SaveReport
 
 SETTLED_EVERY = 10  # looks between two at what was verified already: a network disk is slow
 PATIENCE_S = 60.0  # for files that are missing, and for the last name of one that is renamed
@@ -30,7 +30,7 @@ PART = "each rank wrote a file of its own; name their directory in job.checkpoin
 class _Waiting:
     since_s: float
     told: bool = False
-    mark: discovery.Mark | None = None
+    mark: discovery.FileIdentity | None = None
     ranks: int = 1
     missed: bool = False
 
@@ -65,7 +65,7 @@ class Watch:
         patterns: Sequence[str],
         cwd: Path,
         settle_s: float,
-        owners: Owners,
+        owners: OwnershipResolver,
         held: Callable[[Entry], bool],
     ) -> None:
         self._register = register
@@ -74,7 +74,7 @@ class Watch:
         self._settle_s = settle_s
         self._owners = owners
         self._held = held
-        self._told: deque[Saved] = deque()
+        self._told: deque[SaveReport] = deque()
         self._waiting: dict[str, _Waiting] = {}
         self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
         self._looks = 0
@@ -83,13 +83,13 @@ class Watch:
                 if look := discovery.stamp(path):
                     register.before[path] = look
 
-    def told(self, saved: Saved) -> None:
+    def told(self, saved: SaveReport) -> None:
         """The job tells of a save; the next look will find it. For any thread."""
         self._told.append(saved)
 
     def look(
         self,
-        moment: Moment,
+        moment: RunPosition,
         now_s: float,
         wall: str,
         *,
@@ -134,7 +134,7 @@ class Watch:
         self,
         path: str,
         matched: Sequence[str],
-        moment: Moment,
+        moment: RunPosition,
         now_s: float,
         wall: str,
         changes: Changes,
@@ -150,7 +150,9 @@ class Watch:
         self._waiting[entry.id] = _Waiting(now_s, ranks=moment.ranks)
         changes.any = True
 
-    def _take(self, saved: Saved, matched: Sequence[str], now_s: float, changes: Changes) -> None:
+    def _take(
+        self, saved: SaveReport, matched: Sequence[str], now_s: float, changes: Changes
+    ) -> None:
         named = discovery.named(saved.path, saved.mark) or saved.path
         path = discovery.whole(named, matched)
         entry = self._register.at(path) or self._by_inode(saved)
@@ -179,7 +181,7 @@ class Watch:
         self._part(saved, entry, changes)
         changes.any = True
 
-    def _by_inode(self, saved: Saved) -> Entry | None:
+    def _by_inode(self, saved: SaveReport) -> Entry | None:
         """Return what was found under another name before the job told of it."""
         if saved.mark is None:
             return None
@@ -189,7 +191,7 @@ class Watch:
                 return entry if near and discovery.is_what(entry.path, saved.mark) else None
         return None
 
-    def _part(self, saved: Saved, entry: Entry, changes: Changes) -> None:
+    def _part(self, saved: SaveReport, entry: Entry, changes: Changes) -> None:
         """Several ranks tell of one step: a file of each is no checkpoint."""
         ranks = self._by_step.setdefault((saved.attempt, saved.step), {})
         ranks[saved.rank] = entry
@@ -274,7 +276,7 @@ def _see(entry: Entry, look: Stamp) -> None:
     entry.stamp, entry.bytes = look, sum(size for _, size, _, _ in look)
 
 
-def _name(entry: Entry, saved: Saved) -> None:
+def _name(entry: Entry, saved: SaveReport) -> None:
     entry.step, entry.attempt, entry.how = saved.step, saved.attempt, saved.how
     entry.saved, entry.seconds, entry.python = saved.wall, saved.seconds, saved.python
     entry.values, entry.probe_batch = _told_of(saved.values), saved.probe_batch

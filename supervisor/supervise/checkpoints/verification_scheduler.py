@@ -15,12 +15,12 @@ from ..inputs import clock
 from ..store import files
 from . import discovery, manifest
 from .registry import BAD, COPIED, FOUND, UNVERIFIED, VERIFIED, Entry
-from .retention import Pinned
+from .retention import Retention
 
 VERDICTS = {True: VERIFIED, False: BAD, None: UNVERIFIED}
 
 
-class Keeper(Pinned):
+class VerificationScheduler(Retention):
     """Verifies the checkpoints of a register, and pins those that are good."""
 
     def look_at_code(self) -> None:

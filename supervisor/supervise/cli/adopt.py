@@ -14,7 +14,7 @@ import click
 
 from ..app import App, Settings
 from ..app.launcher import Launcher, first_environment, last_launch, redactor
-from ..app.run_recovery import Past
+from ..app.run_recovery import RecoveredRun
 from ..catalog import load_policy
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -66,7 +66,7 @@ def adopt(path: Path, tell: Tell, record: Record = record) -> int:
         if ended is not None:
             hint = "`supervise status RUN` shows its end"
             raise UsageError(f"{run.path} is over: {ended}", hint=hint)
-        past = Past.read(run, load_policy)
+        past = RecoveredRun.read(run, load_policy)
         process, launcher, clean = _job(run, described, past.started)
         app, outbox, forwarder = _supervisor(run, described, past, launcher, clean, recorder, tell)
     except BaseException:
@@ -111,7 +111,7 @@ def _job(
 def _supervisor(
     run: RunDir,
     described: Mapping[str, Any],
-    past: Past,
+    past: RecoveredRun,
     launcher: Launcher,
     clean: Redactor,
     recorder: Recorder,

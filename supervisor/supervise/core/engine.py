@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .analysis.spike_classifier import SCHEDULE, STRUCTURAL, Verdict
-from .detection.rank_monitor import Bank
+from .detection.rank_monitor import RankMonitor
 from .handlers import (
     adoption,
     approval_answers,
@@ -46,7 +46,7 @@ from .model.policy import HOLD, Policy, Rule
 from .runbooks import checkpoint_choice, effect_verification, runner
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .state.job_life import JobLife
-from .state.run_state import State, Turn
+from .state.run_state import State, StepContext
 
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
@@ -59,7 +59,7 @@ def start(policy: Policy) -> State:
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
     """Judge one event."""
-    turn = Turn(policy, state, event)
+    turn = StepContext(policy, state, event)
     if event.at_ns > state.at_ns:
         state.at_ns = event.at_ns
     if isinstance(event, Frame):
@@ -100,15 +100,15 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
 # ── events ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _bank(policy: Policy, state: State, rank: int) -> Bank:
+def _bank(policy: Policy, state: State, rank: int) -> RankMonitor:
     banks = state.banks
     if rank not in banks:
-        banks[rank] = Bank(policy)
+        banks[rank] = RankMonitor(policy)
         state.banks = dict(sorted(banks.items()))
     return state.banks[rank]
 
 
-def _announced(turn: Turn, event: Announced) -> None:
+def _announced(turn: StepContext, event: Announced) -> None:
     state, rank = turn.state, event.rank
     bank = _bank(turn.policy, state, rank)
     if bank.replaced(event.program):
@@ -118,7 +118,7 @@ def _announced(turn: Turn, event: Announced) -> None:
     state.job.world_size = event.world_size
 
 
-def _frame(turn: Turn, frame: Frame) -> None:
+def _frame(turn: StepContext, frame: Frame) -> None:
     state, rank, step = turn.state, frame.rank, frame.step
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
@@ -157,7 +157,7 @@ def _frame(turn: Turn, frame: Frame) -> None:
         _settle(turn, incident)
 
 
-def _jump(turn: Turn, bank: Bank, frame: Frame) -> None:
+def _jump(turn: StepContext, bank: RankMonitor, frame: Frame) -> None:
     """Steps of a rank have no frame, and no gap told of them: nobody has looked at them."""
     first, last = bank.step + 1, frame.step - 1
     unseen = last - first + 1
@@ -170,7 +170,7 @@ def _jump(turn: Turn, bank: Bank, frame: Frame) -> None:
         turn.tell("SEV2", text, verdict="nobody has looked at these steps")
 
 
-def _tick(turn: Turn, tick: Tick) -> None:
+def _tick(turn: StepContext, tick: Tick) -> None:
     state = turn.state
     beats = {beat.rank: beat for beat in tick.beats}
     for rank, bank in state.banks.items():
@@ -201,14 +201,14 @@ def _tick(turn: Turn, tick: Tick) -> None:
         )
 
 
-def _waited(turn: Turn) -> None:
+def _waited(turn: StepContext) -> None:
     """An action is over: first the words that waited for it, then what was worse than it."""
     session_change.settle(turn)
     operator_commands.waited(turn)
     rule_fired.waited(turn)
 
 
-def _notes(turn: Turn, bank: Bank) -> None:
+def _notes(turn: StepContext, bank: RankMonitor) -> None:
     state, incident = turn.state, turn.state.incident
     noted = state.rules.noted
     for name, note in bank.notes:
@@ -223,7 +223,7 @@ def _notes(turn: Turn, bank: Bank) -> None:
     bank.notes.clear()
 
 
-def _blind(turn: Turn, rule: Rule, rank: int) -> None:
+def _blind(turn: StepContext, rule: Rule, rank: int) -> None:
     """A metric that was there went missing: an incident of its own, not health."""
     if turn.state.silence(rule.id) is not None:
         return
@@ -237,7 +237,7 @@ def _blind(turn: Turn, rule: Rule, rank: int) -> None:
 # ── the end of an incident ────────────────────────────────────────────────────────────────────────
 
 
-def _settle(turn: Turn, incident: Incident) -> None:
+def _settle(turn: StepContext, incident: Incident) -> None:
     """Classify an incident when it is time to, and close it when it is over."""
     policy, state, ending = turn.policy, turn.state, incident.ending
     found = diagnosis.follow(policy, state, incident)
@@ -267,7 +267,7 @@ def _settle(turn: Turn, incident: Incident) -> None:
             turn.move("clear", f"{incident.id} is over")
 
 
-def _classified(turn: Turn, incident: Incident, found: Verdict) -> None:
+def _classified(turn: StepContext, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no rung left means hold."""
     turn.say("incident", f"classified: {found.text}", severity=incident.severity,
              what="classified", spike=found.data())  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.detection.feeder import Calm
+from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, Freeze, median
@@ -79,7 +79,7 @@ class Ratio(Detector):
         return wrong
 
 
-class RatioWatch(Memory, Calm):
+class RatioWatch(Memory, QuietWatch):
     """Two averages, or one and a window.
 
     `fast_n` and `slow_n` are the effective numbers of samples, `marks` old states to go back to.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.detection.feeder import Calm
+from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, median
@@ -87,7 +87,7 @@ class RobustZ(Detector):
         return wrong
 
 
-class RobustZWatch(Debounced, Calm):
+class RobustZWatch(Debounced, QuietWatch):
     """The window, and the last sample, which enters it only when the next one comes.
 
     So `numbers` shows the baseline by which the last sample was judged.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.detection.feeder import Calm
+from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._debounce import Debounced, check_bounds, check_quota, quota
@@ -63,7 +63,7 @@ class Threshold(Detector):
         return check_bounds(bounds, self.clear) + check_quota(self.for_, self.m_of_n)
 
 
-class ThresholdWatch(Debounced, Calm):
+class ThresholdWatch(Debounced, QuietWatch):
     """Compares; `value` is the last sample."""
 
     __slots__ = ("bound", "inside", "release", "spec", "upper", "value")

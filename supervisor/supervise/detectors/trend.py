@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.detection.feeder import Calm
+from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._debounce import check_bounds
@@ -66,7 +66,7 @@ class Trend(Detector):
         return wrong
 
 
-class TrendWatch(Memory, Calm):
+class TrendWatch(Memory, QuietWatch):
     """Blocks as parallel lists: centre and mean, and the first and last step of each."""
 
     __slots__ = (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..catalog.assembly.expression import Tree, parse
-from ..core.detection.rank_monitor import Bank
+from ..core.detection.rank_monitor import RankMonitor
 from ..core.model import format_readings
 from ..core.model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..core.model.interfaces import Detector
@@ -27,7 +27,7 @@ class Leaf(NamedTuple):
     any: bool
 
 
-def missing(rule: Rule, policy: Policy, bank: Bank) -> list[dict[str, Any]]:
+def missing(rule: Rule, policy: Policy, bank: RankMonitor) -> list[dict[str, Any]]:
     """Return the conditions of a rule that were not met, unknown ones first."""
     codes = {name: bank.codes[i] for name, i in bank.index.items()}
     tree = parse(rule.text, limit=len(rule.text)).tree
@@ -38,7 +38,9 @@ def missing(rule: Rule, policy: Policy, bank: Bank) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: one["code"] != "UNKNOWN")
 
 
-def described(name: str, policy: Policy, bank: Bank, *, wanted: int = BREACH) -> dict[str, Any]:
+def described(
+    name: str, policy: Policy, bank: RankMonitor, *, wanted: int = BREACH
+) -> dict[str, Any]:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
     place, spec = bank.index[name], policy.detectors[name]
     code, watch = bank.codes[place], bank.watches[place]
@@ -120,7 +122,9 @@ def _given(spec: Detector, name: str) -> bool:
 # ── sentences ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sentence(spec: Detector, bank: Bank, found: Mapping[str, Any], code: int, wanted: int) -> str:
+def _sentence(
+    spec: Detector, bank: RankMonitor, found: Mapping[str, Any], code: int, wanted: int
+) -> str:
     numbers: Mapping[str, Any] = found["numbers"]
     if code == UNKNOWN:
         return f"UNKNOWN: {_unknown(spec, bank, found)}"
@@ -150,7 +154,7 @@ def _sentence(spec: Detector, bank: Bank, found: Mapping[str, Any], code: int, w
     return "; ".join(filter(None, [text, format_readings.baseline(numbers)]))
 
 
-def _unknown(spec: Detector, bank: Bank, found: Mapping[str, Any]) -> str:
+def _unknown(spec: Detector, bank: RankMonitor, found: Mapping[str, Any]) -> str:
     """Say why nothing could be measured."""
     unsure = [one["detector"] for one in found["inputs"] if one["code"] == "UNKNOWN"]
     if unsure:
@@ -170,7 +174,7 @@ def _unknown(spec: Detector, bank: Bank, found: Mapping[str, Any]) -> str:
     return f"it cannot tell yet; {format_readings.reading(numbers)}"
 
 
-def _lack(metric: str, bank: Bank) -> str | None:
+def _lack(metric: str, bank: RankMonitor) -> str | None:
     if metric not in bank.names:
         return f"{metric} was never announced by the job"
     value = bank.value(metric)

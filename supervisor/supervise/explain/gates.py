@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.model import escalation
-from ..core.model.action import Aim, Refused
+from ..core.model.action import PlanContext, Refused
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import HOLD, Policy, Rule
 from ..core.state.incident import HELD, PROBATION
@@ -96,8 +96,15 @@ def _runbook(rule: Rule, policy: Policy, state: State) -> Iterator[tuple[str, st
         yield "hold", "it would only have held the run for a person"
         return
     book = policy.runbooks[name]
-    where = Aim("none", state.step, state.step, state.attempt, state.job.world_size, rule.severity,
-                state.job.unable)  # fmt: skip
+    where = PlanContext(
+        "none",
+        state.step,
+        state.step,
+        state.attempt,
+        state.job.world_size,
+        rule.severity,
+        state.job.unable,
+    )
     for verb, action in zip(book.verbs, book.steps, strict=True):
         try:
             action.aim(where)

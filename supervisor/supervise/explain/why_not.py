@@ -13,7 +13,7 @@ from typing import Any
 
 from ..catalog.document.diagnostics import did_you_mean
 from ..core import replay
-from ..core.detection.rank_monitor import Bank
+from ..core.detection.rank_monitor import RankMonitor
 from ..core.model.decisions import BREACH, CODE_NAMES, UNKNOWN, Decision
 from ..core.model.events import Event, Frame, Gap
 from ..core.model.policy import Policy, Rule
@@ -124,7 +124,7 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
     raise UsageError(text, hint=f"there are {_ranges(steps)}{lost}")
 
 
-def inactive(bank: Bank, place: int) -> str | None:
+def inactive(bank: RankMonitor, place: int) -> str | None:
     """Say why a rule is not judged in this job at all; None when it is."""
     if bank.active(place):
         return None
@@ -234,7 +234,7 @@ def _fired_record(
     return None
 
 
-def _verdict(found: Mapping[str, Any], rule: Rule, bank: Bank, place: int) -> str:
+def _verdict(found: Mapping[str, Any], rule: Rule, bank: RankMonitor, place: int) -> str:
     watch = bank.rules[place]
     record = f"record {found['record']}" if found["record"] is not None else "it has no record"
     if found["fired"]:

@@ -30,7 +30,7 @@ def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns:
     return path
 
 
-class Words:
+class ControlInbox:
     """Reads the words left for one run.
 
     A word's file stays until the next poll, when it is in the journal: a supervisor that dies in

@@ -59,7 +59,7 @@ class _Rank:
         return replace(frame, values=self._arrange(row))
 
 
-class Company:
+class FrameEnricher:
     """Completes the events of a run's segments, in their order.
 
     Args:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from .environment import LAUNCH
-from .pidfd_exit import Afterlife
+from .pidfd_exit import PidfdExitStatus
 from .process import UNKNOWN, Process
 from .process_tree import Tree, alive, group_of
 
@@ -35,7 +35,7 @@ class AdoptedProcess(Process):
         """
         self._ticks = ticks
         self._recorded = recorded
-        self._afterlife = Afterlife(pid)
+        self._afterlife = PidfdExitStatus(pid)
         tree = AdoptedTree(pid, ticks, run_id)
         super().__init__(pid, group_of(pid) or pid, tree, None, _created(pid))
         # Held is the job, and not another process that has got its pid since.

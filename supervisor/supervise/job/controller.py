@@ -29,7 +29,7 @@ from supervise_probe.wire import WireError
 from ..errors import ActionError, SuperviseError
 from .activity import suspended, work
 from .lease import Lease
-from .pending_command import Ack, Asked, Rank, Ranks, ending, judge
+from .pending_command import Ack, PendingCommand, Rank, Ranks, ending, judge
 from .process import Process
 from .quarantine_broadcast import Manifest, quarantine
 from .termination import LOOP_S, halt
@@ -79,7 +79,7 @@ class Control:
         self._world_size = 1
         self._wakeup = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
-        self._open: list[Asked] = []
+        self._open: list[PendingCommand] = []
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
         self._heard: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
@@ -162,7 +162,7 @@ class Control:
         """Return a sentence for each answer that came after its command was given up, once."""
         return [self._late.popleft() for _ in range(len(self._late))]
 
-    def _send(self, asked: Asked, args: Mapping[str, Any], *, partly: bool) -> None:
+    def _send(self, asked: PendingCommand, args: Mapping[str, Any], *, partly: bool) -> None:
         """On the main loop: send to every rank, or refuse before anything was sent."""
         if asked not in self._open:
             return  # given up before the main loop came to it
@@ -197,15 +197,17 @@ class Control:
         """Number of ranks of the job, as its probes report it; 1 before the first one did."""
         return self._world_size
 
-    def ask(self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False) -> Asked:
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> PendingCommand:
         """Send `verb` without waiting. With `partly` the ranks that are there are enough."""
-        asked = Asked(verb, key, self._wakeup)
+        asked = PendingCommand(verb, key, self._wakeup)
         with self._wakeup:
             self._open.append(asked)
         self._work.append(lambda: self._send(asked, args, partly=partly))
         return asked
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, asked: PendingCommand) -> None:
         """Wait no longer for `asked`; an answer that still comes is told by `late`."""
         with self._wakeup:
             self._open.remove(asked)

@@ -50,7 +50,7 @@ class Ranks(Protocol):
     def ranks(self) -> Mapping[int, Rank]: ...
 
 
-class Asked:
+class PendingCommand:
     """A command on its way: who was asked, who answered, who never will."""
 
     def __init__(self, verb: str, key: str, wakeup: threading.Condition) -> None:
@@ -75,7 +75,7 @@ class Asked:
         return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.gone.keys()
 
 
-def judge(asked: Asked, answers: Mapping[int, Ack], deadline_s: float) -> None:
+def judge(asked: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) -> None:
     """Raise `ActionError` unless every rank that was asked did it."""
     verb = asked.verb
     refused = [(rank, ack) for rank, ack in sorted(answers.items()) if not ack.ok]

@@ -16,7 +16,7 @@ _EXIT = 1 << 3
 _MASK, _CODE = struct.Struct("=Q"), struct.Struct("=60xi")
 
 
-class Afterlife:
+class PidfdExitStatus:
     """A hold on a living process that can be asked how it ended, even by a stranger."""
 
     def __init__(self, pid: int) -> None:

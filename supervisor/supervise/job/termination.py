@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ..errors import ActionError
-from .pending_command import Asked
+from .pending_command import PendingCommand
 from .process import Process
 
 T = TypeVar("T")
@@ -25,10 +25,10 @@ class Ranks(Protocol):
 
     def ranks(self) -> dict[int, dict[str, Any]]: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
-    def forget(self, asked: Asked) -> None: ...
+    def forget(self, asked: PendingCommand) -> None: ...
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
-    ) -> Asked: ...
+    ) -> PendingCommand: ...
 
 
 def halt(job: Ranks, *, grace_s: float, term_s: float) -> dict[str, Any]:

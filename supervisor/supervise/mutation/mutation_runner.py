@@ -16,7 +16,7 @@ from ..catalog.forms.scenario_form import ScenarioForm
 from ..catalog.forms.series_notation import count
 from ..catalog.scenario_subject import Subject
 from ..policytest import assertions, scenario_runner
-from ..policytest.scenario_result import Played
+from ..policytest.scenario_result import ScenarioResult
 from .mutants import Mutant, mutants
 
 LEAST_S = 4.0  # of work for each further process; below that starting one takes longer
@@ -28,12 +28,12 @@ class Outcome:
 
     form: ScenarioForm
     where: str
-    played: Played
+    played: ScenarioResult
     failures: tuple[tuple[str, str], ...]  # (file:line:col, sentence)
 
 
 @dataclass(frozen=True, slots=True)
-class Hunted:
+class MutationReport:
     """What became of the mutants of a file."""
 
     total: int
@@ -77,7 +77,7 @@ def run(subject: Subject) -> list[Outcome]:
     return found
 
 
-def hunt(path: Path, jobs: int = 0) -> Hunted:
+def hunt(path: Path, jobs: int = 0) -> MutationReport:
     """Play every mutant of a file; `jobs` are processes, 0 for as many as help.
 
     Raises:
@@ -96,7 +96,7 @@ def hunt(path: Path, jobs: int = 0) -> Hunted:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             alive = [i for part in pool.map(_part, [str(path)] * len(parts), parts) for i in part]
     survivors = tuple((found[i].where, found[i].what) for i in sorted(alive))
-    return Hunted(len(found), survivors)
+    return MutationReport(len(found), survivors)
 
 
 def _part(path: str, part: Sequence[int]) -> list[int]:

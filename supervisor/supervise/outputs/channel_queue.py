@@ -26,7 +26,7 @@ MAX_BACKOFF_S = 300.0
 HOUR_S = 3600.0
 
 
-class Lane:
+class ChannelQueue:
     """Takes messages from any thread and sends them from its own."""
 
     def __init__(

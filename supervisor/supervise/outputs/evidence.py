@@ -12,7 +12,7 @@ One source that fails costs its own file only; a full disk fails the bundle. Sam
 data never enter it, only their fingerprints.
 
 Runs on the performer's thread; the segments and the metric window are read on the main loop through
-`Witness.on_loop`.
+`EvidenceSource.on_loop`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Pending(Protocol):
     def wait(self, timeout_s: float) -> Mapping[int, Any]: ...
 
 
-class Witness(Protocol):
+class EvidenceSource(Protocol):
     """The job, as far as evidence needs it (see `job.controller.Control`)."""
 
     def ask(
@@ -101,7 +101,9 @@ class Evidence:
         self._logs = logs
         self._redactor = redactor or Redactor()
 
-    def collect(self, job: Witness, incident: str, key: str, deadline_s: float) -> dict[str, Any]:
+    def collect(
+        self, job: EvidenceSource, incident: str, key: str, deadline_s: float
+    ) -> dict[str, Any]:
         """Make the bundle of `incident`; the same `key` again returns the bundle there is.
 
         Returns:
@@ -137,7 +139,7 @@ class Evidence:
             shutil.rmtree(aside, ignore_errors=True)
         return described(made / MANIFEST)
 
-    def _fill(self, bundle: Bundle, job: Witness, incident: str, key: str) -> None:
+    def _fill(self, bundle: Bundle, job: EvidenceSource, incident: str, key: str) -> None:
         members = job.processes()[:PROCESSES]
         bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}

@@ -14,7 +14,7 @@ from ..core.model.decisions import Decision
 from ..core.model.interfaces import Message
 from . import channel_health
 from .channel_health import Trouble
-from .channel_queue import Lane
+from .channel_queue import ChannelQueue
 from .messages import Result, Sender, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
@@ -60,7 +60,7 @@ class Outbox:
             backoff_s: pause after a first failed try; it doubles from try to try.
         """
         self._monotonic = monotonic
-        self._lanes = [Lane(sender, on_result, monotonic, backoff_s) for sender in senders]
+        self._lanes = [ChannelQueue(sender, on_result, monotonic, backoff_s) for sender in senders]
         self._newest: tuple[Message, str] | None = None
         self._broken: dict[str, Trouble] = {}  # as they are; people have been told of each
         self._said = 0
@@ -131,7 +131,7 @@ class Outbox:
                 self._say(partial(channel_health.mended, before), readers)
         return list(self._broken.values())
 
-    def _say(self, told: Callable[[Message], Message], lanes: Iterable[Lane]) -> None:
+    def _say(self, told: Callable[[Message], Message], lanes: Iterable[ChannelQueue]) -> None:
         """Post a word on a channel to others: to the console whatever it wants to hear of."""
         if self._newest is None:
             return

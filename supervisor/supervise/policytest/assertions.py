@@ -10,7 +10,7 @@ from ..catalog.document.nodes import Sequence as Listed
 from ..catalog.forms.scenario_form import ExpectForm, Names, ScenarioForm
 from ..core.model.decisions import SEVERITIES
 from ..core.model.state_machine import STATES
-from .scenario_result import Played
+from .scenario_result import ScenarioResult
 
 SHOWN = 8  # frames that a sentence lists
 
@@ -23,7 +23,7 @@ class Failure:
     message: str
 
 
-def judge(form: ScenarioForm, played: Played, names: Names) -> list[Failure]:
+def judge(form: ScenarioForm, played: ScenarioResult, names: Names) -> list[Failure]:
     """Return what did not come true; empty is good."""
     found = [Failure(-1, f"after a restart: {message}") for message in played.parted]
     for index, expect in enumerate(form.expect):
@@ -41,14 +41,14 @@ def place(node: Node, failure: Failure) -> Node:
     return node
 
 
-def _late(expect: ExpectForm, played: Played) -> str | None:
+def _late(expect: ExpectForm, played: ScenarioResult) -> str | None:
     frame = expect.at if expect.between is None else expect.between[0]
     if frame is not None and frame > played.last:
         return f"the scenario is over at frame {played.last}"
     return None
 
 
-def _failed(expect: ExpectForm, played: Played, names: Names) -> str | None:
+def _failed(expect: ExpectForm, played: ScenarioResult, names: Names) -> str | None:
     first, last = expect.window(played.last)
     subject = expect.subject()
     if subject == "never":
@@ -90,7 +90,9 @@ def _listed(frames: Sequence[int]) -> str:
     return "it came at " + ", ".join(str(frame) for frame in frames[:SHOWN]) + more
 
 
-def _rule(expect: ExpectForm, played: Played, names: Names, first: int, last: int) -> str | None:
+def _rule(
+    expect: ExpectForm, played: ScenarioResult, names: Names, first: int, last: int
+) -> str | None:
     rule = names.rule(expect.rule or "") or ""
     how = expect.is_ or "firing"
     if how == "muted":
@@ -122,14 +124,14 @@ def _window(expect: ExpectForm) -> str:
     return "once" if expect.by is None else f"by {expect.by}"
 
 
-def _state(expect: ExpectForm, played: Played, first: int, last: int) -> str | None:
+def _state(expect: ExpectForm, played: ScenarioResult, first: int, last: int) -> str | None:
     seen = played.states[first : last + 1]
     if expect.state in seen:
         return None
     return f"the state is {' then '.join(dict.fromkeys(seen)) or 'none yet'}, not {expect.state}"
 
 
-def _actions(expect: ExpectForm, played: Played, first: int, last: int) -> str | None:
+def _actions(expect: ExpectForm, played: ScenarioResult, first: int, last: int) -> str | None:
     verbs = [verb for at, verb in played.intents() if first <= at <= last]
     wanted = list(expect.actions or ())
     said = f"actions were {', '.join(verbs) or 'none'}"
@@ -147,7 +149,9 @@ def _actions(expect: ExpectForm, played: Played, first: int, last: int) -> str |
     return f"{said}; wanted {', '.join(wanted)}, in this order"
 
 
-def _never(expect: ExpectForm, played: Played, names: Names, first: int, last: int) -> str | None:
+def _never(
+    expect: ExpectForm, played: ScenarioResult, names: Names, first: int, last: int
+) -> str | None:
     for word in expect.never or ():
         rule = names.rule(word)
         if rule is not None:

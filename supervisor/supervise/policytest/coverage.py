@@ -9,7 +9,7 @@ from typing import Any
 from ..catalog.scenario_subject import Subject
 from ..core.model import state_machine
 from ..core.model.policy import Policy
-from .scenario_result import Played
+from .scenario_result import ScenarioResult
 
 # Moves that wait for a person, come of an order, or need a training behind the scenario's own.
 APART = ("ask", "given_up", "anew")
@@ -47,7 +47,7 @@ class Coverage:
             for name in policy.budgets:
                 budgets.setdefault(name, 0)
 
-    def add(self, subject: Subject, played: Iterable[Played]) -> None:
+    def add(self, subject: Subject, played: Iterable[ScenarioResult]) -> None:
         """Count what the scenarios of a file came to; a pack alone has no moves and no budgets."""
         policy, stories = subject.policy, list(played)
         whole = not subject.names.scope

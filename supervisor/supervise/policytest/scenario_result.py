@@ -9,7 +9,7 @@ from ..core.model import state_machine
 from ..core.model.decisions import Decision
 
 
-class Visits(dict[str, Any]):
+class TransitionCoverage(dict[str, Any]):
     """A table of moves that notes which pairs of state and event were asked for."""
 
     class Row(dict[str, str]):
@@ -31,7 +31,7 @@ class Visits(dict[str, Any]):
 
 
 @dataclass(slots=True)
-class Played:
+class ScenarioResult:
     """What came of a scenario.
 
     Attributes:

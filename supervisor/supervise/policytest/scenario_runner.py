@@ -36,7 +36,7 @@ from ..core.runbooks import steps
 from ..core.state.run_state import State
 from ..errors import ActionError
 from .fake_job import FakeJob
-from .scenario_result import Played, Visits
+from .scenario_result import ScenarioResult, TransitionCoverage
 from .series_samples import Track
 
 RATE, SKIPPED, CLIP = "learning_rate", "update_skipped", "clip_bound"  # our own actions show here
@@ -46,22 +46,22 @@ FOREVER = 1 << 60
 MAX_FRAMES = 1_000_000  # sequels that roll back for ever end here
 
 
-def play(policy: Policy, form: ScenarioForm) -> Played:
+def play(policy: Policy, form: ScenarioForm) -> ScenarioResult:
     """Play a scenario under a policy; the same arguments give the same story."""
-    return Player(policy, form).play()
+    return ScenarioRunner(policy, form).play()
 
 
-class Player:
+class ScenarioRunner:
     """One scenario under way."""
 
     def __init__(self, policy: Policy, form: ScenarioForm) -> None:
         self.form = form
-        self.table = Visits(policy.machine or state_machine.DEFAULT)
+        self.table = TransitionCoverage(policy.machine or state_machine.DEFAULT)
         self.policy = replace(policy, machine=self.table)
         self.track = Track(form.series, form.sequels)
         self.job = FakeJob(policy.savepoints, form.ranks)
         self.state: State = engine.start(self.policy)
-        self.played = Played()
+        self.played = ScenarioResult()
         self.events: list[Event] = []
         self.now, self.slot, self.rolled, self.launches = 0, 0, 0, 1
         self.pid = 1
@@ -82,7 +82,7 @@ class Player:
         for inject in form.inject:
             self.evils.setdefault(inject.at, []).append(inject)
 
-    def play(self) -> Played:
+    def play(self) -> ScenarioResult:
         self.send(Launched(0, self.pid, 0))
         self.announce()
         while not self.track.over and self.slot < MAX_FRAMES and self.alive():
@@ -275,7 +275,7 @@ class Player:
 # ── what a scenario does to the run, or to its supervisor (`inject` in the form) ──────────────────
 
 
-def inflict(player: Player, evil: InjectForm) -> None:
+def inflict(player: ScenarioRunner, evil: InjectForm) -> None:
     """Do it, before the frame that comes."""
     until = FOREVER if evil.for_ is None else player.slot + evil.for_
     if evil.gap is not None:
@@ -310,7 +310,7 @@ def inflict(player: Player, evil: InjectForm) -> None:
         player.send(Exited(player.now, evil.exit))
 
 
-def _checkpoint(player: Player, step: int) -> None:
+def _checkpoint(player: ScenarioRunner, step: int) -> None:
     """The guard verified a checkpoint of this step."""
     name = f"ckpt-{step}"
     data = {"id": name, "step": step, "attempt": player.job.attempt, "path": name, "ok": True}

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 from ..errors import InputError
-from .table import Cell, NoStepsError, Sheet
+from .table import Cell, NoStepsError, Table
 
 SUFFIXES = (".csv", ".csv.gz")
 OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # what others put between two cells
@@ -19,7 +19,7 @@ def claims(path: Path) -> bool:
     return path.name.endswith(SUFFIXES) and path.is_file()
 
 
-def read(path: Path) -> Sheet:
+def read(path: Path) -> Table:
     """Read a file whole.
 
     Raises:
@@ -46,7 +46,7 @@ def read(path: Path) -> Sheet:
     for number, row in enumerate(rows, 2):
         if len(row) > len(columns):
             raise InputError(f"{path}:{number}: {len(row)} cells under {len(columns)} columns")
-    return Sheet(str(path), columns, rows, first_line=2)
+    return Table(str(path), columns, rows, first_line=2)
 
 
 def _row(line: list[str]) -> tuple[Cell, ...]:

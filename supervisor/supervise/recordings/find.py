@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InputError
-from .table import Sheet
+from .table import Table
 
 LABELS = "incidents.csv"  # marks the root of a collection of recordings
 
@@ -21,7 +21,7 @@ class Reader(Protocol):
     """A module of this folder."""
 
     def claims(self, path: Path) -> bool: ...
-    def read(self, path: Path) -> Sheet: ...
+    def read(self, path: Path) -> Table: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .table import Cell, Sheet, missing
+from .table import Cell, Table, missing
 
 
 def claims(path: Path) -> bool:
@@ -15,7 +15,7 @@ def claims(path: Path) -> bool:
     return path.suffix == ".parquet" and path.is_file()
 
 
-def read(path: Path) -> Sheet:
+def read(path: Path) -> Table:
     """Read a file whole.
 
     Raises:
@@ -32,7 +32,7 @@ def read(path: Path) -> Sheet:
         raise InputError(f"{path}: is no Parquet file: {str(error).splitlines()[0]}") from error
     columns = [map(_cell, column.to_pylist()) for column in table.columns]
     rows = zip(*columns, strict=True)
-    return Sheet(str(path), tuple(table.column_names), list(rows))
+    return Table(str(path), tuple(table.column_names), list(rows))
 
 
 def _cell(value: Any) -> Cell:

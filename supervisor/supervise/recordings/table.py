@@ -28,7 +28,7 @@ SHORT = 16  # rows; a piece of fewer ends before most detectors have a baseline.
 
 
 @dataclass(slots=True)
-class Sheet:
+class Table:
     """Columns by the names the file has for them; `where` and `line` are for messages."""
 
     where: str
@@ -66,7 +66,7 @@ def missing(path: Path, package: str) -> InputError:
     )
 
 
-def recordings(sheet: Sheet, extra: Mapping[str, str] | None = None) -> list[Recording]:
+def recordings(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Recording]:
     """Return every run of a sheet, in pieces where its steps go back or jump far.
 
     A column `run` names the run of a row; so does `file`, for snippets taken from several logs.
@@ -106,7 +106,7 @@ def recordings(sheet: Sheet, extra: Mapping[str, str] | None = None) -> list[Rec
     return found
 
 
-def _check_twice(sheet: Sheet, bound: Collection[str]) -> None:
+def _check_twice(sheet: Table, bound: Collection[str]) -> None:
     for name, times in Counter(sheet.columns).items():
         if times > 1 and (name in bound or name in aliases.ASIDE):
             place = _place(sheet, sheet.first_line and 1)
@@ -122,7 +122,7 @@ class _Raw:
     place: int | None  # line in the file
 
 
-def _grouped(sheet: Sheet, step: str) -> tuple[dict[str, list[_Raw]], int]:
+def _grouped(sheet: Table, step: str) -> tuple[dict[str, list[_Raw]], int]:
     """Read all rows; return them by run, and how many had no step."""
     at = {name: i for i, name in enumerate(sheet.columns)}
     run_at = next((at[c] for c in aliases.RUNS if c in at), None)
@@ -146,18 +146,18 @@ def _grouped(sheet: Sheet, step: str) -> tuple[dict[str, list[_Raw]], int]:
     return found, skipped
 
 
-def _place(sheet: Sheet, line: int | None) -> str:
+def _place(sheet: Table, line: int | None) -> str:
     return sheet.where if line is None else f"{sheet.where}:{line}"
 
 
-def _whole(cell: Cell, what: str, sheet: Sheet, line: int | None) -> int:
+def _whole(cell: Cell, what: str, sheet: Table, line: int | None) -> int:
     if isinstance(cell, (int, float)) and math.isfinite(cell) and cell == int(cell):
         return int(cell)
     raise InputError(f"{_place(sheet, line)}: {what} {cell!r} is not a whole number")
 
 
 def _pieces(
-    sheet: Sheet,
+    sheet: Table,
     run: str,
     raw: list[_Raw],
     bound: Mapping[str, tuple[int, float]],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .table import Cell, Sheet, missing
+from .table import Cell, Table, missing
 
 EVENTS = "tensorboard.backend.event_processing"
 PATTERN = "*tfevents*"
@@ -24,7 +24,7 @@ def claims(path: Path) -> bool:
     return path.is_dir() and any(path.glob(PATTERN))
 
 
-def read(path: Path) -> Sheet:
+def read(path: Path) -> Table:
     """Read all event files of a folder, in the order of their names, which begin with the time.
 
     Tags whose steps are counted in samples (Megatron's `lm loss vs samples`) are left out.
@@ -59,7 +59,7 @@ def read(path: Path) -> Sheet:
         found += [by_step[step] for step in sorted(by_step)]
     names = ("step", *(name for name in columns if name != "step"))
     rows: list[tuple[Cell, ...]] = [tuple(row.get(name) for name in names) for row in found]
-    return Sheet(str(path), names, rows)
+    return Table(str(path), names, rows)
 
 
 def _number(value: Any) -> float | None:

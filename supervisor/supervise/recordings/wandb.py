@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .table import Cell, Sheet, missing
+from .table import Cell, Table, missing
 
 HEAD = struct.Struct("<4sHB")  # identity, magic number, version
 IDENTITY, MAGIC = b":W&B", 0xBEE1
@@ -29,7 +29,7 @@ def claims(path: Path) -> bool:
     return path.suffix == ".wandb" and path.is_file()
 
 
-def read(path: Path) -> Sheet:
+def read(path: Path) -> Table:
     """Read the history of a run. What a killed run left half written at the end is left out.
 
     Raises:
@@ -59,7 +59,7 @@ def read(path: Path) -> Sheet:
             found.append(row)
     names = tuple(columns)
     rows = [tuple(row.get(name) for name in names) for row in found]
-    return Sheet(str(path), names, rows)
+    return Table(str(path), names, rows)
 
 
 def _items(history: Any) -> Iterator[tuple[str, Cell]]:

@@ -8,7 +8,7 @@ import pytest
 from supervise.outputs import shard_origins
 from supervise_probe.collectors import shards as collector
 from supervise_probe.data.shard_provenance import Origin, name_of, short
-from supervise_probe.data.shard_tracker import NAMES, UNTOLD, Shards
+from supervise_probe.data.shard_tracker import NAMES, UNTOLD, ShardTracker
 from supervise_probe.wire import LETTER_ROOM
 
 pytestmark = pytest.mark.slow
@@ -327,7 +327,7 @@ def test_after_a_rollback_the_tape_holds_both_attempts(probed, tmp_path):
 
 def test_names_are_kept_within_bounds():
     """Of 5000 names the newest 1024 keep their number; none is given twice."""
-    shards = Shards(None, lambda: None)
+    shards = ShardTracker(None, lambda: None)
     numbers = [shards.number(f"{n}.tar") for n in range(5000)]
     assert numbers == list(range(5000))
     assert shards.number("4500.tar") == 4500 and shards.number("3.tar") == 5000
@@ -386,7 +386,7 @@ def test_names_are_plain_short_and_free_of_secrets():
 
 def test_many_shards_in_one_step_are_counted_not_collected():
     """Sixteen origins of a step are kept, however many it has."""
-    shards = Shards(None, lambda: None)
+    shards = ShardTracker(None, lambda: None)
     for n in range(1000):
         shards.tell(f"{n}.tar", None)
     assert list(shards.take(1)) == [Origin(f"{n}.tar") for n in range(16)]

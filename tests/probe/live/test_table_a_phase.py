@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from supervise_probe.collectors import derived, phase
 from supervise_probe.torch_state.ema import Average, Window
-from supervise_probe.torch_state.learning_rate import Ramp
+from supervise_probe.torch_state.learning_rate import Warmup
 from supervise_probe.torch_state.optimizers import Optimizers
 
 
@@ -22,7 +22,7 @@ def collector(kind=phase):
     )
     if kind is not phase:
         return kind.Collector(context)
-    library, rate = SimpleNamespace(total_steps=None), SimpleNamespace(warming=Ramp())
+    library, rate = SimpleNamespace(total_steps=None), SimpleNamespace(warming=Warmup())
     return kind.Collector(context, Optimizers(), rate, library)
 
 
@@ -77,7 +77,7 @@ def test_the_phase_follows_the_rate(name):
 
 def test_a_rewarm_of_ours_is_a_phase_of_its_own():
     """3 and the part of the ramp that is over; then the job's own phase again."""
-    ramp = Ramp(0.1, 4)
+    ramp = Warmup(0.1, 4)
     follower = collector()
     follower._schedulers.changes = follower._searched
     rate = follower._learning_rate

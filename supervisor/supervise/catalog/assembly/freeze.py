@@ -27,7 +27,7 @@ _ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "use", "override", "
 _ASSEMBLED += ("detectors", "rules", "inhibit", "runbooks")
 
 
-class Made(NamedTuple):
+class BuiltRule(NamedTuple):
     """A rule that was built, and what it was built from."""
 
     rule: Rule
@@ -43,7 +43,7 @@ class Draft:
     mode: str
     form: PolicyFile
     detectors: Mapping[str, Detector]
-    rules: tuple[Made, ...]
+    rules: tuple[BuiltRule, ...]
     inhibit: tuple[Inhibit, ...]
     runbooks: Mapping[str, Opened]
     root: Node  # the file

@@ -13,7 +13,7 @@ from ..inventory import discover, metrics
 from .expression import NAME
 from .pack import Entry, Parts
 from .rules import Written
-from .runbook_library import Library, Opened, Ways
+from .runbook_library import Opened, RunbookCatalog, Ways
 
 ALL = "all"
 
@@ -58,7 +58,7 @@ def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, 
     return at if here else root.place(section), f"; {way}" if way else ""
 
 
-def instead(library: Library, problems: Problems) -> None:
+def instead(library: RunbookCatalog, problems: Problems) -> None:
     """What is tried instead of a refused runbook does not lead back to it."""
     books = library.resolved()
     for name, opened in books.items():
@@ -72,7 +72,7 @@ def instead(library: Library, problems: Problems) -> None:
             problems.add(place, f"runbook {name}: if_refused leads back to it: {chain}")
 
 
-def approvals(root: Mapping, library: Library, parts: Parts, problems: Problems) -> None:
+def approvals(root: Mapping, library: RunbookCatalog, parts: Parts, problems: Problems) -> None:
     """Requests are for verbs that touch the job, for runbooks, or for all of them."""
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, Mapping) else {}

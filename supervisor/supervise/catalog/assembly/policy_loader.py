@@ -21,7 +21,7 @@ from . import freeze, inhibitions, lint, pack, references, rules
 from .freeze import Draft
 from .pack import Parts
 from .rules import Written
-from .runbook_library import Library
+from .runbook_library import RunbookCatalog
 
 
 def locate(name_or_path: str | Path) -> Path:
@@ -137,7 +137,7 @@ def assemble(
     written = rules.read(parts, detectors, broken, problems)
     severities = {rule.entry.name: rule.form.sev for rule in written}
     inhibited = inhibitions.inhibitions(parts, severities, problems)
-    library = Library(form.runbooks, path.parent, problems)
+    library = RunbookCatalog(form.runbooks, path.parent, problems)
     wanted = _open_runbooks(written, library, problems)
     references.ladder(root, library, problems)
     references.crash(root, library, problems)
@@ -189,7 +189,7 @@ def _mode(root: Mapping, form: PolicyFile) -> str:
 
 
 def _open_runbooks(
-    written: list[Written], library: Library, problems: Problems
+    written: list[Written], library: RunbookCatalog, problems: Problems
 ) -> list[tuple[str, Place, str]]:
     """Open what the rules run and what people are sent to; return the former, and who wants it."""
     wanted = []

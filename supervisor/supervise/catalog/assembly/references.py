@@ -22,7 +22,7 @@ from ..forms.job_form import PLACEHOLDERS
 from ..forms.runbook_form import RUNBOOK
 from ..inventory import metrics
 from .pack import Entry
-from .runbook_library import Library, Opened, verbs_of
+from .runbook_library import Opened, RunbookCatalog, verbs_of
 
 # `{word}` alone: `${word}`, `{{word}}` and braces around anything else are the job's own.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
@@ -43,7 +43,7 @@ def on_crash(root: Mapping) -> tuple[str, Node] | None:
     return (name, node) if name and node is not None else None
 
 
-def ladder(root: Mapping, library: Library, problems: Problems) -> None:
+def ladder(root: Mapping, library: RunbookCatalog, problems: Problems) -> None:
     """Rungs exist, none twice; `hold` is the last one."""
     found = rungs(root)
     seen: set[str] = set()
@@ -57,7 +57,7 @@ def ladder(root: Mapping, library: Library, problems: Problems) -> None:
             problems.add(at, f"nothing comes after hold{which}", "make it the last rung")
 
 
-def crash(root: Mapping, library: Library, problems: Problems) -> None:
+def crash(root: Mapping, library: RunbookCatalog, problems: Problems) -> None:
     """What is run when the job ends by itself exists, and can do what it is for."""
     named = on_crash(root)
     if named is None:

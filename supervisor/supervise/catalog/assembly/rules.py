@@ -17,7 +17,7 @@ from ..forms.part_types import legible_part, read_detector
 from ..schema.dataclass_types import build, keys_of
 from ..schema.field_types import BAD
 from .expression import WORDS, Expression, ExpressionError, parse
-from .freeze import Made
+from .freeze import BuiltRule
 from .pack import Entry, Parts
 
 
@@ -144,11 +144,11 @@ def read(
     return found
 
 
-def bind(written: Iterable[Written], detectors: Iterable[str]) -> list[Made]:
+def bind(written: Iterable[Written], detectors: Iterable[str]) -> list[BuiltRule]:
     """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
     index = {name: i for i, name in enumerate(detectors)}
     return [
-        Made(_rule(form, when, index, entry), form, entry)
+        BuiltRule(_rule(form, when, index, entry), form, entry)
         for form, entry, when, whole in written
         if whole and when is not None
     ]

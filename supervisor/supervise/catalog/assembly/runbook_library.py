@@ -69,7 +69,7 @@ class Opened:
         )
 
 
-class Library:
+class RunbookCatalog:
     """All runbooks that a policy can name."""
 
     def __init__(

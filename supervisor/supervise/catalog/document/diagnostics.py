@@ -48,7 +48,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Location:
     """A place that is no node: a syntax error, a name inside an expression."""
 
     source: Source

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .diagnostics import Source, Spot
+from .diagnostics import Location, Source
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _BASED = re.compile(r"0o[0-7]{1,20}|0x[0-9a-fA-F]{1,15}")
@@ -142,7 +142,7 @@ def texts(node: Node) -> Iterator[str]:
             yield from texts(value)
 
 
-def inside(node: Scalar, at: int) -> Spot:
+def inside(node: Scalar, at: int) -> Location:
     """Return where character `at` of a scalar's text stands in its file.
 
     Text may be folded over lines, so the two are walked side by side; blanks need not agree.
@@ -166,7 +166,7 @@ def inside(node: Scalar, at: int) -> Spot:
     text = source.line(line)
     while at < len(node.text) and col <= len(text) and text[col - 1] != node.text[at]:
         col += 1
-    return Spot(source, line, col)
+    return Location(source, line, col)
 
 
 def plain(node: Node) -> Any:

@@ -25,7 +25,7 @@ from yaml.events import (
 )
 
 from ...errors import InputError
-from .diagnostics import Problems, Source, Spot
+from .diagnostics import Location, Problems, Source
 from .nodes import Mapping, Node, Scalar, Sequence
 
 MAX_BYTES = 256 * 1024
@@ -55,7 +55,7 @@ def read(path: Path, label: str, problems: Problems) -> Mapping | None:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     if len(raw) > MAX_BYTES:
-        spot = Spot(Source(label, ""), 1, 1)
+        spot = Location(Source(label, ""), 1, 1)
         problems.add(spot, f"the file is larger than {MAX_BYTES // 1024} kB", "is this a policy?")
         return None
     try:
@@ -64,7 +64,9 @@ def read(path: Path, label: str, problems: Problems) -> Mapping | None:
         before = raw[: error.start].decode("utf-8-sig", "replace")
         line, col = before.count("\n") + 1, len(before) - before.rfind("\n")
         source = Source(label, raw.decode("utf-8", "replace"))
-        problems.add(Spot(source, line, col), "this is not UTF-8 text", "save the file as UTF-8")
+        problems.add(
+            Location(source, line, col), "this is not UTF-8 text", "save the file as UTF-8"
+        )
         return None
     return parse(Source(label, text), problems)
 
@@ -74,7 +76,7 @@ def parse(source: Source, problems: Problems, parser: Any = PARSER) -> Mapping |
     bad = _FORBIDDEN.search(source.text)
     if bad:
         before = source.text[: bad.start()]
-        spot = Spot(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        spot = Location(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
         problems.add(spot, CONTROL.format(bad.group()))
         return None
     already = problems.count
@@ -84,13 +86,13 @@ def parse(source: Source, problems: Problems, parser: Any = PARSER) -> Mapping |
         _syntax(error, source, problems)
         return None
     except (yaml.YAMLError, ValueError) as error:  # the parser in Python: an escape beyond Unicode
-        problems.add(Spot(source, 1, 1), f"not YAML: {error}")
+        problems.add(Location(source, 1, 1), f"not YAML: {error}")
         return None
     except _UnreadableError:
         return None
     if root is None:
         if problems.count == already:
-            problems.add(Spot(source, 1, 1), "the file is empty", "see policies/README.md")
+            problems.add(Location(source, 1, 1), "the file is empty", "see policies/README.md")
         return None
     if not isinstance(root, Mapping):
         problems.add(root, f"a file holds keys and values, not {root.shape}")
@@ -197,7 +199,7 @@ class _Builder:
 
     def _refuse(self, event: Event, message: str, hint: str | None = None) -> None:
         mark = event.start_mark
-        self.problems.add(Spot(self.source, mark.line + 1, mark.column + 1), message, hint)
+        self.problems.add(Location(self.source, mark.line + 1, mark.column + 1), message, hint)
         raise _UnreadableError
 
 
@@ -221,4 +223,4 @@ def _syntax(error: yaml.MarkedYAMLError, source: Source, problems: Problems) -> 
         hint = "put quotes around text that holds ': ', or check the indentation"
     elif error.context:
         message = f"not YAML: {error.context}, {problem}"
-    problems.add(Spot(source, line, col), message, hint)
+    problems.add(Location(source, line, col), message, hint)

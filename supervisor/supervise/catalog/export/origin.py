@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from ..assembly.freeze import Draft, Made
+from ..assembly.freeze import BuiltRule, Draft
 from ..assembly.pack import Entry
 from ..document.diagnostics import Place
 from ..document.nodes import Mapping
@@ -46,7 +46,7 @@ def detector(draft: Draft, name: str) -> dict[str, Any]:
     }
 
 
-def rule(draft: Draft, made: Made, beside: Collection[str]) -> dict[str, Any]:
+def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
     """Return what a rule reads, all the way down, and what can keep it quiet."""
     behind = _behind(draft, made.rule.uses)
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)

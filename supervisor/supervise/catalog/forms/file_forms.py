@@ -14,7 +14,7 @@ from ...core.model.state_machine import STATES
 from ..document.nodes import Node
 from ..schema.compound_types import ListOf, MapOf, OneOf
 from ..schema.dataclass_types import Record, kind_of
-from ..schema.field_types import About, Anything, AtLeast, Pattern
+from ..schema.field_types import Anything, AtLeast, Doc, Pattern
 from .job_form import Count, JobForm, SavepointsForm, SomeSteps
 from .part_types import DetectorKind, Later, NotifyKind, StepKind
 from .runbook_form import RunbookFile as RunbookFile
@@ -36,31 +36,31 @@ State = Annotated[str, kind_of(Literal[STATES])]
 class RuleForm:
     """Detectors joined by and/or/not, with a severity and what to run."""
 
-    id: Annotated[Name, About("name of the rule; from outside a pack it is pack.id")]
-    when: Annotated[str, About("detector names joined by and, or, not, ( )")]
-    sev: Annotated[Severity, About("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
-    run: Annotated[RunbookName | None, About("runbook, or hold; without it people are told")] = None
+    id: Annotated[Name, Doc("name of the rule; from outside a pack it is pack.id")]
+    when: Annotated[str, Doc("detector names joined by and, or, not, ( )")]
+    sev: Annotated[Severity, Doc("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
+    run: Annotated[RunbookName | None, Doc("runbook, or hold; without it people are told")] = None
     see: Annotated[
-        RunbookName | None, About("runbook that people read; else `run`, else that of its severity")
+        RunbookName | None, Doc("runbook that people read; else `run`, else that of its severity")
     ] = None
-    for_: Annotated[SomeSteps, About("consecutive true steps before it fires")] = 1
-    keep: Annotated[Steps, About("least number of steps it keeps firing")] = 0
+    for_: Annotated[SomeSteps, Doc("consecutive true steps before it fires")] = 1
+    keep: Annotated[Steps, Doc("least number of steps it keeps firing")] = 0
     cooldown: Annotated[
-        Steps, About("steps after its runbook in which a new breach climbs the ladder instead")
+        Steps, Doc("steps after its runbook in which a new breach climbs the ladder instead")
     ] = 0
-    unknown: Annotated[
-        Literal["hold", "breach", "ok", "ignore"], About("what UNKNOWN counts as")
-    ] = "hold"
-    mode: Annotated[Mode | None, About("weaker than the policy's, to try one rule out")] = None
+    unknown: Annotated[Literal["hold", "breach", "ok", "ignore"], Doc("what UNKNOWN counts as")] = (
+        "hold"
+    )
+    mode: Annotated[Mode | None, Doc("weaker than the policy's, to try one rule out")] = None
 
 
 @dataclass(frozen=True)
 class InhibitForm:
     """While a rule fires, or in a state of the run, other rules do not act."""
 
-    mute: Annotated[tuple[Name, ...], About("rules that do not act; SEV0 cannot be muted")]
-    by_rule: Annotated[Name | None, About("while this rule fires")] = None
-    by_state: Annotated[tuple[State, ...], About("while the run is in one of these states")] = ()
+    mute: Annotated[tuple[Name, ...], Doc("rules that do not act; SEV0 cannot be muted")]
+    by_rule: Annotated[Name | None, Doc("while this rule fires")] = None
+    by_state: Annotated[tuple[State, ...], Doc("while the run is in one of these states")] = ()
 
 
 # What needs its surroundings to be read: packs give it names, overrides change it.
@@ -74,8 +74,8 @@ LaterChange = Annotated[Node, Later(MapOf(Anything()))]
 class BudgetForm:
     """How often a class of action may be started; counted when it is intended."""
 
-    max: Annotated[int, AtLeast(0), About("most starts")]
-    per: Annotated[SomeSteps | Seconds | None, About("window: steps, or a time; none: the run")] = (
+    max: Annotated[int, AtLeast(0), Doc("most starts")]
+    per: Annotated[SomeSteps | Seconds | None, Doc("window: steps, or a time; none: the run")] = (
         None
     )
 
@@ -84,12 +84,12 @@ class BudgetForm:
 class ApprovalForm:
     """How people are asked before the job is touched."""
 
-    timeout: Annotated[Seconds, About("how long the request stands")] = 900.0
+    timeout: Annotated[Seconds, Doc("how long the request stands")] = 900.0
     on_timeout: Annotated[
-        Literal["deny", "allow"], About("what silence means; deny holds the run")
+        Literal["deny", "allow"], Doc("what silence means; deny holds the run")
     ] = "deny"
     unless: Annotated[
-        Severity | None, About("incidents this severe, or more, are not asked for in mode enforce")
+        Severity | None, Doc("incidents this severe, or more, are not asked for in mode enforce")
     ] = None
 
 
@@ -97,8 +97,8 @@ class ApprovalForm:
 class BaselineForm:
     """Baseline of detectors that compare with a recent past; each may have its own."""
 
-    window: Annotated[SomeSteps, About("steps it looks back")] = 128
-    min: Annotated[SomeSteps | None, About("samples before it answers; none: 64, or window")] = None
+    window: Annotated[SomeSteps, Doc("steps it looks back")] = 128
+    min: Annotated[SomeSteps | None, Doc("samples before it answers; none: 64, or window")] = None
 
     @property
     def least(self) -> int:
@@ -115,58 +115,56 @@ class BaselineForm:
 class EscalateForm:
     """Rungs of rising force; a relapse or a failed verification climbs one."""
 
-    ladder: Annotated[tuple[RunbookName, ...], About("runbooks in rising force, or hold")] = ()
-    reset_after: Annotated[Steps, About("clean steps after which it starts below again")] = 5000
+    ladder: Annotated[tuple[RunbookName, ...], Doc("runbooks in rising force, or hold")] = ()
+    reset_after: Annotated[Steps, Doc("clean steps after which it starts below again")] = 5000
 
 
 @dataclass(frozen=True)
 class SamplingForm:
     """Steps between two samples of what is not looked at in each step; 0 is never."""
 
-    attention: Annotated[Steps | None, About("logits and entropy of attention")] = None
-    activations: Annotated[Steps | None, About("outputs of blocks, and output logits")] = None
-    routing: Annotated[Steps | None, About("routers of experts")] = None
-    weights: Annotated[Steps | None, About("copies of a few matrices")] = None
-    gradients: Annotated[Steps | None, About("what a pass over the gradients costs")] = None
+    attention: Annotated[Steps | None, Doc("logits and entropy of attention")] = None
+    activations: Annotated[Steps | None, Doc("outputs of blocks, and output logits")] = None
+    routing: Annotated[Steps | None, Doc("routers of experts")] = None
+    weights: Annotated[Steps | None, Doc("copies of a few matrices")] = None
+    gradients: Annotated[Steps | None, Doc("what a pass over the gradients costs")] = None
 
 
 @dataclass(frozen=True)
 class SkipNonfinite:
     """Skip an update whose gradients are not finite, before a weight is touched."""
 
-    max: Annotated[Count, About("skips before it is left to the rules")]
-    per: Annotated[SomeSteps, About("window of steps they are counted in")]
+    max: Annotated[Count, Doc("skips before it is left to the rules")]
+    per: Annotated[SomeSteps, Doc("window of steps they are counted in")]
 
 
 @dataclass(frozen=True)
 class ZeroNonfinite:
     """Set what is not finite in the gradients to zero, and make the step with the rest."""
 
-    max: Annotated[Count, About("steps so mended before it is left to the rules")] = 3
-    per: Annotated[SomeSteps, About("window of steps they are counted in")] = 128
+    max: Annotated[Count, Doc("steps so mended before it is left to the rules")] = 3
+    per: Annotated[SomeSteps, Doc("window of steps they are counted in")] = 128
 
 
 @dataclass(frozen=True)
 class UpdateClipForm:
     """Shorten updates above mean + sigma deviations of the newest ones; copies all weights."""
 
-    window: Annotated[Steps, AtLeast(2), About("steps whose update norms are usual")] = 128
-    sigma: Annotated[float, AtLeast(0), About("standard deviations above their mean")] = 2.0
-    max_gb: Annotated[float, AtLeast(0), About("most memory for the copies, in GB")] = 4.0
+    window: Annotated[Steps, AtLeast(2), Doc("steps whose update norms are usual")] = 128
+    sigma: Annotated[float, AtLeast(0), Doc("standard deviations above their mean")] = 2.0
+    max_gb: Annotated[float, AtLeast(0), Doc("most memory for the copies, in GB")] = 4.0
 
 
 @dataclass(frozen=True)
 class StandingOrdersForm:
     """Reflexes inside the probe: an outside process would come a step too late."""
 
-    skip_nonfinite: Annotated[SkipNonfinite | None, About("skip updates that are not finite")] = (
-        None
-    )
+    skip_nonfinite: Annotated[SkipNonfinite | None, Doc("skip updates that are not finite")] = None
     zero_nonfinite: Annotated[
-        ZeroNonfinite | None, About("zero what is not finite in the gradients; also on devices")
+        ZeroNonfinite | None, Doc("zero what is not finite in the gradients; also on devices")
     ] = None
     update_clip: Annotated[
-        UpdateClipForm | None, About("shorten updates that are much larger than usual")
+        UpdateClipForm | None, Doc("shorten updates that are much larger than usual")
     ] = None
 
 
@@ -174,19 +172,19 @@ class StandingOrdersForm:
 class BlindForm:
     """When a rule that stays UNKNOWN becomes an incident of its own."""
 
-    steps: Annotated[SomeSteps, About("steps it may stay UNKNOWN")] = 256
-    time: Annotated[Seconds, About("time it may stay UNKNOWN")] = 300.0
+    steps: Annotated[SomeSteps, Doc("steps it may stay UNKNOWN")] = 256
+    time: Annotated[Seconds, Doc("time it may stay UNKNOWN")] = 300.0
 
 
 @dataclass(frozen=True)
 class PlannedForm:
     """A change that was announced: what it does to the loss is no trouble. SEV0 still speaks."""
 
-    from_: Annotated[Steps, About("first step of it")]
-    to: Annotated[Steps, About("last step of it")]
-    what: Annotated[str, About("what changes, for people")]
+    from_: Annotated[Steps, Doc("first step of it")]
+    to: Annotated[Steps, Doc("last step of it")]
+    what: Annotated[str, Doc("what changes, for people")]
     expect: Annotated[
-        Literal["up", "down", "either"], About("where the loss goes; the other way is trouble")
+        Literal["up", "down", "either"], Doc("where the loss goes; the other way is trouble")
     ] = "either"
 
     def check(self) -> list[tuple[str, str]]:
@@ -201,19 +199,19 @@ class PackFile:
     """policies/packs/<name>.yaml: detectors and rules to be used by policies."""
 
     version: Version
-    pack: Annotated[Local, About("the file's own name, in front of its detectors and rules")]
-    summary: Annotated[str, About("one line")]
+    pack: Annotated[Local, Doc("the file's own name, in front of its detectors and rules")]
+    summary: Annotated[str, Doc("one line")]
     status: Annotated[
-        Literal["experimental", "canary", "stable"], About("how far it has been proven")
+        Literal["experimental", "canary", "stable"], Doc("how far it has been proven")
     ]
-    source: Annotated[tuple[str, ...], About("where the thresholds come from")]
-    false_alarms: Annotated[tuple[str, ...], About("what sets it off without trouble")]
-    detectors: Annotated[Mapping[Local, LaterDetector], About("name: {kind: ..., its keys}")]
-    rules: Annotated[tuple[LaterRule, ...], About("see the keys of a rule")]
+    source: Annotated[tuple[str, ...], Doc("where the thresholds come from")]
+    false_alarms: Annotated[tuple[str, ...], Doc("what sets it off without trouble")]
+    detectors: Annotated[Mapping[Local, LaterDetector], Doc("name: {kind: ..., its keys}")]
+    rules: Annotated[tuple[LaterRule, ...], Doc("see the keys of a rule")]
     inhibit: Annotated[
-        tuple[LaterInhibit, ...], About("which rules stay quiet while another fires")
+        tuple[LaterInhibit, ...], Doc("which rules stay quiet while another fires")
     ] = ()
-    scenarios: Annotated[tuple[ScenarioForm, ...], About("series, and what must come of them")] = ()
+    scenarios: Annotated[tuple[ScenarioForm, ...], Doc("series, and what must come of them")] = ()
 
 
 @dataclass(frozen=True)
@@ -221,67 +219,67 @@ class PolicyFile:
     """policies/<name>.yaml"""
 
     version: Version
-    policy: Annotated[str | None, About("name; the file's own when left out")] = None
-    summary: Annotated[str, About("one line")] = ""
-    mode: Annotated[Mode, About("how much it may do; new policies start in shadow")] = "shadow"
-    use: Annotated[tuple[Local, ...], About("packs to use")] = ()
+    policy: Annotated[str | None, Doc("name; the file's own when left out")] = None
+    summary: Annotated[str, Doc("one line")] = ""
+    mode: Annotated[Mode, Doc("how much it may do; new policies start in shadow")] = "shadow"
+    use: Annotated[tuple[Local, ...], Doc("packs to use")] = ()
     override: Annotated[
         Mapping[Name, LaterChange],
-        About("pack.detector or pack.rule: keys to change in it"),
+        Doc("pack.detector or pack.rule: keys to change in it"),
     ] = field(default_factory=dict)
     baseline: Annotated[
-        BaselineForm, About("for detectors that compare with a recent past and do not say more")
+        BaselineForm, Doc("for detectors that compare with a recent past and do not say more")
     ] = field(default_factory=BaselineForm)
-    detectors: Annotated[Mapping[Name, LaterDetector], About("name: {kind: ..., its keys}")] = (
-        field(default_factory=dict)
+    detectors: Annotated[Mapping[Name, LaterDetector], Doc("name: {kind: ..., its keys}")] = field(
+        default_factory=dict
     )
-    rules: Annotated[tuple[LaterRule, ...], About("see the keys of a rule")] = ()
+    rules: Annotated[tuple[LaterRule, ...], Doc("see the keys of a rule")] = ()
     inhibit: Annotated[
-        tuple[LaterInhibit, ...], About("which rules stay quiet while another fires")
+        tuple[LaterInhibit, ...], Doc("which rules stay quiet while another fires")
     ] = ()
     planned: Annotated[
         tuple[PlannedForm, ...],
-        About(
+        Doc(
             "announced changes: {from, to, what, expect: up|down|either}; they mute what they move"
         ),
     ] = ()
-    budgets: Annotated[Mapping[str, BudgetForm], About("class of action: how often at most")] = (
-        field(default_factory=dict)
+    budgets: Annotated[Mapping[str, BudgetForm], Doc("class of action: how often at most")] = field(
+        default_factory=dict
     )
     approvals: Annotated[
-        Mapping[str, ApprovalForm], About("verb, runbook or `all`: people are asked before it runs")
+        Mapping[str, ApprovalForm], Doc("verb, runbook or `all`: people are asked before it runs")
     ] = field(default_factory=dict)
-    escalate: Annotated[EscalateForm, About("runbooks in rising force")] = field(
+    escalate: Annotated[EscalateForm, Doc("runbooks in rising force")] = field(
         default_factory=EscalateForm
     )
     runbooks: Annotated[
-        Mapping[RunbookName, LaterRunbook], About("name: a list of steps, or the form of a runbook")
+        Mapping[RunbookName, LaterRunbook], Doc("name: a list of steps, or the form of a runbook")
     ] = field(default_factory=dict)
     machine: Annotated[
-        Mapping[str, Mapping[str, str]] | None, About("state: {event: state}; replaces the default")
+        Mapping[str, Mapping[str, str]] | None, Doc("state: {event: state}; replaces the default")
     ] = None
     savepoints: Annotated[
-        SavepointsForm | None, About("model state kept in the job's process, for a rollback")
+        SavepointsForm | None, Doc("model state kept in the job's process, for a rollback")
     ] = None
     sampling: Annotated[
-        SamplingForm | None, About("how often the probe takes what it does not take in each step")
+        SamplingForm | None, Doc("how often the probe takes what it does not take in each step")
     ] = None
     standing_orders: Annotated[
-        StandingOrdersForm, About("reflexes inside the probe, where the supervisor would be late")
+        StandingOrdersForm, Doc("reflexes inside the probe, where the supervisor would be late")
     ] = field(default_factory=StandingOrdersForm)
-    job: Annotated[JobForm, About("what may be relied on in the job")] = field(
+    job: Annotated[JobForm, Doc("what may be relied on in the job")] = field(
         default_factory=JobForm
     )
     notify: Annotated[
-        Mapping[str, Mapping[str, Any]], NotifyKind(), About("who is told, and of what")
+        Mapping[str, Mapping[str, Any]], NotifyKind(), Doc("who is told, and of what")
     ] = field(default_factory=dict)
-    warmup: Annotated[Steps, About("frames before the run counts as nominal")] = 64
-    probation: Annotated[Steps, About("steps a contained incident is watched")] = 100
+    warmup: Annotated[Steps, Doc("frames before the run counts as nominal")] = 64
+    probation: Annotated[Steps, Doc("steps a contained incident is watched")] = 100
     blind_after: Annotated[
-        BlindForm, About("how long a rule may be UNKNOWN before that is an incident")
+        BlindForm, Doc("how long a rule may be UNKNOWN before that is an incident")
     ] = field(default_factory=BlindForm)
     hold_max: Annotated[
-        Seconds, About("how often people are reminded of a hold that nobody ended")
+        Seconds, Doc("how often people are reminded of a hold that nobody ended")
     ] = 14400.0
 
 
@@ -290,10 +288,10 @@ class ScenarioFile:
     """policies/tests/<name>.yaml: scenarios for a whole policy."""
 
     version: Version
-    policy: Annotated[str, About("the policy: a path from this file on, else a shipped one's name")]
-    tests: Annotated[tuple[ScenarioForm, ...], About("series, and what must come of them")]
+    policy: Annotated[str, Doc("the policy: a path from this file on, else a shipped one's name")]
+    tests: Annotated[tuple[ScenarioForm, ...], Doc("series, and what must come of them")]
     use: Annotated[
-        tuple[str, ...], About("other files of tests, by their paths: theirs are played here too")
+        tuple[str, ...], Doc("other files of tests, by their paths: theirs are played here too")
     ] = ()
-    summary: Annotated[str, About("one line")] = ""
-    mode: Annotated[Mode | None, About("takes the place of the policy's own")] = None
+    summary: Annotated[str, Doc("one line")] = ""
+    mode: Annotated[Mode | None, Doc("takes the place of the policy's own")] = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ...core.model.interfaces import Seconds
-from ..schema.field_types import About, AtLeast
+from ..schema.field_types import AtLeast, Doc
 from .runbook_form import RunbookName
 
 Count = Annotated[int, AtLeast(1)]
@@ -18,16 +18,16 @@ SomeSteps = Annotated[int, "steps", AtLeast(1)]
 class SavepointsForm:
     """Model state kept inside the job's process, for a rollback."""
 
-    every: Annotated[SomeSteps, About("steps between two")]
-    keep: Annotated[Count, About("how many are kept")] = 4
+    every: Annotated[SomeSteps, Doc("steps between two")]
+    keep: Annotated[Count, Doc("how many are kept")] = 4
     max_bytes: Annotated[
-        Count | None, About("most host memory for all of them; else an eighth of the machine's")
+        Count | None, Doc("most host memory for all of them; else an eighth of the machine's")
     ] = None
     spill: Annotated[
-        Literal["disk", "none"], About("where those go that do not fit; none: they are given up")
+        Literal["disk", "none"], Doc("where those go that do not fit; none: they are given up")
     ] = "disk"
     max_disk_bytes: Annotated[
-        Count | None, About("most disk for these; else a quarter of what is free at the start")
+        Count | None, Doc("most disk for these; else a quarter of what is free at the start")
     ] = None
 
 
@@ -37,25 +37,23 @@ class CheckpointsForm:
 
     glob: Annotated[
         tuple[str, ...],
-        About(
+        Doc(
             "where they are, from the job's working directory; without it those it announces. What "
             "another job wrote there does not count: name one directory, without wildcards"
         ),
     ] = ()
     verify: Annotated[
         tuple[Literal["load", "finite", "optimizer"], ...],
-        About("what must hold of one besides size and hash"),
+        Doc("what must hold of one besides size and hash"),
     ] = ("load", "finite")
-    keep_good: Annotated[Count, About("newest good ones that are pinned")] = 2
+    keep_good: Annotated[Count, Doc("newest good ones that are pinned")] = 2
     pin: Annotated[
         Literal["copy", "link"],
-        About("a link costs nothing, and is lost when the job writes into the same file again"),
+        Doc("a link costs nothing, and is lost when the job writes into the same file again"),
     ] = "copy"
-    settle: Annotated[Seconds, About("how long one that nobody announced must have been still")] = (
-        5.0
-    )
+    settle: Annotated[Seconds, Doc("how long one that nobody announced must have been still")] = 5.0
     restore_test: Annotated[
-        Seconds | None, About("how often the newest pinned one is verified again")
+        Seconds | None, Doc("how often the newest pinned one is verified again")
     ] = 3600.0
 
 
@@ -63,9 +61,9 @@ class CheckpointsForm:
 class OrphansForm:
     """Processes that train on when the job's first process has ended."""
 
-    watch: Annotated[
-        Seconds, About("how long they are watched at most; 0: the run ends at once")
-    ] = 600.0
+    watch: Annotated[Seconds, Doc("how long they are watched at most; 0: the run ends at once")] = (
+        600.0
+    )
 
 
 PLACEHOLDERS = ("checkpoint", "directory", "step")
@@ -82,45 +80,43 @@ class RelaunchForm:
 
     resume: Annotated[
         Literal["args", "library", "savepoint"],
-        About(
+        Doc(
             "args: by what is given here; library: Trainer or Lightning are told; savepoint: the "
             "probe restores its own state after the first step"
         ),
     ] = "args"
-    args: Annotated[tuple[str, ...], About("added to the command")] = ()
-    env: Annotated[Mapping[str, str], About("added to its environment")] = field(
-        default_factory=dict
-    )
+    args: Annotated[tuple[str, ...], Doc("added to the command")] = ()
+    env: Annotated[Mapping[str, str], Doc("added to its environment")] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class JobForm:
     """What the policy may rely on in the job."""
 
-    rollback: Annotated[Literal["in_process"], About("savepoints inside the job's own process")] = (
+    rollback: Annotated[Literal["in_process"], Doc("savepoints inside the job's own process")] = (
         "in_process"
     )
     peak_flops: Annotated[
         Annotated[float, AtLeast(1.0)] | None,
-        About("FLOP/s of its device, for mfu; else by its name"),
+        Doc("FLOP/s of its device, for mfu; else by its name"),
     ] = None
-    checkpoints: Annotated[CheckpointsForm, About("the job's own checkpoints")] = field(
+    checkpoints: Annotated[CheckpointsForm, Doc("the job's own checkpoints")] = field(
         default_factory=CheckpointsForm
     )
     on_crash: Annotated[
-        RunbookName | None, About("runbook when it ends by itself, such as restart; none: it ends")
+        RunbookName | None, Doc("runbook when it ends by itself, such as restart; none: it ends")
     ] = None
     relaunch: Annotated[
-        RelaunchForm | None, About("how it is started again; without it, it never is")
+        RelaunchForm | None, Doc("how it is started again; without it, it never is")
     ] = None
-    orphans: Annotated[
-        OrphansForm, About("processes that train on when the first one has ended")
-    ] = field(default_factory=OrphansForm)
+    orphans: Annotated[OrphansForm, Doc("processes that train on when the first one has ended")] = (
+        field(default_factory=OrphansForm)
+    )
     probe_batch: Annotated[
         bool,
-        About("run two rows of the first batch again at each savepoint and save, to compare by"),
+        Doc("run two rows of the first batch again at each savepoint and save, to compare by"),
     ] = False
     manifest: Annotated[
         tuple[str, ...],
-        About("files whose hashes belong to a checkpoint: tokenizer, list of data"),
+        Doc("files whose hashes belong to a checkpoint: tokenizer, list of data"),
     ] = ()

@@ -12,7 +12,7 @@ from ..document.diagnostics import Place, Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text
 from ..inventory import discover
 from ..schema.dataclass_types import build, keys_of, record_schema, written
-from ..schema.field_types import BAD, Kind
+from ..schema.field_types import BAD, FieldType
 
 METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_./:@-]{0,127}")
 METRIC_WORDS = "a letter or _, then letters, digits and _ . / : @ -"
@@ -21,7 +21,7 @@ WINDOWS = ("window", "slow", "ref")  # samples that a detector looks back on; `f
 
 
 @dataclass(frozen=True, slots=True)
-class DetectorKind(Kind):
+class DetectorKind(FieldType):
     """`{kind: robust_z, metric: ..., gt: 6}`: `kind` names the class, the rest are its keys."""
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
@@ -113,7 +113,7 @@ def _defaults(
 
 
 @dataclass(frozen=True, slots=True)
-class StepKind(Kind):
+class StepKind(FieldType):
     """`pause`, or `rollback: {at_least: 10}`: a verb alone, or a verb with its keys."""
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
@@ -148,7 +148,7 @@ class StepKind(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class KeysOf(Kind):
+class KeysOf(FieldType):
     """The keys of one action, where the verb goes without saying."""
 
     verb: str
@@ -170,7 +170,7 @@ class KeysOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyKind(Kind):
+class NotifyKind(FieldType):
     """`{slack: {url_env: SLACK_URL}}`: notifiers by name; the console is always one of them."""
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
@@ -200,10 +200,10 @@ class NotifyKind(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Later(Kind):
+class Later(FieldType):
     """A value that is read when more is known: `read` gives its node."""
 
-    kind: Kind
+    kind: FieldType
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
         return node

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from ..schema.compound_types import OneOf
-from ..schema.field_types import About, Pattern
+from ..schema.field_types import Doc, Pattern
 from .part_types import KeysOf, StepKind
 
 RUNBOOK = "[a-z][a-z0-9-]{0,63}"
@@ -19,7 +19,7 @@ RunbookName = Annotated[
     str,
     Pattern(RUNBOOK, "a runbook's name, in lower case, such as rollback-and-rewarm"),
 ]
-Version = Annotated[Literal["supervise/v1"], About("of the language")]
+Version = Annotated[Literal["supervise/v1"], Doc("of the language")]
 OneStep = Annotated[Any, StepKind()]
 Lines = tuple[str, ...]
 
@@ -28,10 +28,10 @@ Lines = tuple[str, ...]
 class LocalizeForm:
     """The four places where a cause can be; each list begins with the cheapest look."""
 
-    optimization: Annotated[Lines, About("learning rate, batch size, moments, precision")] = ()
-    model: Annotated[Lines, About("attention, activations, routing")] = ()
-    data: Annotated[Lines, About("batches, mixture, order, tokenizer")] = ()
-    hardware: Annotated[Lines, About("devices, network, storage, the machine")] = ()
+    optimization: Annotated[Lines, Doc("learning rate, batch size, moments, precision")] = ()
+    model: Annotated[Lines, Doc("attention, activations, routing")] = ()
+    data: Annotated[Lines, Doc("batches, mixture, order, tokenizer")] = ()
+    hardware: Annotated[Lines, Doc("devices, network, storage, the machine")] = ()
 
     def lists(self) -> Mapping[str, Lines]:
         """Return the lists that say something, by place."""
@@ -39,23 +39,23 @@ class LocalizeForm:
         return {place: lines for place, lines in found if lines}
 
 
-Meaning = Annotated[str, About("what has happened when this runs")]
-Impact = Annotated[str, About("what it costs the run")]
-Handles = Annotated[Lines, About("ids of the metrics that lead here")]
-Evidence = Annotated[Lines, About("what to look at in the evidence bundle")]
-Containment = Annotated[Lines, About("what keeps it from getting worse while nobody knows why")]
-StepList = Annotated[tuple[OneStep, ...], About("actions, in order")]
+Meaning = Annotated[str, Doc("what has happened when this runs")]
+Impact = Annotated[str, Doc("what it costs the run")]
+Handles = Annotated[Lines, Doc("ids of the metrics that lead here")]
+Evidence = Annotated[Lines, Doc("what to look at in the evidence bundle")]
+Containment = Annotated[Lines, Doc("what keeps it from getting worse while nobody knows why")]
+StepList = Annotated[tuple[OneStep, ...], Doc("actions, in order")]
 Verify = Annotated[
-    Any, OneOf((KeysOf("verify"),), nullable=True), About("the last step: how it is judged")
+    Any, OneOf((KeysOf("verify"),), nullable=True), Doc("the last step: how it is judged")
 ]
-Replay = Annotated[Lines, About("how to see it again on purpose, away from the run")]
-OverWhen = Annotated[Lines, About("what must be true before a person calls it over")]
-IfItFails = Annotated[RunbookName, About("runbook to run when a step fails, or hold")]
+Replay = Annotated[Lines, Doc("how to see it again on purpose, away from the run")]
+OverWhen = Annotated[Lines, Doc("what must be true before a person calls it over")]
+IfItFails = Annotated[RunbookName, Doc("runbook to run when a step fails, or hold")]
 IfRefused = Annotated[
-    RunbookName | None, About("runbook that is tried instead when a step of this cannot work here")
+    RunbookName | None, Doc("runbook that is tried instead when a step of this cannot work here")
 ]
-Diagnose = Annotated[Lines, About("questions for the person who comes next, in this order")]
-Localize = Annotated[LocalizeForm, About("where to look in each of four places")]
+Diagnose = Annotated[Lines, Doc("questions for the person who comes next, in this order")]
+Localize = Annotated[LocalizeForm, Doc("where to look in each of four places")]
 NOWHERE = LocalizeForm()
 
 
@@ -83,7 +83,7 @@ class RunbookFile:
     """runbooks/<name>.yaml: the same, explained."""
 
     version: Version
-    runbook: Annotated[RunbookName, About("the file's own name")]
+    runbook: Annotated[RunbookName, Doc("the file's own name")]
     meaning: Meaning
     impact: Impact
     handles: Handles = ()

@@ -18,7 +18,7 @@ from ..document.nodes import Mapping as MappingNode
 from ..document.nodes import Node, Sequence, first_text
 from ..schema.compound_types import ListOf, MapOf, OneOf
 from ..schema.dataclass_types import kind_of
-from ..schema.field_types import About, AtLeast, Pattern
+from ..schema.field_types import AtLeast, Doc, Pattern
 from .series_notation import SeriesKind, count
 
 MAX_SAMPLES = 200_000  # of one series; a scenario is a story, not a run
@@ -41,34 +41,34 @@ SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppre
 class ExpectForm:
     """What must, or must never, come of a scenario."""
 
-    at: Annotated[Position | None, About("at this frame")] = None
-    by: Annotated[Position | None, About("at this frame or before it")] = None
-    between: Annotated[tuple[Position, Position] | None, About("from one frame to another")] = None
-    end: Annotated[bool | None, About("true: after the last frame")] = None
-    rule: Annotated[Word | None, About("a rule; inside its pack by its short name")] = None
+    at: Annotated[Position | None, Doc("at this frame")] = None
+    by: Annotated[Position | None, Doc("at this frame or before it")] = None
+    between: Annotated[tuple[Position, Position] | None, Doc("from one frame to another")] = None
+    end: Annotated[bool | None, Doc("true: after the last frame")] = None
+    rule: Annotated[Word | None, Doc("a rule; inside its pack by its short name")] = None
     is_: Annotated[
         Literal["firing", "cleared", "on", "quiet", "muted"] | None,
-        About("firing: begins to; cleared; on, quiet: all along; muted: is inhibited"),
+        Doc("firing: begins to; cleared; on, quiet: all along; muted: is inhibited"),
     ] = None
-    state: Annotated[State | None, About("state of the run")] = None
+    state: Annotated[State | None, Doc("state of the run")] = None
     actions: Annotated[
-        tuple[Word, ...] | None, About("verbs that are started in this order; [] is none at all")
+        tuple[Word, ...] | None, Doc("verbs that are started in this order; [] is none at all")
     ] = None
     severity: Annotated[
         Literal["SEV0", "SEV1", "SEV2"] | None,
-        About("an incident is opened with it or raised to it"),
+        Doc("an incident is opened with it or raised to it"),
     ] = None
     budget: Annotated[
-        Mapping[str, Annotated[int, AtLeast(0)]] | None, About("class: intents that were counted")
+        Mapping[str, Annotated[int, AtLeast(0)]] | None, Doc("class: intents that were counted")
     ] = None
-    message: Annotated[str | None, About("text in a message to people")] = None
+    message: Annotated[str | None, Doc("text in a message to people")] = None
     suppressed: Annotated[
-        str | None, About("what held an action back: budget:NAME, inhibit:RULE, cooldown, acting")
+        str | None, Doc("what held an action back: budget:NAME, inhibit:RULE, cooldown, acting")
     ] = None
     never: Annotated[
-        tuple[Word, ...] | None, About("rules, verbs, severities or states that must not come")
+        tuple[Word, ...] | None, Doc("rules, verbs, severities or states that must not come")
     ] = None
-    count: Annotated[Annotated[int, AtLeast(0)] | None, About("exactly so often")] = None
+    count: Annotated[Annotated[int, AtLeast(0)] | None, Doc("exactly so often")] = None
 
     def subject(self) -> str:
         """Return the key that says what is expected."""
@@ -115,26 +115,26 @@ EVILS = (
 class InjectForm:
     """Something that is done to the run, or to its supervisor, before a frame."""
 
-    at: Annotated[Position, About("before this frame")]
-    gap: Annotated[Some | None, About("so many frames are lost")] = None
-    nan: Annotated[tuple[Word, ...] | None, About("these metrics are NaN")] = None
-    clock_jump: Annotated[Seconds | None, About("nothing ran for so long")] = None
-    phase: Annotated[Word | None, About("the job says that it is in this phase")] = None
-    fail_action: Annotated[Word | None, About("the next action with this verb fails")] = None
-    lose_action: Annotated[Word | None, About("the outcome of the next one never comes")] = None
+    at: Annotated[Position, Doc("before this frame")]
+    gap: Annotated[Some | None, Doc("so many frames are lost")] = None
+    nan: Annotated[tuple[Word, ...] | None, Doc("these metrics are NaN")] = None
+    clock_jump: Annotated[Seconds | None, Doc("nothing ran for so long")] = None
+    phase: Annotated[Word | None, Doc("the job says that it is in this phase")] = None
+    fail_action: Annotated[Word | None, Doc("the next action with this verb fails")] = None
+    lose_action: Annotated[Word | None, Doc("the outcome of the next one never comes")] = None
     crash_after: Annotated[
-        DECIDED | None, About("the supervisor dies after the next such decision and starts again")
+        DECIDED | None, Doc("the supervisor dies after the next such decision and starts again")
     ] = None
-    probe_restart: Annotated[bool | None, About("the job's process is another")] = None
-    silent_rank: Annotated[int | None, About("this rank sends nothing")] = None
-    told: Annotated[TOLD | None, About("a word from an operator")] = None
-    args: Annotated[Mapping[str, Any] | None, About("what goes with it: {value: 0.5}")] = None
-    notice: Annotated[Word | None, About("kind of a notice about the watching")] = None
-    step: Annotated[Steps | None, About("the job's step number jumps to this")] = None
-    checkpoint: Annotated[Steps | None, About("a good checkpoint of this step is found")] = None
-    exit: Annotated[int | None, About("the job ends with this code")] = None
-    for_: Annotated[Some | None, About("frames that it lasts; 1, for a rank and a phase on")] = None
-    count: Annotated[Some, About("how many actions fail")] = 1
+    probe_restart: Annotated[bool | None, Doc("the job's process is another")] = None
+    silent_rank: Annotated[int | None, Doc("this rank sends nothing")] = None
+    told: Annotated[TOLD | None, Doc("a word from an operator")] = None
+    args: Annotated[Mapping[str, Any] | None, Doc("what goes with it: {value: 0.5}")] = None
+    notice: Annotated[Word | None, Doc("kind of a notice about the watching")] = None
+    step: Annotated[Steps | None, Doc("the job's step number jumps to this")] = None
+    checkpoint: Annotated[Steps | None, Doc("a good checkpoint of this step is found")] = None
+    exit: Annotated[int | None, Doc("the job ends with this code")] = None
+    for_: Annotated[Some | None, Doc("frames that it lasts; 1, for a rank and a phase on")] = None
+    count: Annotated[Some, Doc("how many actions fail")] = 1
 
     def check(self) -> list[tuple[str, str]]:
         given = [name for name in EVILS if getattr(self, name) is not None]
@@ -158,22 +158,22 @@ _AFTER = MapOf(SeriesKind())
 class ScenarioForm:
     """A series and what must come of it; played by `supervise policy test`."""
 
-    name: Annotated[str, About("what it shows")]
-    series: Annotated[Mapping[str, Series], About("metric: 'value+slope x count ...'")]
-    expect: Annotated[tuple[ExpectForm, ...], About("what must and must not happen")]
-    seed: Annotated[int, About("of the noise")] = 0
-    noise: Annotated[Mapping[str, float], About("standard deviation per metric")] = field(
+    name: Annotated[str, Doc("what it shows")]
+    series: Annotated[Mapping[str, Series], Doc("metric: 'value+slope x count ...'")]
+    expect: Annotated[tuple[ExpectForm, ...], Doc("what must and must not happen")]
+    seed: Annotated[int, Doc("of the noise")] = 0
+    noise: Annotated[Mapping[str, float], Doc("standard deviation per metric")] = field(
         default_factory=dict
     )
-    inject: Annotated[tuple[InjectForm, ...], About("gaps, faults")] = ()
+    inject: Annotated[tuple[InjectForm, ...], Doc("gaps, faults")] = ()
     after_rollback: Annotated[
         Any,
         OneOf((_AFTER, ListOf(_AFTER))),
-        About("series from the first frame after a rollback; a list: after the first, the second"),
+        Doc("series from the first frame after a rollback; a list: after the first, the second"),
     ] = ()
-    ranks: Annotated[Some, About("ranks of the job; all get the series, each its own noise")] = 1
-    every: Annotated[Seconds, About("time between two frames")] = 0.1
-    delay: Annotated[Seconds, About("time that an action takes")] = 0.0
+    ranks: Annotated[Some, Doc("ranks of the job; all get the series, each its own noise")] = 1
+    every: Annotated[Seconds, Doc("time between two frames")] = 0.1
+    delay: Annotated[Seconds, Doc("time that an action takes")] = 0.0
 
     def check(self) -> list[tuple[str, str]]:
         if not self.series:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..document.diagnostics import Problems
 from ..document.nodes import Node, Scalar, inside
-from ..schema.field_types import BAD, Kind
+from ..schema.field_types import BAD, FieldType
 
 NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 # value, what each step adds (+ or -) or multiplies by (*), for how many steps
@@ -21,7 +21,7 @@ _SERIES = rf"\s*{_PLAIN_PIECE}(?:\s+{_PLAIN_PIECE})*\s*"
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesKind(Kind):
+class SeriesKind(FieldType):
     """`2.4x300 5.0-0.1x20 _x5 nan`; the piece that is wrong is pointed at."""
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:

@@ -8,16 +8,16 @@ from typing import Any
 
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, Sequence
-from .field_types import BAD, Kind, Text
+from .field_types import BAD, FieldType, Text
 
 ANY_NAME = Text()
 
 
 @dataclass(frozen=True, slots=True)
-class ListOf(Kind):
+class ListOf(FieldType):
     """A list of one kind, of any or of a fixed length; becomes a tuple."""
 
-    item: Kind
+    item: FieldType
     length: int | None = None
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
@@ -48,10 +48,10 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class MapOf(Kind):
+class MapOf(FieldType):
     """Names of the writer's choice, each with one kind of value."""
 
-    value: Kind
+    value: FieldType
     key: Text = ANY_NAME
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
@@ -83,10 +83,10 @@ class MapOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Fields(Kind):
+class Fields(FieldType):
     """A closed mapping that stays a dict: certain keys, each with its own kind, none required."""
 
-    kinds: tuple[tuple[str, Kind], ...]
+    kinds: tuple[tuple[str, FieldType], ...]
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
         if not isinstance(node, Mapping):
@@ -120,10 +120,10 @@ class Fields(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf(Kind):
+class OneOf(FieldType):
     """Any of several kinds; `null` where None is among them."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FieldType, ...]
     nullable: bool = False
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from ..document.diagnostics import Place, Problems, did_you_mean, near_miss, quoted
 from ..document.nodes import Mapping, Node
 from .compound_types import Fields, ListOf, MapOf, OneOf
-from .field_types import BAD, About, Anything, AtLeast, Choice, Flag, Kind, Number, Pattern, Text
+from .field_types import BAD, Anything, AtLeast, Choice, Doc, FieldType, Flag, Number, Pattern, Text
 
 SURE = 0.75  # likeness from which on a misspelt key is read as the one that is like it
 
@@ -38,10 +38,10 @@ class Key:
 
     name: str
     attribute: str
-    kind: Kind
+    kind: FieldType
     required: bool
     default: Any
-    about: str  # one line for people, from `About`
+    about: str  # one line for people, from `Doc`
 
 
 @cache
@@ -62,7 +62,7 @@ def keys_of(form: type) -> dict[str, Key]:
     return keys
 
 
-def kind_of(hint: Any) -> Kind:
+def kind_of(hint: Any) -> FieldType:
     """Return the kind of a type hint.
 
     A dict among the marks of an `Annotated` names the keys of a dict and their hints, as in
@@ -75,7 +75,7 @@ def kind_of(hint: Any) -> Kind:
     if typing.get_origin(hint) is Annotated:
         hint, *rest = typing.get_args(hint)
         marks = tuple(rest)
-        given = next((mark for mark in marks if isinstance(mark, Kind)), None)
+        given = next((mark for mark in marks if isinstance(mark, FieldType)), None)
         if given is not None:
             return given
         keys = next((mark for mark in marks if isinstance(mark, dict)), None)
@@ -111,11 +111,11 @@ def kind_of(hint: Any) -> Kind:
 
 def _about(hint: Any) -> str:
     marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    return next((mark.text for mark in marks if isinstance(mark, About)), "")
+    return next((mark.text for mark in marks if isinstance(mark, Doc)), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Record(Kind):
+class Record(FieldType):
     """A mapping whose keys are the fields of a dataclass."""
 
     form: type

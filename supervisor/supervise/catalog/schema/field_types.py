@@ -1,8 +1,8 @@
 """Kinds of values: one object per type hint that reads YAML, writes it back and describes itself.
 
 The hints on a dataclass are the only schema there is. `dataclass_types.kind_of` turns a hint into a
-`Kind`; from it come the loader (`read`), the resolved policy (`write`), the JSON Schema (`schema`)
-and the tables of the READMEs (`words`), so that these four cannot disagree.
+`FieldType`; from it come the loader (`read`), the resolved policy (`write`), the JSON Schema
+(`schema`) and the tables of the READMEs (`words`), so that these four cannot disagree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class Doc:
     """Marker for hints: one line that says what a key means."""
 
     text: str
@@ -46,7 +46,7 @@ class Pattern:
     words: str
 
 
-class Kind(ABC):
+class FieldType(ABC):
     """How one sort of value is read, written and described."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Kind(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Number(Kind):
+class Number(FieldType):
     """A finite number: whole or not, bare or with a unit of time."""
 
     whole: bool
@@ -155,7 +155,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(Kind):
+class Flag(FieldType):
     """true or false."""
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:
@@ -174,7 +174,7 @@ class Flag(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Kind):
+class Text(FieldType):
     """Text, perhaps of a certain form."""
 
     pattern: Pattern | None = None
@@ -200,7 +200,7 @@ class Text(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Kind):
+class Choice(FieldType):
     """One of a few words."""
 
     options: tuple[str, ...]
@@ -223,7 +223,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Anything(Kind):
+class Anything(FieldType):
     """Data that nobody here interprets."""
 
     def read(self, node: Node, problems: Problems, what: str) -> Any:

@@ -13,7 +13,7 @@ from .._number import Number
 if TYPE_CHECKING:
     from ...catalog.document.diagnostics import Problem
     from ...catalog.scenario_subject import Subject
-    from ...mutation.mutation_runner import Hunted, Outcome
+    from ...mutation.mutation_runner import MutationReport, Outcome
     from ...policytest.coverage import Coverage
 
 FAILED = 1
@@ -73,7 +73,7 @@ def command(
     warnings: list[Problem] = []
     paths = _paths(files, shown)
     played: dict[str, list[Outcome]] = {}
-    hunted: dict[str, Hunted] = {}
+    hunted: dict[str, MutationReport] = {}
     for subject in _loaded(paths, warnings):
         played[subject.label] = run(subject)
         shown.add(subject, [outcome.played for outcome in played[subject.label]])
@@ -174,7 +174,7 @@ def _tell_coverage(shown: Coverage, least: float | None) -> None:
         click.echo(f"  {sentence}")
 
 
-def _tell_hunted(name: str, found: Hunted) -> None:
+def _tell_hunted(name: str, found: MutationReport) -> None:
     click.echo(f"{name}: {found.total - len(found.survivors)} of {found.total} mutants noticed")
     for where, what in found.survivors:
         click.echo(f"  {where}: no scenario notices {what}")
@@ -184,7 +184,7 @@ def _json(
     ok: bool,
     played: dict[str, list[Outcome]],
     shown: Coverage | None,
-    hunted: dict[str, Hunted],
+    hunted: dict[str, MutationReport],
     warnings: list[Problem],
 ) -> str:
     from ...catalog.export import sarif
@@ -222,6 +222,6 @@ def _plain_coverage(shown: Coverage) -> dict[str, Any]:
     return {"percent": shown.percent(), "parts": parts, "missing": list(shown.missing())}
 
 
-def _plain_hunted(found: Hunted) -> dict[str, Any]:
+def _plain_hunted(found: MutationReport) -> dict[str, Any]:
     survivors = [{"where": where, "what": what} for where, what in found.survivors]
     return {"total": found.total, "noticed": found.total - len(survivors), "survivors": survivors}

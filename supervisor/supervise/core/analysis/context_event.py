@@ -10,7 +10,7 @@ SCHEDULE = "schedule"  # the kind of a jump of the learning rate that the job it
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class ContextEvent:
     """Something that happened near an onset. `kind`: data, logging, planned, rate, action, ..."""
 
     step: int
@@ -18,7 +18,7 @@ class Happened:
     text: str
 
 
-def answered(happened: Sequence[Happened]) -> dict[str, Any]:
+def answered(happened: Sequence[ContextEvent]) -> dict[str, Any]:
     """Return `{"answer": yes|no, "text", "events"}`; the text names the first three."""
     events = [{"step": h.step, "kind": h.kind, "text": h.text} for h in happened]
     if not events:

@@ -45,7 +45,7 @@ Key = tuple[int, int, int]  # rank, program of the rank, number of the shard in 
 
 
 @dataclass(slots=True)
-class Exposure:
+class ShardStats:
     """How often one shard was there.
 
     Attributes:
@@ -96,7 +96,7 @@ class Trouble:
     shards: frozenset[Key]
 
 
-class Blame:
+class ShardAttribution:
     """Counts, of all ranks of a run, which shards were there and which were there in trouble.
 
     Attributes:
@@ -104,7 +104,7 @@ class Blame:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[Key, Exposure] = {}
+        self._seen: dict[Key, ShardStats] = {}
         self._names: dict[Key, str] = {}
         # rank -> its program, see Announced, and how many there were before it
         self._lives: dict[int, tuple[tuple[int, int], int]] = {}
@@ -117,9 +117,9 @@ class Blame:
         self._calm, self._high, self._squares = 0, 0.0, 0.0  # steps, residuals, their squares
         self._forgotten = 0
 
-    def copy(self) -> Blame:
+    def copy(self) -> ShardAttribution:
         """Return an independent copy."""
-        twin = Blame()
+        twin = ShardAttribution()
         twin.__dict__.update(self.__dict__)
         twin._seen = {key: replace(seen) for key, seen in self._seen.items()}
         twin._names = dict(self._names)
@@ -265,7 +265,7 @@ class Blame:
         if seen is None:
             if len(self._seen) >= SHARDS:
                 self._forget()
-            seen = self._seen[key] = Exposure()
+            seen = self._seen[key] = ShardStats()
         follows = seen.attempt == frame.attempt and seen.step <= frame.step
         seen.windows += min(WINDOW, frame.step - seen.step) if follows else WINDOW
         seen.attempt, seen.step = frame.attempt, frame.step

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .context_event import SCHEDULE as OWN_RATE
-from .context_event import Happened, answered
+from .context_event import ContextEvent, answered
 from .loss_band import Band, median, spread
 from .loss_band import slope as _slope
 
@@ -92,7 +92,7 @@ class Evidence:
     norms: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
     probes: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     artefact: str = "unknown"
-    happened: Sequence[Happened] = ()
+    happened: Sequence[ContextEvent] = ()
     peak: float | None = None
     nonfinite: int | None = None
     kept: Sequence[int] = ()

@@ -1,10 +1,10 @@
 """Who has to see a frame, and who can be told of it later.
 
 In most frames nothing happens: every value lies where its detector would call it usual. A watch
-that can say beforehand which values these are (`Calm`) is left alone while they are; it gets its
-samples in one piece, before anybody looks at it, and is then exactly what it would be had it been
-fed frame by frame. One comparison for each bound, in C, stands for a call of every watch. A watch
-that a value wakes, and one that has nothing to say, are fed frame by frame.
+that can say beforehand which values these are (`QuietWatch`) is left alone while they are; it gets
+its samples in one piece, before anybody looks at it, and is then exactly what it would be had it
+been fed frame by frame. One comparison for each bound, in C, stands for a call of every watch. A
+watch that a value wakes, and one that has nothing to say, are fed frame by frame.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sampler = Callable[[Values], Any]
 NEWEST = attrgetter("last")  # step of a watch
 
 
-class Calm(Watch):
+class QuietWatch(Watch):
     """A watch of one metric that knows beforehand what it will find usual.
 
     Attributes:
@@ -64,7 +64,7 @@ class Idle(Watch):
         """
 
 
-class Feeder:
+class SampleRouter:
     """The samples of one rank's watches, each from its columns.
 
     Private lists: `_loud` and `_loud_others` are fed in each frame; `_calm` and `_idle` have not
@@ -91,7 +91,7 @@ class Feeder:
                 self.clocks.append((i, watch))
             elif detector.reads == "metric":
                 if known:
-                    self._singles.append((i, watch, columns[0], isinstance(watch, Calm)))
+                    self._singles.append((i, watch, columns[0], isinstance(watch, QuietWatch)))
             elif known or inputs:
                 sample = _sampler(detector.reads, columns, [watches[j] for j in inputs])
                 self._others.append((i, watch, sample, known, inputs))
@@ -103,7 +103,7 @@ class Feeder:
 
     def _rest(self) -> None:
         """Feed everybody, until the next frame asks who can be left alone."""
-        self._calm: list[tuple[int, Calm, int, float, float]] = []
+        self._calm: list[tuple[int, QuietWatch, int, float, float]] = []
         self._idle: list[tuple[int, Idle, Sampler, list[int], list[int]]] = []
         self._loud = [(i, watch.feed, column) for i, watch, column, _ in self._singles]
         self._loud_others = [(i, watch.feed, sample) for i, watch, sample, _, _ in self._others]
@@ -165,8 +165,8 @@ class Feeder:
         self._catch_up()
         self._left = STRETCH
         self._calm, self._idle, self._loud, self._loud_others = [], [], [], []
-        both: list[tuple[int, Calm, int, float, float]] = []  # bounded on both sides
-        upper: list[tuple[int, Calm, int, float, float]] = []  # from above only
+        both: list[tuple[int, QuietWatch, int, float, float]] = []  # bounded on both sides
+        upper: list[tuple[int, QuietWatch, int, float, float]] = []  # from above only
         for i, watch, column, can in self._singles:
             band = None
             if can and codes[i] == OK == watch.raw:

@@ -16,7 +16,7 @@ from ..model.events import Beat, Frame
 from ..model.interfaces import NOTE, Watch
 from ..model.policy import Policy, Rule
 from . import rule_inputs
-from .feeder import Feeder
+from .feeder import SampleRouter
 
 FEW = 32  # frames, when time has passed and few frames came: twice the rarest regular sample
 
@@ -40,10 +40,10 @@ class RuleWatch:
         return twin
 
 
-class Bank:
+class RankMonitor:
     """All watches of one rank.
 
-    Some watches may not have seen the newest frames yet (see `Feeder`); whoever looks at
+    Some watches may not have seen the newest frames yet (see `SampleRouter`); whoever looks at
     `watches` finds them up to date.
     """
 
@@ -68,8 +68,8 @@ class Bank:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self._plan()
 
-    def copy(self) -> Bank:
-        twin = Bank.__new__(Bank)
+    def copy(self) -> RankMonitor:
+        twin = RankMonitor.__new__(RankMonitor)
         twin.__dict__.update(self.__dict__)
         twin._watches = [watch.copy() for watch in self.watches]
         twin.codes = list(self.codes)
@@ -105,7 +105,7 @@ class Bank:
         self._plan()
 
     def _plan(self) -> None:
-        self._feeder = Feeder(self.detectors, self._watches, self.names)
+        self._feeder = SampleRouter(self.detectors, self._watches, self.names)
         names = set(self.names)
         self._able = [
             rule_inputs.can_fire(self.policy, r, names.__contains__) for r in self.policy.rules

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ..model.events import Adopted
 from ..runbooks import steps
-from ..state.run_state import Turn
+from ..state.run_state import StepContext
 
 
-def take(turn: Turn, event: Adopted) -> None:
+def take(turn: StepContext, event: Adopted) -> None:
     """Say so, and let every deadline begin anew: nobody listened meanwhile."""
     job = "the job runs" if event.alive else "the job ended meanwhile"
     text = (

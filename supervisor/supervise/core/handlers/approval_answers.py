@@ -9,11 +9,11 @@ from ..model.events import Told
 from ..runbooks import runner
 from ..state.approval_log import ApprovalLog
 from ..state.incident import Incident
-from ..state.run_state import State, Turn
+from ..state.run_state import State, StepContext
 from .operator_actions import Answer
 
 
-def approve(turn: Turn, event: Told) -> Answer:
+def approve(turn: StepContext, event: Told) -> Answer:
     """Let what was asked for run, when it is still what was asked for.
 
     `event.args`: `id` of the request, and perhaps `sha`, which must be the one that was told.
@@ -35,7 +35,7 @@ def approve(turn: Turn, event: Told) -> Answer:
     return Answer(f"{pending.id} is approved: {pending.runbook} runs", then=then)
 
 
-def deny(turn: Turn, event: Told) -> Answer:
+def deny(turn: StepContext, event: Told) -> Answer:
     """Do not let it run; the incident is held, as a person has taken it over."""
     pending, incident = _request(turn.state, event)
     if pending is None or incident is None:
@@ -46,7 +46,7 @@ def deny(turn: Turn, event: Told) -> Answer:
     return Answer(text, then=lambda: _denied(turn, incident, f"by {event.operator}"))
 
 
-def unanswered(turn: Turn) -> None:
+def unanswered(turn: StepContext) -> None:
     """Decide a request that nobody answered in time as the policy says."""
     state, incident, pending = turn.state, turn.state.incident, turn.state.approvals.pending
     if pending is None or incident is None or pending.granted:
@@ -60,7 +60,7 @@ def unanswered(turn: Turn) -> None:
         _denied(turn, incident, "nobody answered in time")
 
 
-def again(turn: Turn, why: str) -> None:
+def again(turn: StepContext, why: str) -> None:
     """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
     incident, pending = turn.state.incident, approvals.settle(turn, "void", why)
     if incident is None or pending is None or pending.runbook not in turn.policy.runbooks:
@@ -85,7 +85,7 @@ def _late(requests: ApprovalLog, event: Told, what: str) -> Answer:
     return Answer(text, ok=well)
 
 
-def _denied(turn: Turn, incident: Incident, why: str) -> None:
+def _denied(turn: StepContext, incident: Incident, why: str) -> None:
     pending = approvals.settle(turn, "denied", why)
     if pending is not None:
         closing.hold(turn, incident, f"{pending.runbook} was denied: {why}")

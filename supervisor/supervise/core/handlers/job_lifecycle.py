@@ -16,8 +16,8 @@ from ..runbooks import checkpoint_choice, effect_verification, runner
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
 from ..state.job_life import CALLED_OFF, JobLife, Restarts
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import Run
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
@@ -30,7 +30,7 @@ IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a pe
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 
 
-def launched(turn: Turn, event: Launched) -> None:
+def launched(turn: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
     state, job = turn.state, turn.state.job
     job.returncode, job.ended, job.stays = None, False, ""
@@ -47,7 +47,7 @@ def launched(turn: Turn, event: Launched) -> None:
                  pid=event.pid)  # fmt: skip
 
 
-def noticed(turn: Turn, event: Noticed) -> None:
+def noticed(turn: StepContext, event: Noticed) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = turn.state, turn.state.job
     turn.say(
@@ -105,7 +105,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
         turn.tell("SEV2", event.message, verdict="rules that read these are not judged")
 
 
-def exited(turn: Turn, event: Exited) -> None:
+def exited(turn: StepContext, event: Exited) -> None:
     """The job's processes are gone; what is under way comes to its end before that is answered."""
     state, incident = turn.state, turn.state.incident
     state.job.returncode = event.returncode
@@ -140,7 +140,7 @@ def failed_start(state: State) -> bool:
     return bool(job.launched and job.returncode) and not (seen or asked)
 
 
-def _ended(turn: Turn) -> None:
+def _ended(turn: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = turn.state, _relaunching(turn.state)
     if relaunch is not None and state.job.called_off:
@@ -173,7 +173,7 @@ def crashed(job: JobLife) -> bool:
     return bool(code) and not meant
 
 
-def _awaited(job: JobLife, run: Run, name: str) -> bool:
+def _awaited(job: JobLife, run: RunbookExecution, name: str) -> bool:
     """Return whether the outcome of an action comes first: only one is performed at a time.
 
     Args:
@@ -184,7 +184,7 @@ def _awaited(job: JobLife, run: Run, name: str) -> bool:
     return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
 
 
-def _answer(turn: Turn, name: str, text: str) -> None:
+def _answer(turn: StepContext, name: str, text: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
     state, incident, policy = turn.state, turn.state.incident, turn.policy
     job, crashes = state.job, state.job.restarts.crashes
@@ -210,7 +210,7 @@ def _answer(turn: Turn, name: str, text: str) -> None:
         runner.start(turn, incident, name, rung, text)
 
 
-def given_up(turn: Turn, incident: Incident, name: str) -> bool:
+def given_up(turn: StepContext, incident: Incident, name: str) -> bool:
     """Give up a job that stands still, where runbook `name` would only start it once more in vain.
 
     Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
@@ -235,7 +235,7 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
         closing.hold(turn, incident, why)
         return True
     incident.escalation.runs += 1
-    incident.run = Run(incident.escalation.runs, book, incident.severity)
+    incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
     incident.run.terms.reason = withdrawal.reason(policy, turn.state, incident)
     incident.headline += f"; {why}"
@@ -246,7 +246,7 @@ def given_up(turn: Turn, incident: Incident, name: str) -> bool:
     return True
 
 
-def conclude(turn: Turn) -> None:
+def conclude(turn: StepContext) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
     state, incident, job = turn.state, turn.state.incident, turn.state.job
     name = str(turn.policy.job.get("on_crash") or "") if job.ended and crashed(job) else ""

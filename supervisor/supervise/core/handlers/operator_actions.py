@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..analysis.shard_attribution import Blame
+from ..analysis.shard_attribution import ShardAttribution
 from ..incidents import action_planning, opening
 from ..model.action import Action, Refused
 from ..model.events import Told
 from ..model.policy import Policy, Runbook
 from ..runbooks import runner
 from ..state.incident import Incident
-from ..state.run_state import Turn
+from ..state.run_state import StepContext
 
 PATIENT = frozenset({"stop", "resume"})  # neither may be lost
 KEY_TEXT = 200  # characters of a name that a person gives
@@ -56,7 +56,7 @@ def busy(incident: Incident) -> str:
     return run.intent.waiting_for or run.runbook.name
 
 
-def order(turn: Turn, event: Told) -> Answer:
+def order(turn: StepContext, event: Told) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = turn.state, turn.state.incident
     verb, keys = VERBS[event.word](event)
@@ -87,7 +87,7 @@ def order(turn: Turn, event: Told) -> Answer:
     )  # fmt: skip
 
 
-def _run(turn: Turn, event: Told, book: Runbook, before: int | None) -> None:
+def _run(turn: StepContext, event: Told, book: Runbook, before: int | None) -> None:
     state, incident = turn.state, turn.state.incident
     if incident is None:
         bank = next(iter(state.banks.values()), None)
@@ -115,7 +115,7 @@ def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
 # ── shards ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unseen(blame: Blame, event: Told) -> str:
+def _unseen(blame: ShardAttribution, event: Told) -> str:
     """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
 
     Raises:

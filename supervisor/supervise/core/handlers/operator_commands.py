@@ -11,14 +11,14 @@ from ..model import state_machine
 from ..model.action import Refused
 from ..model.events import Told
 from ..state.incident import brief
-from ..state.run_state import Turn
+from ..state.run_state import StepContext
 from . import approval_answers, operator_actions
 from .operator_actions import Answer
 
 SILENT_STEPS = 1000  # of `silence` without a number; project default
 
 
-def told(turn: Turn, event: Told) -> None:
+def told(turn: StepContext, event: Told) -> None:
     """Answer a word, then do what it says."""
     if event.word == "reload":  # its answer is the policy that follows
         turn.say("note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args))
@@ -36,7 +36,7 @@ def told(turn: Turn, event: Told) -> None:
     answer.then()
 
 
-def waited(turn: Turn) -> None:
+def waited(turn: StepContext) -> None:
     """Do what operators said while an action was under way, when it is over."""
     incident = turn.state.incident
     if incident is None or not incident.deferred.wanted or operator_actions.busy(incident):
@@ -47,7 +47,7 @@ def waited(turn: Turn) -> None:
         told(turn, event)
 
 
-def _answer(turn: Turn, event: Told) -> Answer:
+def _answer(turn: StepContext, event: Told) -> Answer:
     if event.word == "release" and "shard" not in event.args:
         return _release(turn, event)
     if event.word in operator_actions.VERBS:
@@ -57,7 +57,7 @@ def _answer(turn: Turn, event: Told) -> Answer:
     raise Refused(f"there is no word {event.word!r}")
 
 
-def _release(turn: Turn, event: Told) -> Answer:
+def _release(turn: StepContext, event: Told) -> Answer:
     """End a hold, or take a launch as it is that did not go on from its checkpoint."""
     state, by = turn.state, f"released by {event.operator}"
     held = state.machine == state_machine.HOLDING
@@ -82,7 +82,7 @@ def _release(turn: Turn, event: Told) -> Answer:
     return Answer("released; rules that are still in breach fire again", then=then)
 
 
-def _ack(turn: Turn, event: Told) -> Answer:
+def _ack(turn: StepContext, event: Told) -> Answer:
     incident = turn.state.incident
     if incident is None:
         raise Refused("no incident is open")
@@ -96,7 +96,7 @@ def _ack(turn: Turn, event: Told) -> Answer:
     return Answer(f"{incident.id} is yours; nobody is reminded of it any more", then=then)
 
 
-def _silence(turn: Turn, event: Told) -> Answer:
+def _silence(turn: StepContext, event: Told) -> Answer:
     state, name = turn.state, str(event.args.get("rule"))
     rule = next((rule for rule in turn.policy.rules if rule.id == name), None)
     if rule is None:

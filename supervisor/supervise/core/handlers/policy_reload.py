@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.events import Reloaded
 from ..model.policy import HOLD, Ladder, Policy, Rule
 from ..state.incident import Incident
 from ..state.job_life import CALLED_OFF
-from ..state.run_state import State, Turn
+from ..state.run_state import State, StepContext
 from . import approval_answers
 
 # Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
@@ -63,7 +63,7 @@ def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:
     return found
 
 
-def take(turn: Turn, event: Reloaded) -> None:
+def take(turn: StepContext, event: Reloaded) -> None:
     """Let `turn.policy` take over; a refused one is only told."""
     if event.refused is not None:
         turn.say(
@@ -105,14 +105,14 @@ def take(turn: Turn, event: Reloaded) -> None:
     turn.tell("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
 
 
-def rebind(bank: Bank, policy: Policy) -> tuple[Bank, dict[str, list[str]]]:
+def rebind(bank: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:
     """Return a bank that judges by `policy` what `bank` has seen, and what starts anew in it.
 
     The latter by name, under `detectors` and `rules`.
 
     `bank` itself must not be used any more: the two share watches.
     """
-    old, made = bank.policy, Bank(policy)
+    old, made = bank.policy, RankMonitor(policy)
     for name, value in vars(bank).items():
         if name not in DERIVED and not name.startswith("_"):
             setattr(made, name, value)
@@ -137,7 +137,7 @@ def rebind(bank: Bank, policy: Policy) -> tuple[Bank, dict[str, list[str]]]:
     return made, anew
 
 
-def _forget_rules(turn: Turn, before: Mapping[tuple[str, int], str]) -> None:
+def _forget_rules(turn: StepContext, before: Mapping[tuple[str, int], str]) -> None:
     """Say which rules do not fire any more, and drop what was remembered about them."""
     state = turn.state
     firing = _firing(state.banks)
@@ -166,7 +166,7 @@ def _translate_rungs(state: State, old: Ladder, new: Ladder) -> None:
         tried.rung = rung(tried.rung)
 
 
-def _keep_runnable(turn: Turn, incident: Incident) -> None:
+def _keep_runnable(turn: StepContext, incident: Incident) -> None:
     """A runbook in progress goes on as it began; what follows its failure must still exist."""
     run = incident.run
     if run is None or run.runbook.if_it_fails in (HOLD, *turn.policy.runbooks):
@@ -177,7 +177,7 @@ def _keep_runnable(turn: Turn, incident: Incident) -> None:
              what="if-it-fails", runbook=run.runbook.name)  # fmt: skip
 
 
-def _firing(banks: Mapping[int, Bank]) -> dict[tuple[str, int], str]:
+def _firing(banks: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:
     """Return `(rule id, rank) -> severity` of all rules that fire or are blind."""
     return {
         (rule.id, rank): rule.severity

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..incidents import (
     action_planning,
     approvals,
@@ -27,12 +27,12 @@ from ..model.decisions import ACTING_MODES, SEVERITIES
 from ..model.policy import HOLD, Policy, Rule
 from ..runbooks import runner
 from ..state.incident import HELD, PROBATION, first_breach, headline
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import Run
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
 from . import job_lifecycle
 
 
-def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) -> None:
+def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[int, bool]]) -> None:
     """Take `(rule index, fired)` of one rank and one event."""
     policy, state = turn.policy, turn.state
     was_in, fired = state.machine, []
@@ -59,7 +59,7 @@ def moved(turn: Turn, bank: Bank, rank: int, changes: list[tuple[int, bool]]) ->
         _answer(turn, bank, fired, firing, was_in)
 
 
-def unmuted(turn: Turn, bank: Bank) -> None:
+def unmuted(turn: StepContext, bank: RankMonitor) -> None:
     """Offer rules again that still fire when what muted them is gone."""
     policy, state, muted = turn.policy, turn.state, turn.state.rules.muted
     firing = set(state.firing(policy))
@@ -75,8 +75,8 @@ def unmuted(turn: Turn, bank: Bank) -> None:
 
 
 def _answer(
-    turn: Turn,
-    bank: Bank,
+    turn: StepContext,
+    bank: RankMonitor,
     fired: list[tuple[Rule, dict[str, Any]]],
     firing: set[str],
     was_in: str,
@@ -111,7 +111,7 @@ def _answer(
 
 
 def _muted(
-    policy: Policy, state: State, bank: Bank, rule: Rule, firing: set[str], was_in: str
+    policy: Policy, state: State, bank: RankMonitor, rule: Rule, firing: set[str], was_in: str
 ) -> str | None:
     """Return what mutes a rule, None: it may speak.
 
@@ -133,7 +133,7 @@ def _muted(
     return None if planned is None else f"planned:{planned}"
 
 
-def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
+def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     """A rule with a runbook fired, may act, and nothing mutes it."""
     policy, state, incident = turn.policy, turn.state, turn.state.incident
     assert incident is not None
@@ -193,7 +193,9 @@ def _respond(turn: Turn, bank: Bank, rule: Rule) -> None:
         state.history.cooldown[rule.id] = (state.pace, rung)
 
 
-def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, int]) -> None:
+def _meanwhile(
+    turn: StepContext, bank: RankMonitor, rule: Rule, run: RunbookExecution, wanted: tuple[str, int]
+) -> None:
     """A rule asks for a runbook, and a rung, while another one runs."""
     policy, incident, (name, rung) = turn.policy, turn.state.incident, wanted
     assert incident is not None
@@ -209,7 +211,7 @@ def _meanwhile(turn: Turn, bank: Bank, rule: Rule, run: Run, wanted: tuple[str, 
         incident.deferred.waiting.append(rule.id)
 
 
-def _answered(banks: Mapping[int, Bank], bank: Bank, place: int) -> int | None:
+def _answered(banks: Mapping[int, RankMonitor], bank: RankMonitor, place: int) -> int | None:
     """Return another rank on which the rule at that place fires and was answered."""
     for rank, other in banks.items():
         if other is not bank and other.rules[place].firing and other.rules[place].answered:
@@ -217,7 +219,7 @@ def _answered(banks: Mapping[int, Bank], bank: Bank, place: int) -> int | None:
     return None
 
 
-def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
+def _preempt(turn: StepContext, bank: RankMonitor, rule: Rule, name: str, rung: int) -> None:
     """Something worse came up: leave a runbook that is only being verified; never cut an action."""
     incident = turn.state.incident
     assert incident is not None
@@ -241,7 +243,7 @@ def _preempt(turn: Turn, bank: Bank, rule: Rule, name: str, rung: int) -> None:
     runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)
 
 
-def waited(turn: Turn) -> None:
+def waited(turn: StepContext) -> None:
     """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
     state, incident = turn.state, turn.state.incident
     if incident is None or not incident.deferred.waiting:
@@ -257,7 +259,7 @@ def waited(turn: Turn) -> None:
         _respond(turn, bank, rule)
 
 
-def _shadow(turn: Turn, rule: Rule, mode: str) -> None:
+def _shadow(turn: StepContext, rule: Rule, mode: str) -> None:
     """Write down what enforce would have done; touch nothing."""
     incident = turn.state.incident
     assert incident is not None

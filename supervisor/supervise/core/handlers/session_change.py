@@ -13,7 +13,7 @@ Budgets, and what operators silenced, are of the run and stay.
 
 from __future__ import annotations
 
-from ..detection.rank_monitor import Bank, RuleWatch
+from ..detection.rank_monitor import RankMonitor, RuleWatch
 from ..incidents import approvals, closing, diagnosis
 from ..model.action import Action
 from ..model.events import Announced
@@ -21,14 +21,14 @@ from ..model.policy import Runbook
 from ..runbooks import steps
 from ..state import compensation
 from ..state.incident import Incident
-from ..state.run_state import Turn
-from ..state.runbook_execution import Run, RunbookFailure
+from ..state.run_state import StepContext
+from ..state.runbook_execution import RunbookExecution, RunbookFailure
 from . import operator_commands
 
 NEXT = "the next one is watched from nothing"
 
 
-def another(turn: Turn, bank: Bank, event: Announced) -> None:
+def another(turn: StepContext, bank: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
     state, rank, last = turn.state, event.rank, bank.step
     turn.say(
@@ -55,7 +55,7 @@ def another(turn: Turn, bank: Bank, event: Announced) -> None:
     settle(turn)
 
 
-def settle(turn: Turn) -> None:
+def settle(turn: StepContext) -> None:
     """Close an incident whose training is over once nothing of it is under way."""
     incident = turn.state.incident
     if incident is None or not incident.deferred.over:
@@ -75,16 +75,16 @@ def settle(turn: Turn) -> None:
         operator_commands.told(turn, event)
 
 
-def _take_back(turn: Turn, incident: Incident, action: Action) -> None:
+def _take_back(turn: StepContext, incident: Incident, action: Action) -> None:
     """Ask for it once."""
     compensation.tried(incident.recovery, action)
     number, book = incident.escalation.runs, Runbook("undo", (), ())
     failure = RunbookFailure(incident.deferred.over, undoing=[action])
-    run = incident.run = Run(number, book, incident.severity, failure=failure)
+    run = incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
     steps.take_back(turn, incident, run, action, "undo")
 
 
-def _not_done(turn: Turn, incident: Incident, run: Run, why: str) -> None:
+def _not_done(turn: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.order.operator:
         turn.tell("SEV2", f"{incident.id}: not done for {run.order.operator}", verdict=why)
@@ -94,7 +94,7 @@ def _not_done(turn: Turn, incident: Incident, run: Run, why: str) -> None:
                   then="it may act on the next training")  # fmt: skip
 
 
-def _clear(turn: Turn, bank: Bank, rank: int) -> None:
+def _clear(turn: StepContext, bank: RankMonitor, rank: int) -> None:
     """What fired on the rank fires no more, so that it can fire again."""
     policy, state = turn.policy, turn.state
     for rule, watch in zip(policy.rules, bank.rules, strict=True):
@@ -106,7 +106,7 @@ def _clear(turn: Turn, bank: Bank, rank: int) -> None:
     state.rules.unmute_cleared(firing)
 
 
-def _begin(turn: Turn, why: str) -> None:
+def _begin(turn: StepContext, why: str) -> None:
     """What was tried, and how often the loss went astray, was so in the training before."""
     state = turn.state
     if state.job.returncode is not None:

@@ -8,28 +8,32 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..model.action import Aim, Refused
+from ..model.action import PlanContext, Refused
 from ..model.checkpoint_registry import Checkpoint
 from ..model.policy import Runbook
 from ..state.incident import Incident
 from ..state.run_state import State
 
 
-def aim(state: State, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
+def aim(
+    state: State, incident: Incident, before: int | None = None, operator: str = ""
+) -> PlanContext:
     """Return what an action may know when its arguments are worked out; see `known`."""
     blame = state.context.blame
     where = known(state, incident, before, operator)
     return replace(where, suspects=blame.suspects(), shards=blame.shards)
 
 
-def known(state: State, incident: Incident, before: int | None = None, operator: str = "") -> Aim:
+def known(
+    state: State, incident: Incident, before: int | None = None, operator: str = ""
+) -> PlanContext:
     """Return what an action may know but for shards, which take long to weigh.
 
     Args:
         before: the step that counts as the first breach; None: that of the incident.
         operator: who asked for the action; "": the policy did.
     """
-    return Aim(
+    return PlanContext(
         incident=incident.id,
         step=state.step,
         breach_step=incident.breach_step if before is None else before,
@@ -59,7 +63,7 @@ def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
     return not _refusal(replace(where, good=(oldest, *where.good)), book)
 
 
-def _refusal(where: Aim, book: Runbook) -> str:
+def _refusal(where: PlanContext, book: Runbook) -> str:
     for verb, step in zip(book.verbs, book.steps, strict=True):
         try:
             step.aim(where)

@@ -20,7 +20,7 @@ from ..model.decisions import SEVERITIES
 from ..model.policy import Approval, Policy, Runbook
 from ..state.approval_log import ApprovalLog
 from ..state.incident import HELD, Incident, brief
-from ..state.run_state import State, Turn
+from ..state.run_state import State, StepContext
 from . import action_planning, stall
 
 DENY, ALLOW = "deny", "allow"
@@ -51,7 +51,7 @@ def _excused(terms: Approval, incident: Incident) -> bool:
 
 
 def ask(
-    turn: Turn, incident: Incident, book: Runbook, terms: Approval, rung: int, why: str,
+    turn: StepContext, incident: Incident, book: Runbook, terms: Approval, rung: int, why: str,
     *, climbed: bool,
 ) -> None:  # fmt: skip
     """Ask people about a runbook; an older request of the incident is void."""
@@ -90,7 +90,7 @@ def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def settle(turn: Turn, what: str, why: str, operator: str = "") -> Pending | None:
+def settle(turn: StepContext, what: str, why: str, operator: str = "") -> Pending | None:
     """End the request that waits, if any: `approved`, `denied`, `void`, or `withdrawn`."""
     requests = turn.state.approvals
     pending = requests.pending

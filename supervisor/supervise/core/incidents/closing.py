@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..state.incident import CLOSED, HELD, Incident
-from ..state.run_state import Turn
-from ..state.runbook_execution import Run
+from ..state.run_state import StepContext
+from ..state.runbook_execution import RunbookExecution
 from . import approvals, diagnosis, opening, stall
 
 NOTHING = "nothing to do"
 
 
-def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -> None:
+def hold(turn: StepContext, incident: Incident, why: str, *, exhausted: bool = False) -> None:
     """Stop acting and wait for a person. The job itself is left as it is; an ended one is over.
 
     Args:
@@ -42,7 +42,7 @@ def hold(turn: Turn, incident: Incident, why: str, *, exhausted: bool = False) -
     )
 
 
-def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
+def hold_by(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """Hold as the last step of a runbook says, whatever became of the evidence before it."""
     if incident.phase == HELD and run.failure.why is None:
         run.index += 1  # it ran in a hold: people know
@@ -52,7 +52,7 @@ def hold_by(turn: Turn, incident: Incident, run: Run) -> None:
     hold(turn, incident, why, exhausted=run.terms.climbed)
 
 
-def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
+def helpless(turn: StepContext, incident: Incident, name: str, refusal: str) -> None:
     """Say that the runbook that is wanted cannot work here, and why."""
     turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
     turn.state.job.stays = f"{name}: {refusal}"
@@ -67,7 +67,7 @@ def helpless(turn: Turn, incident: Incident, name: str, refusal: str) -> None:
 
 
 def close(
-    turn: Turn, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
+    turn: StepContext, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn."""
     approvals.settle(turn, "withdrawn", f"{incident.id} is over")

@@ -10,14 +10,14 @@ the same trouble and counts once: its steps say how the run is, not what it was 
 from __future__ import annotations
 
 from ..analysis.shard_attribution import BEFORE
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.approval_request import Pending
 from ..model.decisions import BREACH
 from ..model.policy import Policy, Rule
 from ..state.incident import QUIET_STEPS, Incident
 from ..state.onset import Onset
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import Run
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
 from .approvals import ALLOW
 
 FINGERPRINT = "batch_fingerprint"
@@ -25,7 +25,13 @@ BATCHES = 64  # of one trouble; what lasts longer is no matter of its data. Proj
 
 
 def began(
-    turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, *, another: bool = False
+    turn: StepContext,
+    bank: RankMonitor,
+    incident: Incident,
+    rule: Rule,
+    breach: int,
+    *,
+    another: bool = False,
 ) -> None:
     """The trouble of an incident began at step `breach`, for the first time or again.
 
@@ -55,7 +61,13 @@ def began(
 
 
 def joined(
-    turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, *, moved: bool = False
+    turn: StepContext,
+    bank: RankMonitor,
+    incident: Incident,
+    rule: Rule,
+    breach: int,
+    *,
+    moved: bool = False,
 ) -> None:
     """A rule fires that is, by now, of the open incident. `moved`: the incident begins there."""
     watch(turn.policy, turn.state, bank, incident)
@@ -80,7 +92,7 @@ def calm(state: State) -> bool:
     return incident is None or state.pace - incident.onset.pace > QUIET_STEPS
 
 
-def watch(policy: Policy, state: State, bank: Bank, incident: Incident) -> None:
+def watch(policy: Policy, state: State, bank: RankMonitor, incident: Incident) -> None:
     """Look whether the newest frame of a rank is in breach, and its batch part of the trouble."""
     rules = [
         rule
@@ -98,7 +110,7 @@ def watch(policy: Policy, state: State, bank: Bank, incident: Incident) -> None:
         _reach(bank, incident, bank.step)
 
 
-def _reach(bank: Bank, incident: Incident, step: int) -> None:
+def _reach(bank: RankMonitor, incident: Incident, step: int) -> None:
     """Take the batch of `step` for one of the trouble, and those just before it.
 
     A step in breach further away stands alone: what lies between was healthy.
@@ -110,14 +122,14 @@ def _reach(bank: Bank, incident: Incident, step: int) -> None:
     onset.last = max(onset.last, step)
 
 
-def _raw(bank: Bank, rule: Rule) -> bool:
+def _raw(bank: RankMonitor, rule: Rule) -> bool:
     """Return whether a metric is in breach in this very frame; a reading may last longer."""
     policy, watches = bank.policy, bank.watches
     leaves = [bank.index[name] for name in policy.behind(rule) if policy.detectors[name].metrics]
     return any(watches[i].raw == BREACH for i in leaves)
 
 
-def _asked(pending: Pending | None, run: Run | None) -> bool:
+def _asked(pending: Pending | None, run: RunbookExecution | None) -> bool:
     """Return whether people said yes to the batches as they are, or their silence will."""
     if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
         return True

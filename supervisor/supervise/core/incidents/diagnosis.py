@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ..analysis import spike_classifier
-from ..analysis.context_event import SCHEDULE, Happened
+from ..analysis.context_event import SCHEDULE, ContextEvent
 from ..analysis.frame_history import LOSS
 from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
 from ..analysis.spike_classifier import DEADLINE, Evidence, Verdict
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.policy import Planned, Policy, Rule
 from ..state import rule_scope
 from ..state.incident import Incident
@@ -43,7 +43,9 @@ RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that re
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
 
 
-def open_case(policy: Policy, state: State, bank: Bank, rank: int, incident: Incident) -> None:
+def open_case(
+    policy: Policy, state: State, bank: RankMonitor, rank: int, incident: Incident
+) -> None:
     """Take down what was before the first breach, and what is known of the frames since."""
     if LOSS not in bank.history.names:
         rank = state.leader() or rank
@@ -141,7 +143,7 @@ def about_loss(policy: Policy, incident: Incident) -> bool:
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
 
 
-def announced(policy: Policy, step: int, bank: Bank, rule: Rule) -> str | None:
+def announced(policy: Policy, step: int, bank: RankMonitor, rule: Rule) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
     if rule.severity == "SEV0" or not policy.planned:
         return None
@@ -153,7 +155,7 @@ def announced(policy: Policy, step: int, bank: Bank, rule: Rule) -> str | None:
     return None
 
 
-def _as_expected(bank: Bank, event: Planned) -> bool:
+def _as_expected(bank: RankMonitor, event: Planned) -> bool:
     """Return whether the newest loss is on the side where the event was said to take it."""
     if event.expect == "either":
         return True
@@ -199,7 +201,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
     )
 
 
-def _look(case: LossCase, bank: Bank, values: tuple[float | None, ...], step: int) -> None:
+def _look(case: LossCase, bank: RankMonitor, values: tuple[float | None, ...], step: int) -> None:
     """Keep the largest loss, and the steps whose loss, gradient or update is not finite.
 
     What was skipped was kept from the weights, unless the update itself tells otherwise.
@@ -221,14 +223,14 @@ def _look(case: LossCase, bank: Bank, values: tuple[float | None, ...], step: in
             seen.far += loss - band.forecast(step) > far
 
 
-def _reaches(bank: Bank, onset: int) -> bool:
+def _reaches(bank: RankMonitor, onset: int) -> bool:
     """Return whether the frames that are kept go back to what question 4 looks at."""
     frames = bank.history.frames
     whole = len(frames) < (frames.maxlen or 0)  # none was forgotten
     return whole or frames[0].step < onset - BEFORE - 1
 
 
-def _artefact(bank: Bank, onset: int) -> str:
+def _artefact(bank: RankMonitor, onset: int) -> str:
     """Say whether the evaluation before and after the onset was the same one."""
     points = bank.history.series(ARTEFACT)
     before = {value for step, value in points if step < onset}
@@ -262,7 +264,7 @@ def recurring(onsets: Sequence[int]) -> str:
 # ── what happened around the onset ───────────────────────────────────────────────────────────────
 
 
-def before(bank: Bank, metric: str, onset: int) -> list[float]:
+def before(bank: RankMonitor, metric: str, onset: int) -> list[float]:
     """Return the values from before an onset that its trend is taken from."""
     return [v for step, v in bank.history.series(metric) if step < onset - EXCLUDED][-PRE:]
 
@@ -272,13 +274,15 @@ def plans(policy: Policy, onset: int) -> list[Planned]:
     return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
 
 
-def around(policy: Policy, context: LossContext, bank: Bank, incident: Incident) -> list[Happened]:
+def around(
+    policy: Policy, context: LossContext, bank: RankMonitor, incident: Incident
+) -> list[ContextEvent]:
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
     own = f"{incident.id}/"  # what was done about it is not its cause
-    found = [Happened(plan.from_step, "planned", plan.what) for plan in plans(policy, onset)]
+    found = [ContextEvent(plan.from_step, "planned", plan.what) for plan in plans(policy, onset)]
     found += [
-        Happened(step, kind, text)
+        ContextEvent(step, kind, text)
         for step, attempt, kind, text in context.happened
         if onset - BEFORE <= step <= onset + AFTER
         and attempt == incident.case.attempt
@@ -288,7 +292,7 @@ def around(policy: Policy, context: LossContext, bank: Bank, incident: Incident)
     return sorted(found, key=lambda event: event.step)
 
 
-def _rates(bank: Bank, onset: int) -> Iterator[Happened]:
+def _rates(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
     points = [p for p in bank.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER]
     asked = dict(bank.history.series(SCHEDULED))
@@ -298,10 +302,10 @@ def _rates(bank: Bank, onset: int) -> Iterator[Happened]:
             continue
         own = asked.get(step, 0.0) >= OWN_JUMP * asked.get(last, math.inf) > 0.0
         whose = "the job's own learning rate" if own else "learning rate"
-        yield Happened(step, SCHEDULE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
+        yield ContextEvent(step, SCHEDULE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
 
 
-def _odd(bank: Bank, onset: int) -> Iterator[Happened]:
+def _odd(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     """Yield batches, and counts of tokens, that were unlike those before."""
     for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
         for metric in metrics:
@@ -314,10 +318,10 @@ def _odd(bank: Bank, onset: int) -> Iterator[Happened]:
             far = max(near, key=lambda p: abs(p[1] - middle), default=None)
             if far is not None and abs(far[1] - middle) > OUTLIER * scale:
                 text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
-                yield Happened(far[0], kind, text)
+                yield ContextEvent(far[0], kind, text)
 
 
-def _marks(bank: Bank, onset: int) -> Iterator[Happened]:
+def _marks(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     """Yield checkpoints, skipped updates and changes of the loss scale."""
 
     def near(metric: str) -> list[tuple[int, float]]:
@@ -325,12 +329,12 @@ def _marks(bank: Bank, onset: int) -> Iterator[Happened]:
         return [p for p in points if onset - BEFORE <= p[0] <= onset + AFTER]
 
     for step, value in near("checkpoint_time"):
-        yield Happened(step, "checkpoint", f"a checkpoint took {value:.3g} s")
+        yield ContextEvent(step, "checkpoint", f"a checkpoint took {value:.3g} s")
     skips = [step for step, value in near(SKIPPED) if value == 1.0]
     if skips:
-        yield Happened(skips[0], "skipped", f"{len(skips)} updates were skipped")
+        yield ContextEvent(skips[0], "skipped", f"{len(skips)} updates were skipped")
     scales = near("loss_scale")
     for (_, a), (step, b) in pairwise(scales):
         if b != a:
-            yield Happened(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
+            yield ContextEvent(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
             return

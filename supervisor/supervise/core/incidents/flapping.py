@@ -9,7 +9,7 @@ from collections import deque
 
 from ..detection.rank_monitor import RuleWatch
 from ..model.policy import Policy, Rule
-from ..state.run_state import State, Turn
+from ..state.run_state import State, StepContext
 
 CHANGES, STEPS = 6, 500
 # An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
@@ -17,7 +17,7 @@ CHANGES, STEPS = 6, 500
 KEEP = 100
 
 
-def changed(turn: Turn, rule: Rule, rank: int) -> None:
+def changed(turn: StepContext, rule: Rule, rank: int) -> None:
     """The rule fired or cleared on a rank."""
     state, rules = turn.state, turn.state.rules
     flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
@@ -43,7 +43,7 @@ def hold_on(policy: Policy, state: State, rule: Rule, watch: RuleWatch) -> None:
         watch.keep_until = max(watch.keep_until, state.pace + KEEP)
 
 
-def settled(turn: Turn) -> None:
+def settled(turn: StepContext) -> None:
     """A rule that has not changed for as long as it takes to flap is told of again.
 
     One that fires all the while is no noise: it is told at once.

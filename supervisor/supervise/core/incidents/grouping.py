@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.policy import Rule
 from ..state import rule_scope
 from ..state.incident import HELD, OPEN, Incident, first_breach
-from ..state.run_state import Turn
+from ..state.run_state import StepContext
 from . import data_suspicion, opening
 
 
 def enlist(
-    turn: Turn,
-    bank: Bank,
+    turn: StepContext,
+    bank: RankMonitor,
     rule: Rule,
     numbers: Mapping[str, Mapping[str, Any]],
     text: str,
@@ -52,7 +52,9 @@ def enlist(
     return True
 
 
-def _joins(turn: Turn, bank: Bank, incident: Incident, rule: Rule, breach: int, text: str) -> bool:
+def _joins(
+    turn: StepContext, bank: RankMonitor, incident: Incident, rule: Rule, breach: int, text: str
+) -> bool:
     """Let a rule join the open incident; return whether that is news to people."""
     policy, idle = turn.policy, incident.run is None
     news = rule_scope.new_kind(incident, rule)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
 from ..model.policy import Policy
 from ..state.incident import Incident
-from ..state.run_state import State, Turn
+from ..state.run_state import State, StepContext
 from . import diagnosis
 
 
 def open_incident(
-    turn: Turn, bank: Bank | None, severity: str, text: str, *,
+    turn: StepContext, bank: RankMonitor | None, severity: str, text: str, *,
     breach: int, rule: str | None = None, see: str = "",
 ) -> Incident:  # fmt: skip
     """Open an incident, and say so.
@@ -41,7 +41,7 @@ def open_incident(
     return incident
 
 
-def crash(turn: Turn, incident: Incident, text: str) -> None:
+def crash(turn: StepContext, incident: Incident, text: str) -> None:
     """A crash joins an advisory incident that says nothing against the weights.
 
     It began when the process ended, however long the host has been slow: what was saved until then
@@ -57,7 +57,7 @@ def crash(turn: Turn, incident: Incident, text: str) -> None:
     )  # fmt: skip
 
 
-def case(policy: Policy, state: State, bank: Bank | None, incident: Incident) -> None:
+def case(policy: Policy, state: State, bank: RankMonitor | None, incident: Incident) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if bank is not None:
         diagnosis.open_case(policy, state, bank, _rank_of(state.banks, bank), incident)
@@ -103,5 +103,5 @@ def checkpoint(state: State, data: Mapping[str, Any]) -> None:
     state.checkpoints.notice(data, suspect, trial)
 
 
-def _rank_of(banks: Mapping[int, Bank], bank: Bank) -> int:
+def _rank_of(banks: Mapping[int, RankMonitor], bank: RankMonitor) -> int:
     return next(rank for rank, one in banks.items() if one is bank)

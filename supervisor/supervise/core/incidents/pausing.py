@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from ..model.events import Noticed
 from ..state import compensation
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import Run
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
 
 ENDED = "pause-ended"  # kind of the notice
 UNPAUSED = "the pause that it relies on has ended"
 
 
-def ended(turn: Turn, event: Noticed) -> None:
+def ended(turn: StepContext, event: Noticed) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
     state, incident, run = turn.state, turn.state.incident, turn.state.run()
     pauses = run is not None and run.intent.awaits("pause")
@@ -44,7 +44,7 @@ def withdrawn(state: State) -> bool:
     return awaited is not None and action is not None and action.touches_job
 
 
-def _relies(run: Run) -> bool:
+def _relies(run: RunbookExecution) -> bool:
     """Return whether the step under way was to find the job paused, or is the pause itself."""
     if run.failure.why is not None:
         return False

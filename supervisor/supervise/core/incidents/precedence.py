@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.decisions import BREACH, SEVERITIES
 from ..model.policy import Policy, Rule
 from ..state.incident import Incident
-from ..state.runbook_execution import Run
+from ..state.runbook_execution import RunbookExecution
 from . import stall
 
 
-def worse(rule: Rule, run: Run) -> bool:
+def worse(rule: Rule, run: RunbookExecution) -> bool:
     """Return whether a rule is more severe than what a run was started for."""
     return SEVERITIES.index(rule.severity) < SEVERITIES.index(run.severity)
 
 
-def outranks(policy: Policy, bank: Bank, rule: Rule, run: Run) -> bool:
+def outranks(policy: Policy, bank: RankMonitor, rule: Rule, run: RunbookExecution) -> bool:
     """Return whether a rule that fires does not wait for the end of a run.
 
     What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
@@ -30,7 +30,7 @@ def outranks(policy: Policy, bank: Bank, rule: Rule, run: Run) -> bool:
     return worse(rule, run) or (aside and stall.told_by(bank, rule))
 
 
-def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
+def over(incident: Incident, bank: RankMonitor, rule: Rule) -> bool:
     """Return whether a rule fires for frames from before the job was taken back, and for no other.
 
     Silence is none of them.
@@ -39,8 +39,8 @@ def over(incident: Incident, bank: Bank, rule: Rule) -> bool:
 
 
 def due(
-    policy: Policy, banks: Mapping[int, Bank], incident: Incident
-) -> Iterable[tuple[Rule, Bank]]:
+    policy: Policy, banks: Mapping[int, RankMonitor], incident: Incident
+) -> Iterable[tuple[Rule, RankMonitor]]:
     """Return the rules that wait and are to be answered now, each with where it fires.
 
     When the job was taken back meanwhile, a rule is due only if a frame after that is in breach.

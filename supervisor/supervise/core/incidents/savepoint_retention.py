@@ -11,7 +11,7 @@ from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Runbook
 from ..state.incident import Incident
 from ..state.run_state import State
-from ..state.runbook_execution import Run
+from ..state.runbook_execution import RunbookExecution
 from . import action_planning
 
 
@@ -57,7 +57,9 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
     return found
 
 
-def _goes_before(state: State, incident: Incident, book: Runbook, run: Run | None = None) -> int:
+def _goes_before(
+    state: State, incident: Incident, book: Runbook, run: RunbookExecution | None = None
+) -> int:
     """Return the step that the rollback of a runbook goes before, 0 when it has none."""
     before, operator = (None, "") if run is None else (run.order.before, run.order.operator)
     where = action_planning.known(state, incident, before, operator)

@@ -5,14 +5,14 @@ Pure questions: nothing is decided, said or done.
 
 from __future__ import annotations
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model.policy import Policy, Rule
 from ..state.run_state import State
 
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 
 
-def told_by(bank: Bank, rule: Rule) -> bool:
+def told_by(bank: RankMonitor, rule: Rule) -> bool:
     """Return whether a rule is in breach because something did not come."""
     readings = bank.numbers(rule).values()
     return any("signal" in one and one.get("code") == "BREACH" for one in readings)
@@ -29,7 +29,7 @@ def word(policy: Policy, state: State) -> str:
     return "the job goes on"
 
 
-def _stands_still(policy: Policy, at_ns: int, bank: Bank) -> bool:
+def _stands_still(policy: Policy, at_ns: int, bank: RankMonitor) -> bool:
     rules = zip(policy.rules, bank.rules, strict=True)
     if any(watch.firing and told_by(bank, rule) for rule, watch in rules):
         return True

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..analysis.loss_band import median
-from ..detection.rank_monitor import LOSS, Bank
+from ..detection.rank_monitor import LOSS, RankMonitor
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Rule
@@ -105,7 +105,7 @@ def _acting(policy: Policy, state: State, incident: Incident) -> list[str]:
     return [rule.id for rule in rules if _acts(policy, rule)]
 
 
-def _silent(banks: Mapping[int, Bank], rule: Rule, place: int) -> dict[int, int]:
+def _silent(banks: Mapping[int, RankMonitor], rule: Rule, place: int) -> dict[int, int]:
     """Return how many frames each rank on which the rule tells a standstill has sent so far."""
     return {
         rank: bank.frames
@@ -115,7 +115,7 @@ def _silent(banks: Mapping[int, Bank], rule: Rule, place: int) -> dict[int, int]
 
 
 def _still_silent(
-    policy: Policy, banks: Mapping[int, Bank], rule_id: str, frames: dict[int, int]
+    policy: Policy, banks: Mapping[int, RankMonitor], rule_id: str, frames: dict[int, int]
 ) -> bool:
     place = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
     return place is not None and any(

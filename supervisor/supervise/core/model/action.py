@@ -32,7 +32,7 @@ class Refused(Exception):  # noqa: N818, it is an answer and not a fault
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class PlanContext:
     """What an action may know when its absolute arguments are worked out, inside the engine."""
 
     incident: str
@@ -49,7 +49,7 @@ class Aim:
     operator: str = ""  # who asked for it, when no rule did
 
 
-def refuse_several_ranks(aim: Aim, verb: str) -> None:
+def refuse_several_ranks(aim: PlanContext, verb: str) -> None:
     """Raise `Refused` when the run has more than one rank: they could not all act at one step."""
     if aim.world_size > 1:
         raise Refused(
@@ -151,7 +151,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """Return how long `perform` may take with these arguments, in seconds. Pure."""
         return self.deadline_s
 
-    def aim(self, aim: Aim) -> dict[str, Any]:
+    def aim(self, aim: PlanContext) -> dict[str, Any]:
         """Return the absolute, JSON-ready arguments for this incident. Pure.
 
         Raises:

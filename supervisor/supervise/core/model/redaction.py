@@ -28,7 +28,7 @@ _STRONG = re.compile(
     r"|DSN$|CREDENTIAL|CREDS$|AUTH|COOKIE|SIGNATURE|(?:^|[^A-Z])SIG$|BEARER|PRIVATE|(?:^|[_-])PAT$",
     re.IGNORECASE,
 )
-# Taken out of a name before that: what language models have in plenty and is no secret.
+# ReadCursor out of a name before that: what language models have in plenty and is no secret.
 _INNOCENT = re.compile(
     r"TOKENI[SZ]\w*|TOKENS|(?:EOS|BOS|PAD|UNK|MASK|SEP|CLS|SPECIAL|PER|EACH|FIRST|LAST|NEXT|STOP"
     r"|IMAGE|NEW)[_-]?TOKEN|TOKEN[_-]?(?:IDS?|DROP\w*|LEN\w*|TYPE\w*|MIX\w*|SHIFT)(?![A-Z])"

@@ -12,11 +12,11 @@ from ..model.action import Refused
 from ..model.decisions import ACTING_MODES
 from ..model.policy import Policy, Runbook
 from ..state.incident import OPEN, Incident
-from ..state.run_state import State, Turn
+from ..state.run_state import State, StepContext
 from .steps import OVERDUE_S
 
 
-def again(turn: Turn) -> None:
+def again(turn: StepContext) -> None:
     """Let the relaunch under way go back to the newest checkpoint that is good by now, and say so.
 
     Where none is any more, what was intended stands: whoever performs it finds out.
@@ -47,7 +47,7 @@ def again(turn: Turn) -> None:
 
 
 def refused(
-    turn: Turn, incident: Incident, book: Runbook, refusal: str, why: str, *, climbed: bool
+    turn: StepContext, incident: Incident, book: Runbook, refusal: str, why: str, *, climbed: bool
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
     closing.helpless(turn, incident, book.name, refusal)

@@ -30,7 +30,7 @@ from typing import Any
 
 from ..analysis.loss_band import Band, median
 from ..analysis.spike_classifier import NORM_RATIO
-from ..detection.rank_monitor import LOSS, Bank
+from ..detection.rank_monitor import LOSS, RankMonitor
 from ..incidents.diagnosis import UPDATE
 from ..incidents.stall import SILENT_S
 from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
@@ -39,15 +39,15 @@ from ..model.events import Frame, Noticed
 from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK
 from ..state.incident import Incident
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import Run
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
 from . import runner
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 
 
-def heard(turn: Turn, event: Noticed) -> None:
+def heard(turn: StepContext, event: Noticed) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
     People hear of it in any case, and what a launch saves that begins anew is suspect. The runbook
@@ -96,7 +96,7 @@ def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
     return away + (max(trend, was) if was is not None and isfinite(was) else trend)
 
 
-def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
+def watch(turn: StepContext, incident: Incident, frame: Frame) -> None:
     """Judge the runbook's effect by the frames that follow it."""
     policy, state, run = turn.policy, turn.state, incident.run
     if run is None:
@@ -137,7 +137,7 @@ def watch(turn: Turn, incident: Incident, frame: Frame) -> None:
         runner.climb(turn, incident, why)
 
 
-def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
+def overdue(turn: StepContext, incident: Incident, *, waits: bool) -> None:
     """Nothing can be verified without frames: a job that fell silent has not recovered.
 
     Args:
@@ -157,7 +157,7 @@ def overdue(turn: Turn, incident: Incident, *, waits: bool) -> None:
         runner.climb(turn, incident, why)
 
 
-def _missing_effect(bank: Bank, run: Run, frame: Frame) -> str | None:
+def _missing_effect(bank: RankMonitor, run: RunbookExecution, frame: Frame) -> str | None:
     """Check every action's effect on the first frame that can show it."""
     values = dict(zip(bank.names, bank.latest, strict=False))
     waiting = []
@@ -178,7 +178,9 @@ def _missing_effect(bank: Bank, run: Run, frame: Frame) -> str | None:
     return None
 
 
-def _back_again(policy: Policy, banks: Mapping[int, Bank], incident: Incident, run: Run) -> str:
+def _back_again(
+    policy: Policy, banks: Mapping[int, RankMonitor], incident: Incident, run: RunbookExecution
+) -> str:
     """Say that what damages the weights came back after the run went back, "" when it did not."""
     if not _went_back(run):
         return ""
@@ -200,14 +202,14 @@ def _back_again(policy: Policy, banks: Mapping[int, Bank], incident: Incident, r
     return ""
 
 
-def _shown(policy: Policy, bank: Bank, rule: Rule) -> bool:
+def _shown(policy: Policy, bank: RankMonitor, rule: Rule) -> bool:
     """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
     behind = [n for n in policy.behind(rule) if bank.codes[bank.index[n]] == BREACH]
     metrics = (metric for name in behind for metric in policy.detectors[name].metrics)
     return any(bank.value(metric) is not None for metric in metrics)
 
 
-def _went_back(run: Run) -> bool:
+def _went_back(run: RunbookExecution) -> bool:
     return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
 
 
@@ -230,7 +232,7 @@ def _trouble(policy: Policy, state: State, incident: Incident, frame: Frame) -> 
     return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
 
 
-def _left(policy: Policy, bank: Bank, incident: Incident, frame: Frame, frames: int) -> str:
+def _left(policy: Policy, bank: RankMonitor, incident: Incident, frame: Frame, frames: int) -> str:
     """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
     if frame.step <= incident.recovery.beyond:
         return f"step {incident.recovery.beyond}, where it began, has not been passed"
@@ -238,7 +240,7 @@ def _left(policy: Policy, bank: Bank, incident: Incident, frame: Frame, frames: 
     return moved or _level(bank, incident, frames)
 
 
-def _level(bank: Bank, incident: Incident, frames: int) -> str:
+def _level(bank: RankMonitor, incident: Incident, frames: int) -> str:
     """Say that a run that went back does not have the loss of its band, "" when it does.
 
     A single loss may be far from the trend; that many in a row may not.
@@ -255,7 +257,7 @@ def _level(bank: Bank, incident: Incident, frames: int) -> str:
     return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
 
 
-def _update(policy: Policy, bank: Bank, incident: Incident, frames: int) -> str:
+def _update(policy: Policy, bank: RankMonitor, incident: Incident, frames: int) -> str:
     """Say that the update norm is not back where it was, "" when it is or is no part of this."""
     before = incident.case.norms.get(UPDATE)
     rules = (rule for rule in policy.rules if rule.id in incident.rules)

@@ -16,13 +16,13 @@ from ..model.events import Finished
 from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import OperatorOrder, Run, RunbookFailure, StartTerms
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import OperatorOrder, RunbookExecution, RunbookFailure, StartTerms
 from . import checkpoint_choice, steps
 
 
 def start(
-    turn: Turn, incident: Incident, name: str, rung: int, why: str, *,
+    turn: StepContext, incident: Incident, name: str, rung: int, why: str, *,
     climbed: bool = False, instead: bool = False, approved: Pending | None = None,
 ) -> None:  # fmt: skip
     """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
@@ -46,7 +46,7 @@ def start(
     tried.runs += 1
     reason = withdrawal.reason(policy, state, incident)
     terms = StartTerms(reason, climbed, instead, entered=tried.rung, reduced=refusal)
-    incident.run = Run(tried.runs, book, incident.severity, terms=terms)
+    incident.run = RunbookExecution(tried.runs, book, incident.severity, terms=terms)
     if asked is not None:
         terms.reduced = "it waits for approval"
         approvals.ask(turn, incident, book, asked, rung, why, climbed=climbed)
@@ -64,7 +64,7 @@ def start(
     proceed(turn, incident)
 
 
-def start_waiting(turn: Turn) -> None:
+def start_waiting(turn: StepContext) -> None:
     """Start what waited: what people said yes to, or are asked anew, or what can work by now."""
     state, incident = turn.state, turn.state.incident
     if incident is None or incident.run is not None:
@@ -87,19 +87,19 @@ def start_waiting(turn: Turn) -> None:
 
 
 def start_asked(
-    turn: Turn, incident: Incident, book: Runbook, operator: str, before: int | None
+    turn: StepContext, incident: Incident, book: Runbook, operator: str, before: int | None
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
     tried, held = incident.escalation, incident.phase == HELD
     tried.runs += 1
     order = OperatorOrder(operator, held, before)
-    incident.run = Run(tried.runs, book, incident.severity, order=order)
+    incident.run = RunbookExecution(tried.runs, book, incident.severity, order=order)
     _acts(turn, incident, f"{book.name} asked by {operator}")
     proceed(turn, incident)
 
 
 def _stand_in(
-    turn: Turn, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
+    turn: StepContext, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
     name = HOLD if turn.state.history.tried.get(book.if_refused) is False else book.if_refused
@@ -108,12 +108,12 @@ def _stand_in(
     start(turn, incident, name, escalation.place(turn.policy.ladder, name, rung), why, instead=True)
 
 
-def _acts(turn: Turn, incident: Incident, why: str) -> None:
+def _acts(turn: StepContext, incident: Incident, why: str) -> None:
     incident.phase = ACTING
     turn.move("run", why)
 
 
-def proceed(turn: Turn, incident: Incident) -> None:
+def proceed(turn: StepContext, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
         if incident.deferred.over:
@@ -162,7 +162,7 @@ def proceed(turn: Turn, incident: Incident) -> None:
             return
 
 
-def finished(turn: Turn, event: Finished) -> None:
+def finished(turn: StepContext, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
     incident, run = turn.state.incident, turn.state.run()
     if incident is None or run is None or run.intent.waiting_for != event.action_id:
@@ -190,7 +190,9 @@ def finished(turn: Turn, event: Finished) -> None:
     proceed(turn, incident)
 
 
-def _committed(state: State, incident: Incident, run: Run, result: dict[str, Any]) -> None:
+def _committed(
+    state: State, incident: Incident, run: RunbookExecution, result: dict[str, Any]
+) -> None:
     intent, job = run.intent, state.job
     assert intent.action is not None
     if intent.verb in ("resume", "relaunch"):
@@ -211,7 +213,7 @@ def _committed(state: State, incident: Incident, run: Run, result: dict[str, Any
         run.index += 1
 
 
-def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
+def withdraw(turn: StepContext, incident: Incident, why: str, **data: Any) -> None:
     """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
 
     Its rules may ask for it again: this one does not count as tried.
@@ -227,7 +229,7 @@ def withdraw(turn: Turn, incident: Incident, why: str, **data: Any) -> None:
     fail(turn, incident, why, sent=False)
 
 
-def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None:
+def fail(turn: StepContext, incident: Incident, why: str, *, sent: bool = True) -> None:
     """A step failed: take back what can be, newest first; with `sent` the step itself too."""
     run, recovery = incident.run, incident.recovery
     assert run is not None
@@ -248,7 +250,7 @@ def fail(turn: Turn, incident: Incident, why: str, *, sent: bool = True) -> None
     proceed(turn, incident)
 
 
-def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
+def _after_failure(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
     failure, why = run.failure, run.failure.why
     assert why is not None
     after, incident.run = run.runbook.if_it_fails, None
@@ -272,7 +274,7 @@ def _after_failure(turn: Turn, incident: Incident, run: Run) -> None:
         start(turn, incident, after, escalation.place(turn.policy.ladder, after, -1), why)
 
 
-def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
+def _left_alone(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
     turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.why}")
@@ -282,7 +284,7 @@ def _left_alone(turn: Turn, incident: Incident, run: Run) -> None:
     start_waiting(turn)
 
 
-def climb(turn: Turn, incident: Incident, why: str) -> None:
+def climb(turn: StepContext, incident: Incident, why: str) -> None:
     """What was tried did not help: it is taken back, and then comes the next rung."""
     opening.distrust(turn.state, incident)
     standing = compensation.everything(incident.recovery)
@@ -290,7 +292,7 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
         incident.phase = ACTING
         number, book = incident.escalation.runs, Runbook("undo", (), ())
         failure = RunbookFailure(why, standing, useless=True)
-        incident.run = Run(number, book, incident.severity, failure=failure)
+        incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
         proceed(turn, incident)
         return
     tried = incident.escalation.rung
@@ -298,7 +300,7 @@ def climb(turn: Turn, incident: Incident, why: str) -> None:
     start(turn, incident, name, rung, why, climbed=tried >= 0)
 
 
-def _ended(turn: Turn, incident: Incident, run: Run) -> None:
+def _ended(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
     if run.order.operator:
@@ -311,7 +313,7 @@ def _ended(turn: Turn, incident: Incident, run: Run) -> None:
         start_waiting(turn)
 
 
-def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
+def _handed_back(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """What an operator asked for is done, or could not be: the incident goes on from there."""
     order, failed = run.order, run.failure.why
     if failed is not None:
@@ -326,7 +328,7 @@ def _handed_back(turn: Turn, incident: Incident, run: Run) -> None:
     start_waiting(turn)
 
 
-def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
+def _on_probation(turn: StepContext, incident: Incident, why: str) -> None:
     if turn.state.approvals.pending is not None or incident.deferred.anew is not None:
         incident.reopen()
         turn.move("ask", f"{why}; a request of {incident.id} waits")
@@ -337,7 +339,7 @@ def _on_probation(turn: Turn, incident: Incident, why: str) -> None:
     turn.move("verified", why)
 
 
-def verified(turn: Turn, incident: Incident, why: str) -> None:
+def verified(turn: StepContext, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
     steps.helped(turn.state.history, incident)
     incident.run = None

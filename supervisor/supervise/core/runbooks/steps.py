@@ -8,13 +8,15 @@ from ..incidents import action_planning
 from ..model.action import Action, Refused
 from ..state.incident import Incident, brief, verb_of
 from ..state.incident_history import IncidentHistory
-from ..state.run_state import State, Turn
-from ..state.runbook_execution import Intent, Run
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import Intent, RunbookExecution
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
 
 
-def intend(turn: Turn, incident: Incident, run: Run, action: Action, verb: str) -> str | None:
+def intend(
+    turn: StepContext, incident: Incident, run: RunbookExecution, action: Action, verb: str
+) -> str | None:
     """Intend a step, when it can work, is what was approved, and its budget allows it.
 
     Returns:
@@ -64,7 +66,9 @@ def helped(history: IncidentHistory, incident: Incident) -> None:
             history.cooldown[rule] = history.cooldown[rule][0], incident.escalation.rung
 
 
-def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: str) -> None:
+def take_back(
+    turn: StepContext, incident: Incident, run: RunbookExecution, action: Action, label: str
+) -> None:
     """Intend to take something back; no budget and no approval stands in its way."""
     try:
         args = action.aim(action_planning.aim(turn.state, incident))
@@ -74,7 +78,7 @@ def take_back(turn: Turn, incident: Incident, run: Run, action: Action, label: s
     _intend(turn, incident, run, action, verb, f"{label}-{verb}", args)
 
 
-def _spent(turn: Turn, run: Run, action: Action, verb: str) -> str | None:
+def _spent(turn: StepContext, run: RunbookExecution, action: Action, verb: str) -> str | None:
     """Count the intent in its budget; return why it may not be, None when it may."""
     state, kind = turn.state, action.budget
     if kind is None:
@@ -101,9 +105,9 @@ def _spent(turn: Turn, run: Run, action: Action, verb: str) -> str | None:
 
 
 def _intend(
-    turn: Turn,
+    turn: StepContext,
     incident: Incident,
-    run: Run,
+    run: RunbookExecution,
     action: Action,
     verb: str,
     label: str,

@@ -13,7 +13,7 @@ from typing import Any
 from ..model.action import Action
 from .incident import Incident, verb_of
 from .recovery import Recovery
-from .runbook_execution import Run
+from .runbook_execution import RunbookExecution
 
 GOES_BACK = ("rollback", "relaunch")
 # When a training is over: its data is no better for the next one, and what trains is not paused.
@@ -22,7 +22,7 @@ CLEAR = 20  # steps behind the first breach, for a runbook that does not verify;
 
 
 def committed(
-    incident: Incident, run: Run, action: Action, verb: str, result: Mapping[str, Any]
+    incident: Incident, run: RunbookExecution, action: Action, verb: str, result: Mapping[str, Any]
 ) -> None:
     """Take note of an action that was done. What a person asked for is not ours to take back."""
     recovery = incident.recovery
@@ -53,7 +53,7 @@ def everything(recovery: Recovery) -> list[Action]:
     return [undo for _, undo in reversed(recovery.standing)]
 
 
-def left_open(recovery: Recovery, run: Run) -> None:
+def left_open(recovery: Recovery, run: RunbookExecution) -> None:
     """Take note of an action that may have been done: its outcome went with its training."""
     action, failure = run.intent.action, run.failure
     if action is None or run.order.operator or failure.undoing or failure.refused:
@@ -68,7 +68,7 @@ def of_training(recovery: Recovery) -> list[Action]:
     return [undo for undo in everything(recovery) if verb_of(undo) not in STAY]
 
 
-def of_run(recovery: Recovery, run: Run, sent: int | None) -> list[Action]:
+def of_run(recovery: Recovery, run: RunbookExecution, sent: int | None) -> list[Action]:
     """Return what takes back this runbook's own steps, newest first.
 
     Args:

@@ -17,7 +17,7 @@ from ..model.events import Told
 from .loss_case import LossCase
 from .onset import Onset
 from .recovery import Recovery
-from .runbook_execution import Run
+from .runbook_execution import RunbookExecution
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Incident:
     rules: list[str]
     headline: str = ""
     phase: str = OPEN
-    run: Run | None = None
+    run: RunbookExecution | None = None
     acked: str = ""
     trigger: Trigger = field(default_factory=Trigger)
     escalation: Escalation = field(default_factory=Escalation)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..analysis.context_event import Happened
+from ..analysis.context_event import ContextEvent
 from ..analysis.loss_band import Band
 from ..analysis.spike_classifier import Verdict
 
@@ -50,7 +50,7 @@ class LossCase:
     opened_pace: int = 0
     band: Band | None = None
     norms: dict[str, float] = field(default_factory=dict)
-    context: list[Happened] = field(default_factory=list)
+    context: list[ContextEvent] = field(default_factory=list)
     excursion: Excursion = field(default_factory=Excursion)
     rolled_back: bool = False
     exhausted: bool = False

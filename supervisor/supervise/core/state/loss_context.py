@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..analysis.shard_attribution import Blame
+from ..analysis.shard_attribution import ShardAttribution
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class LossContext:
 
     happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    blame: Blame = field(default_factory=Blame)
+    blame: ShardAttribution = field(default_factory=ShardAttribution)
 
     def copy(self) -> LossContext:
         """Return an independent copy."""

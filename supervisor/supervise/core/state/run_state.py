@@ -1,6 +1,6 @@
 """What the engine remembers between events, and the desk it writes on during one.
 
-`State` is a cache: folding the journal gives it back. `Turn` lives for one event only.
+`State` is a cache: folding the journal gives it back. `StepContext` lives for one event only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..detection.rank_monitor import Bank
+from ..detection.rank_monitor import RankMonitor
 from ..model import state_machine
 from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
@@ -23,7 +23,7 @@ from .incident_history import IncidentHistory
 from .job_life import JobLife
 from .loss_context import LossContext
 from .rule_memory import RuleMemory
-from .runbook_execution import Run
+from .runbook_execution import RunbookExecution
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {
@@ -56,7 +56,7 @@ class State:
     step: int = -1
     attempt: int = 0
     pace: int = 0
-    banks: dict[int, Bank] = field(default_factory=dict)
+    banks: dict[int, RankMonitor] = field(default_factory=dict)
     incident: Incident | None = None
     ledger: Ledger = field(default_factory=Ledger)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -78,7 +78,7 @@ class State:
         twin.context = self.context.copy()
         return twin
 
-    def run(self) -> Run | None:
+    def run(self) -> RunbookExecution | None:
         """Return the runbook in progress."""
         incident = self.incident
         return incident.run if incident is not None else None
@@ -100,7 +100,7 @@ class State:
         return next((rank for rank, bank in self.banks.items() if bank.frames), None)
 
 
-class Turn:
+class StepContext:
     """One event being judged: collects the decisions and, at most once, what to tell people."""
 
     __slots__ = ("_message", "decisions", "event", "policy", "state")

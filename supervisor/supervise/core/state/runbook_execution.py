@@ -124,7 +124,7 @@ class VerificationProgress:
 
 
 @dataclass(slots=True)
-class Run:
+class RunbookExecution:
     """A runbook in progress.
 
     Attributes:

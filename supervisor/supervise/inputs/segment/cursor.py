@@ -12,7 +12,7 @@ from ...core.model.events import Announced, Event, Frame, Gap, Noticed
 
 
 @dataclass
-class Taken:
+class ReadCursor:
     """A fold over the journal of a run.
 
     Attributes:

@@ -21,7 +21,7 @@ from supervise_probe import wire
 from ...core.model.events import Event, Noticed
 from ...errors import SegmentError
 from ...store import files
-from .cursor import Taken
+from .cursor import ReadCursor
 from .reader import Segment
 
 _SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)(?:\.\d+)?\.seg")
@@ -42,14 +42,18 @@ class Segments:
     """
 
     def __init__(
-        self, shm_dir: Path, marks_dir: Path, clock: Callable[[], int], taken: Taken | None = None
+        self,
+        shm_dir: Path,
+        marks_dir: Path,
+        clock: Callable[[], int],
+        taken: ReadCursor | None = None,
     ) -> None:
         """Read what is in `shm_dir` and `marks_dir`, behind what was `taken` before."""
         self.ranks: dict[int, Segment] = {}
         self._shm_dir = shm_dir
         self._marks_dir = marks_dir
         self._clock = clock
-        self._taken = Taken() if taken is None else taken
+        self._taken = ReadCursor() if taken is None else taken
         # Names of segments and marks that were dealt with.
         self._known = {f"off.{pid}" for pid in self._taken.silent}
         self._waiting: list[Segment] = []  # of ranks whose process still lives
