@@ -112,10 +112,22 @@ class Floor:
             ended = now()
             step_ns, ended_ns = ended - ended_ns, ended
             frame.pack_into(
-                slot, 0, 0, number, ended, loss_value, norm_value, batch, tokens,
-                forward_ns / 1e9, backward_ns / 1e9, (ended - began) / 1e9, step_ns / 1e9,
-                (step_ns - forward_ns - backward_ns) / 1e9, *rates,
-            )  # fmt: skip
+                slot,
+                0,
+                0,
+                number,
+                ended,
+                loss_value,
+                norm_value,
+                batch,
+                tokens,
+                forward_ns / 1e9,
+                backward_ns / 1e9,
+                (ended - began) / 1e9,
+                step_ns / 1e9,
+                (step_ns - forward_ns - backward_ns) / 1e9,
+                *rates,
+            )
             checksum[0] = crc32(body)
             at = number % SLOTS * frame.size
             ring[at : at + frame.size] = slot

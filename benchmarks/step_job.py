@@ -188,14 +188,25 @@ def trainer(turns: Turns) -> None:
     rows = torch.randint(0, 256, (4096, 96))
     data = [{"input_ids": row, "labels": row} for row in rows]
     shape = transformers.GPT2Config(
-        vocab_size=256, n_positions=96, n_embd=128, n_layer=3, n_head=4, bos_token_id=0,
+        vocab_size=256,
+        n_positions=96,
+        n_embd=128,
+        n_layer=3,
+        n_head=4,
+        bos_token_id=0,
         eos_token_id=0,
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
         settings = transformers.TrainingArguments(
-            output_dir=folder, max_steps=STEPS, per_device_train_batch_size=12, report_to=[],
-            save_strategy="no", logging_strategy="no", use_cpu=True, disable_tqdm=True,
-        )  # fmt: skip
+            output_dir=folder,
+            max_steps=STEPS,
+            per_device_train_batch_size=12,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
         model = transformers.GPT2LMHeadModel(shape)
         transformers.Trainer(
             model=model, args=settings, train_dataset=data, callbacks=[Switching()]

@@ -59,7 +59,9 @@ def test_a_commit_that_is_not_there_is_said():
     """Nothing is measured, and the message names it."""
     done = subprocess.run(
         [sys.executable, "overhead.py", "--against", "no-such-commit"],
-        cwd=FOLDER, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1
     assert done.stderr == "overhead.py: no-such-commit is no commit of this repository\n"

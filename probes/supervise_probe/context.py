@@ -29,8 +29,15 @@ class ProbeContext:
     """
 
     __slots__ = (
-        "config", "gate", "guard", "position", "registry", "reporter", "scalars", "torch",
-    )  # fmt: skip
+        "config",
+        "gate",
+        "guard",
+        "position",
+        "registry",
+        "reporter",
+        "scalars",
+        "torch",
+    )
 
     def __init__(
         self,

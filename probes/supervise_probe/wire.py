@@ -124,10 +124,21 @@ def layout(slots: int, capacity: int) -> Tuple[int, ...]:
         raise WireError(f"{slots} slots of {capacity} values: at least 2 of 1..{MAX_CAPACITY}")
     slot_size = -(-(SLOT_HEAD.size + 8 * capacity) // 64) * 64  # whole cache lines
     return (
-        VERSION, HEADER_SIZE, slot_size, slots, capacity, NAMES_AT, NAMES_SIZE, STATUS_AT,
-        STATUS_SIZE, COMMANDS_AT, LETTERS_AT, LETTER_SIZE, LETTER_SLOTS,
+        VERSION,
+        HEADER_SIZE,
+        slot_size,
+        slots,
+        capacity,
+        NAMES_AT,
+        NAMES_SIZE,
+        STATUS_AT,
+        STATUS_SIZE,
+        COMMANDS_AT,
+        LETTERS_AT,
+        LETTER_SIZE,
+        LETTER_SLOTS,
         HEADER_SIZE + slot_size * slots,
-    )  # fmt: skip
+    )
 
 
 def pack_header(header: Header) -> bytes:

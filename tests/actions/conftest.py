@@ -60,10 +60,15 @@ def aim():
     """An aim at an incident whose first breach was at step 150, seen at step 153."""
     steps = {"ckpt-1": 79, "ckpt-2": 119}
     usual = PlanContext(
-        incident="inc-1", step=153, breach_step=150, attempt=0, world_size=1, severity="SEV1",
+        incident="inc-1",
+        step=153,
+        breach_step=150,
+        attempt=0,
+        world_size=1,
+        severity="SEV1",
         good=tuple(
             Checkpoint(name, at, 0, f"/c/{at}.pt", True, bytes=8_000_000_000)
             for name, at in steps.items()
         ),
-    )  # fmt: skip
+    )
     return lambda **changes: replace(usual, **changes)

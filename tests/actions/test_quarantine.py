@@ -139,7 +139,9 @@ def test_what_selects_nothing_is_no_action():
     wrong = Quarantine(shards="none"), Quarantine(shards=()), Quarantine(max_fraction=0.0)
 
     assert [[field for field, _ in each.check()] for each in wrong] == [
-        ["shards"], ["shards"], ["max_fraction"],
-    ]  # fmt: skip
+        ["shards"],
+        ["shards"],
+        ["max_fraction"],
+    ]
     assert [field for field, _ in Unquarantine(shards=("",)).check()] == ["shards"]
     assert Quarantine().check() == [] == Unquarantine().check()

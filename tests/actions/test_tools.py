@@ -111,8 +111,10 @@ def test_the_scale_may_have_been_halved_once(aim, fake_job):
 def test_looking_more_closely_is_bounded(aim):
     """In steps, and a trace in length."""
     assert RaiseSampling(sets=("weights",)).aim(aim()) == {
-        "every": 5, "steps": 200, "sets": ["weights"]
-    }  # fmt: skip
+        "every": 5,
+        "steps": 200,
+        "sets": ["weights"],
+    }
     assert wrong(RaiseSampling(every=0, for_=0)) == ["every", "for"]
     assert Profile(steps=3).aim(aim()) == {"incident": "inc-1", "steps": 3}
     assert wrong(Profile(steps=0)) == wrong(Profile(steps=21)) == ["steps"]

@@ -193,9 +193,11 @@ def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
     """Nothing but evidence is asked for; where it has not ended, it is renewed on."""
     (tmp_path / "pausing.yaml").write_text(PAUSING)
     run = keep_run(
-        make_frames(0, *[2.0] * 20, 8.0), policy=tmp_path / "pausing.yaml", ended=False,
+        make_frames(0, *[2.0] * 20, 8.0),
+        policy=tmp_path / "pausing.yaml",
+        ended=False,
         answer=lambda action: None if action["verb"] == died_at else {"paused_step": 20},
-    )  # fmt: skip
+    )
     pause = f"{run.id}:inc-1/1/0-pause"
     job = FakeJob(heard=[pause])
     text = "nobody renewed the pause: the job goes on by itself after 60 s"
@@ -237,9 +239,10 @@ def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
     text = text.replace("    verify: {within: 30, clear_for: 5}\n", "")
     small.write_text(text.replace("  lr_scale: {max: 2, per: 1000}\n", ""))
     run = keep_run(
-        make_frames(0, *[2.0] * 20, 8.0), ended=False,
+        make_frames(0, *[2.0] * 20, 8.0),
+        ended=False,
         answer=lambda action: None if action["verb"] == "stop" else {},
-    )  # fmt: skip
+    )
     job = FakeJob(returncode=0)
 
     taken = take_over(run, job)
@@ -276,9 +279,10 @@ def relaunching(keep_run, make_frames, small):
         events += [Noticed(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
         events += make_frames(20, 8.0)
         return keep_run(
-            events + then(events[-1].at_ns), ended=False,
+            events + then(events[-1].at_ns),
+            ended=False,
             answer=lambda action: None if action["verb"] == "relaunch" else {},
-        )  # fmt: skip
+        )
 
     return keep
 
@@ -287,14 +291,17 @@ MARKS = {"how": "term", "returncode": -15, "path": "/ckpt.pt", "moved": []}
 PID = {"pid": 9, "attempt": 1}
 
 
-@pytest.mark.parametrize(("marks", "launched", "dead", "code"), [
-    (MARKS, False, True, 78),  # stopped, and never started again
-    (MARKS, True, False, None),  # it was, and the mark of that was lost
-    (MARKS | PID, False, False, None),  # it was, and the record of that was lost
-    ({**MARKS, "how": "ended"}, False, True, None),  # it had ended by itself
-    (None, False, True, 78),  # the marks cannot be read: who finds the job dead should look
-    (None, False, False, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("marks", "launched", "dead", "code"),
+    [
+        (MARKS, False, True, 78),  # stopped, and never started again
+        (MARKS, True, False, None),  # it was, and the mark of that was lost
+        (MARKS | PID, False, False, None),  # it was, and the record of that was lost
+        ({**MARKS, "how": "ended"}, False, True, None),  # it had ended by itself
+        (None, False, True, 78),  # the marks cannot be read: who finds the job dead should look
+        (None, False, False, None),
+    ],
+)
 def test_whether_a_relaunch_left_the_job_dead_is_known(
     relaunching, take_over, marks, launched, dead, code
 ):

@@ -21,8 +21,12 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 @pytest.fixture
 def desk():
     """A desk whose engine waits for a relaunch to step 19, because of a breach at step 60."""
-    settings = SimpleNamespace(policy=Policy("p", "sha256:0", "enforce", {}, ()), run=None,
-                               reloader=None, redactor=Redactor())  # fmt: skip
+    settings = SimpleNamespace(
+        policy=Policy("p", "sha256:0", "enforce", {}, ()),
+        run=None,
+        reloader=None,
+        redactor=Redactor(),
+    )
     quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
     desk = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     args = {"checkpoint": "a", "step": 19}

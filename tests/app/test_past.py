@@ -104,8 +104,9 @@ def test_what_the_job_was_told_is_known(keep_run, make_frames, small):
     stopped = {"how": "term", "returncode": -15, "survivors": [], "exit_code": 78}
     run = keep_run(
         [*make_frames(0, *[2.0] * 20, 8.0), Exited(99 * SECOND, -15)],
-        ended=False, answer=lambda action: stopped if action["verb"] == "stop" else {},
-    )  # fmt: skip
+        ended=False,
+        answer=lambda action: stopped if action["verb"] == "stop" else {},
+    )
 
     past = RecoveredRun.read(run, load_policy)
 

@@ -18,8 +18,15 @@ from supervise.store.run_directory import RunDir
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
 
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
-ARGS = {"checkpoint": "ckpt-2", "path": "/old/ckpt.pt", "step": 99, "bytes": 0, "attempt": 3,
-        "rewarm": {"start": 0.1, "steps": 50}, "skip": None}  # fmt: skip
+ARGS = {
+    "checkpoint": "ckpt-2",
+    "path": "/old/ckpt.pt",
+    "step": 99,
+    "bytes": 0,
+    "attempt": 3,
+    "rewarm": {"start": 0.1, "steps": 50},
+    "skip": None,
+}
 NEWER = {**ARGS, "checkpoint": "ckpt-3", "step": 149}
 STAGES = [{"how": "term", "returncode": -15, "args": ARGS}]
 STAGES += [{"path": "/ckpt.pt", "moved": ["ckpt-3"]}]
@@ -118,16 +125,25 @@ def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
     assert edges.asked == [
-        ("prepare", "ckpt-2", None), ("look_after", True), "verified", ("choose", -15),
-        ("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99),
-    ]  # fmt: skip
+        ("prepare", "ckpt-2", None),
+        ("look_after", True),
+        "verified",
+        ("choose", -15),
+        ("put_back", "ckpt-2", -15),
+        ("launch", "/ckpt.pt", 99),
+    ]
     assert control.exit_code is None
     assert old.returncode == -15
     assert control.process.returncode is None
     assert seen == {
-        "how": "term", "returncode": -15, **STAGES[1], "pid": control.process.pid, "attempt": 3,
-        "checkpoint": "ckpt-2", "step": 99,
-    }  # fmt: skip
+        "how": "term",
+        "returncode": -15,
+        **STAGES[1],
+        "pid": control.process.pid,
+        "attempt": 3,
+        "checkpoint": "ckpt-2",
+        "step": 99,
+    }
     ids = {"pid": control.process.pid, "attempt": 3}
     assert written(run)[1] == {"key": "r:1", **STAGES[0], **STAGES[1], **ids}
 
@@ -143,10 +159,14 @@ def test_the_same_order_again_starts_nothing(control, edges):
     assert len(edges.asked) == 6
 
 
-@pytest.mark.parametrize(("done", "left"), [
-    (1, ["look_after", "verified", "choose", "prepare", "put_back", "launch"]), (2, ["launch"]),
-    (3, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("done", "left"),
+    [
+        (1, ["look_after", "verified", "choose", "prepare", "put_back", "launch"]),
+        (2, ["launch"]),
+        (3, []),
+    ],
+)
 def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, done, left):
     """It died after a stage; what was done is not done again, above all not to the new job."""
     control.relaunch(ARGS, key="r:1", deadline_s=60)
@@ -169,8 +189,10 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run):
     assert (seen["checkpoint"], seen["step"]) == ("ckpt-3", 149)
     assert written(run)[1]["args"] == NEWER and "failed" not in seen
     assert edges.asked[4:] == [
-        ("prepare", "ckpt-3", -15), ("put_back", "ckpt-3", -15), ("launch", "/ckpt.pt", 149),
-    ]  # fmt: skip
+        ("prepare", "ckpt-3", -15),
+        ("put_back", "ckpt-3", -15),
+        ("launch", "/ckpt.pt", 149),
+    ]
 
 
 @pytest.fixture
@@ -193,8 +215,10 @@ def test_what_an_heir_is_ordered_is_prepared(heir, edges):
     """The choice was on record, and its supervisor died before it followed it."""
     assert heir(NEWER)["step"] == 149
     assert [what[:2] for what in edges.asked[-3:]] == [
-        ("prepare", "ckpt-3"), ("put_back", "ckpt-3"), ("launch", "/ckpt.pt"),
-    ]  # fmt: skip
+        ("prepare", "ckpt-3"),
+        ("put_back", "ckpt-3"),
+        ("launch", "/ckpt.pt"),
+    ]
 
 
 @pytest.mark.parametrize("damage", ["damaged", "lost"])
@@ -219,8 +243,10 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
     assert (seen["checkpoint"], seen["step"]) == ("ckpt-2", 99)
     assert list(seen["failed"]) == ["ckpt-3"] and written(run)[1]["args"] == ARGS
     assert edges.asked[-3:] == [
-        ("prepare", "ckpt-2", -15), ("put_back", "ckpt-2", -15), ("launch", "/ckpt.pt", 99),
-    ]  # fmt: skip
+        ("prepare", "ckpt-2", -15),
+        ("put_back", "ckpt-2", -15),
+        ("launch", "/ckpt.pt", 99),
+    ]
 
 
 def test_another_choice_comes_before_the_first_order(control, edges):

@@ -8,8 +8,10 @@ from supervise.errors import UsageError
 
 def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():
     assert drills.parse("moments:how=restart@9") == {
-        "fault": "moments", "step": 9, "params": {"how": "restart", "factor": 1e-4},
-    }  # fmt: skip
+        "fault": "moments",
+        "step": 9,
+        "params": {"how": "restart", "factor": 1e-4},
+    }
     assert drills.parse("slow_input:rank=1@9")["rank"] == 1
     assert "rank" not in drills.parse("slow_input@9")
 

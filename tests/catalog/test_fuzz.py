@@ -42,11 +42,59 @@ SEEDS = {
     "runbooks/soften.yaml": (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8"),
 }
 PIECES = (
-    "", " ", "  ", "\t", "\n", ":", ": ", "- ", "{", "}", "[", "]", ",", "#", "'", '"', "|", ">",
-    "&a ", "*a", "!!int ", "<<: ", "? ", "---\n", "...\n", "%YAML 1.1\n", "null", "~", "on", "1e-3",
-    "-1", ".nan", ".inf", "1e999", "9" * 400, "30s", "é", "\x00", "\ufeff", "\u2028", "\\",
-    "and", "or", "not", "(", ")", "hold", "verify", "approve", "supervise/v2", "x" * 600, "[" * 60,
-)  # fmt: skip
+    "",
+    " ",
+    "  ",
+    "\t",
+    "\n",
+    ":",
+    ": ",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "#",
+    "'",
+    '"',
+    "|",
+    ">",
+    "&a ",
+    "*a",
+    "!!int ",
+    "<<: ",
+    "? ",
+    "---\n",
+    "...\n",
+    "%YAML 1.1\n",
+    "null",
+    "~",
+    "on",
+    "1e-3",
+    "-1",
+    ".nan",
+    ".inf",
+    "1e999",
+    "9" * 400,
+    "30s",
+    "é",
+    "\x00",
+    "\ufeff",
+    "\u2028",
+    "\\",
+    "and",
+    "or",
+    "not",
+    "(",
+    ")",
+    "hold",
+    "verify",
+    "approve",
+    "supervise/v2",
+    "x" * 600,
+    "[" * 60,
+)
 
 
 def mutated(text: str, chance: random.Random) -> str:
@@ -175,9 +223,8 @@ ODD: dict[str, str | bytes] = {
     "half a surrogate": b"policy: \xed\xa0\x80\n",
     "an alias": "version: &v supervise/v1\npolicy: *v\n",
     "an alias of itself": "a: &a [*a]\n",
-    "a billion laughs": "a: &a [x,x]\n" + "".join(
-        f"{b}: &{b} [*{a},*{a}]\n" for a, b in itertools.pairwise("abcdefghij")
-    ),
+    "a billion laughs": "a: &a [x,x]\n"
+    + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in itertools.pairwise("abcdefghij")),
     "merge keys": "x: &x {mode: enforce}\n<<: *x\n",
     "a tab": "version: supervise/v1\nrules:\n\t- id: a\n",
     "tabs everywhere": NANO.replace("  ", "\t"),
@@ -200,7 +247,7 @@ ODD: dict[str, str | bytes] = {
     "a long when": "rules: [{id: a, sev: SEV0, when: " + "(" * 400 + "a" + ")" * 400 + "}]\n",
     "a long series": TEST_FILE.replace("2.4x80", "2.4x999999 1+x"),
     "a series of spaces": TEST_FILE.replace("2.4x80 nanx3", " " * 5000 + "!"),
-}  # fmt: skip
+}
 
 
 def checked(name: str, capsys: pytest.CaptureFixture[str], *, refused: bool | None) -> bool:

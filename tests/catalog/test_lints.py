@@ -360,10 +360,14 @@ def test_a_mistake_in_a_runbook_is_reported_in_the_runbook(
 ) -> None:
     """With its own file's line, whichever rule runs it."""
     assert old in RUNBOOK
-    text = HEAD + ONE + (
-        "rules: [{id: r, when: a, sev: SEV1, run: soften}]\nsavepoints: {every: 9}\n"
-        "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\n"
-    )  # fmt: skip
+    text = (
+        HEAD
+        + ONE
+        + (
+            "rules: [{id: r, when: a, sev: SEV1, run: soften}]\nsavepoints: {every: 9}\n"
+            "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\n"
+        )
+    )
 
     found = mistakes(text, {"runbooks/soften.yaml": RUNBOOK.replace(old, new, 1)})
 

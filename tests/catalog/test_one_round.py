@@ -81,11 +81,17 @@ def test_what_only_follows_from_a_mistake_is_not_told(
     """Names that may stand in what could not be read are no mistakes of their own."""
     own = "" if "detectors" in mistake else "detectors: {a: {kind: nonfinite}}\n"
     kept = "" if "savepoints" in mistake else "savepoints: {every: 25}\n"
-    text = HEAD + "budgets: {all: {max: 1}, lr_scale: {max: 1}}\n" + own + kept + (
-        "rules: [{id: r, when: a and loss_spike.loss_z, sev: SEV1}]\n"
-        "inhibit: [{by_rule: r, mute: [loss_spike.jump]}]\n"
-        "override: {loss_spike.loss_z: {gt: 9}}\n"
-    )  # fmt: skip
+    text = (
+        HEAD
+        + "budgets: {all: {max: 1}, lr_scale: {max: 1}}\n"
+        + own
+        + kept
+        + (
+            "rules: [{id: r, when: a and loss_spike.loss_z, sev: SEV1}]\n"
+            "inhibit: [{by_rule: r, mute: [loss_spike.jump]}]\n"
+            "override: {loss_spike.loss_z: {gt: 9}}\n"
+        )
+    )
     text = text.replace(
         "all: {max: 1}", "all: {max: 1}, rollback: {max: 1}", "budgets" not in mistake
     )

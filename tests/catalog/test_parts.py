@@ -82,9 +82,20 @@ def test_hints_decide_how_values_are_read() -> None:
 
     assert said == []
     assert made == Form(
-        0.001, 3, 20, 0.5, "b", True, (1, 2), ("x", "y"), {"a": 7200.0, "b": 60.0},
-        {"min": 30.0, "factor": 8.0}, Inner(7), 300.0, [1, {"x": None}],
-    )  # fmt: skip
+        0.001,
+        3,
+        20,
+        0.5,
+        "b",
+        True,
+        (1, 2),
+        ("x", "y"),
+        {"a": 7200.0, "b": 60.0},
+        {"min": 30.0, "factor": 8.0},
+        Inner(7),
+        300.0,
+        [1, {"x": None}],
+    )
 
 
 def test_what_is_written_reads_back_as_the_same() -> None:
@@ -115,13 +126,14 @@ LETTERS = st.one_of(
 )
 WORDS = st.text(LETTERS, max_size=8)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | WORDS
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | WORDS
     | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(WORDS, inner, max_size=4)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(WORDS, inner, max_size=4)),
     max_leaves=15,
-)  # fmt: skip
+)
 
 
 @given(st.dictionaries(WORDS, PLAIN, min_size=1, max_size=5))

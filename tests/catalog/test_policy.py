@@ -52,12 +52,17 @@ def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -
     assert list(again.detectors) == list(policy.detectors)
     assert again.runbooks == policy.runbooks
     assert (again.budgets, again.ladder, again.inhibit) == (
-        policy.budgets, policy.ladder, policy.inhibit,
-    )  # fmt: skip
+        policy.budgets,
+        policy.ladder,
+        policy.inhibit,
+    )
     for one, other in zip(again.rules, policy.rules, strict=True):
         assert (one.id, one.text, one.uses, one.severity) == (
-            other.id, other.text, other.uses, other.severity,
-        )  # fmt: skip
+            other.id,
+            other.text,
+            other.uses,
+            other.severity,
+        )
 
 
 def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ MISTAKES = [
     (LOSS + '"2x9 3 4xx"}\n    expect: []\n', "5:37", "'4xx' is no piece of one"),
     (LOSS + '" "}\n    expect: []\n', "5:30", "should be a series"),
     (LOSS + '"1x150000 1x60000"}\n    expect: []\n', "5:13", "is longer than 200000 steps"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "where", "said"), MISTAKES)

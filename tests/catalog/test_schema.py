@@ -75,8 +75,18 @@ def test_a_resolved_policy_is_valid(name: str) -> None:
 # ── one corpus, two judges ────────────────────────────────────────────────────────────────────────
 
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 1.5, "30s", "5 m", "A b", [], [1], {}, {"x": 1},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    1.5,
+    "30s",
+    "5 m",
+    "A b",
+    [],
+    [1],
+    {},
+    {"x": 1},
+)
 
 # What the loader says about form, and nowhere else: a schema knows this much.
 FORM = re.compile(
@@ -146,11 +156,12 @@ tests:
 SMALL = "version: supervise/v1\nmode: enforce\n"
 USES = {
     "policies/packs": SMALL + "use: [hang]\n",
-    "runbooks": SMALL + (
+    "runbooks": SMALL
+    + (
         "detectors: {a: {kind: nonfinite}}\nrules: [{id: r, when: a, sev: SEV0, run: soften}]\n"
         "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\nsavepoints: {every: 9}\n"
     ),
-}  # fmt: skip
+}
 SUBJECTS = {
     "policies": ("p.yaml", POLICY),
     "policies/packs": (

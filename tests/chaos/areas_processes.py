@@ -250,8 +250,17 @@ def storm(case: Case) -> None:
 @scenario("signals")
 def job_dies_of(case: Case) -> None:
     """What kills the job itself is its code: 128 + n."""
-    signum = case.draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS,
-                               signal.SIGPIPE, signal.SIGXCPU, signal.SIGTERM])  # fmt: skip
+    signum = case.draw.choice(
+        [
+            signal.SIGKILL,
+            signal.SIGSEGV,
+            signal.SIGABRT,
+            signal.SIGBUS,
+            signal.SIGPIPE,
+            signal.SIGXCPU,
+            signal.SIGTERM,
+        ]
+    )
     body = f"signal.signal(13, signal.SIG_DFL)\ntime.sleep({case.draw.uniform(0, 1)})\n"
     case.start(job=case.plain(f"{body}os.kill(os.getpid(), {int(signum)})"))
     case.fine(128 + signum, done=False)

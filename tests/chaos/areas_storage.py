@@ -186,8 +186,17 @@ def run_directory_removed(case: Case) -> None:
     case.clean()
 
 
-PLACES = ("control/1-1.json", "probe/x.json", "quarantine.json", "checkpoints.json", "state.json",
-          "launch.json", "relaunch/1.json", "control/0-0.json", "state.json.part")  # fmt: skip
+PLACES = (
+    "control/1-1.json",
+    "probe/x.json",
+    "quarantine.json",
+    "checkpoints.json",
+    "state.json",
+    "launch.json",
+    "relaunch/1.json",
+    "control/0-0.json",
+    "state.json.part",
+)
 
 
 def plant(case: Case, path: Path) -> None:
@@ -244,8 +253,18 @@ def planted_in_shared_memory(case: Case) -> None:
     folder = _folder(case)
     if not early:
         case.steps(5)
-    for name in case.draw.sample(["rank-0.1.seg", "rank-7.77.seg", "rank-1.1.1.seg", "job.1",
-                                  "owner", "rank-x.seg", "supervise"], 3):  # fmt: skip
+    for name in case.draw.sample(
+        [
+            "rank-0.1.seg",
+            "rank-7.77.seg",
+            "rank-1.1.1.seg",
+            "job.1",
+            "owner",
+            "rank-x.seg",
+            "supervise",
+        ],
+        3,
+    ):
         plant(case, folder / name)
     case.unharmed(code)
 

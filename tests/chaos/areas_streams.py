@@ -167,8 +167,11 @@ def hung_up_terminal(case: Case) -> None:
 def much_output(case: Case) -> None:
     """Megabytes of any bytes come through unchanged."""
     size = case.draw.randrange(1 << 20, 8 << 20)
-    job = case.plain(f"import random\nos.write(1, b'')\nd = random.Random(1).randbytes({size})\n"
-                     "while d: d = d[os.write(1, d):]", 4)  # fmt: skip
+    job = case.plain(
+        f"import random\nos.write(1, b'')\nd = random.Random(1).randbytes({size})\n"
+        "while d: d = d[os.write(1, d):]",
+        4,
+    )
     case.start(*quiet(case), job=job)
     case.fine(4)
     assert (case.home / "stdout").stat().st_size == size
@@ -213,8 +216,10 @@ def small_files(case: Case) -> None:
     """RLIMIT_FSIZE: the records cannot grow beyond it."""
     size = case.draw.choice([0, 1000, 4096, 10_000, 40_000, 1 << 20])
     job = case.plain("time.sleep(1.2)" if size else "os.unlink('pid'); time.sleep(1)", 7)
-    case.start(job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job],
-               preexec_fn=_soft_fsize(size))  # fmt: skip
+    case.start(
+        job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job],
+        preexec_fn=_soft_fsize(size),
+    )
     case.follow = list
     case.ends(7 if size > 10_000 else (7, 64, 73, 74), done=None)
     case.clean()
@@ -264,8 +269,17 @@ def few_processes(case: Case) -> None:
 @scenario("limits")
 def odd_limits(case: Case) -> None:
     """A small stack, no locked memory, no core, little CPU time for the job."""
-    name, value = case.draw.choice([("stack", 512 << 10), ("memlock", 0), ("core", 0), ("cpu", 30),
-                                    ("sigpending", 4), ("nice", 0), ("msgqueue", 0)])  # fmt: skip
+    name, value = case.draw.choice(
+        [
+            ("stack", 512 << 10),
+            ("memlock", 0),
+            ("core", 0),
+            ("cpu", 30),
+            ("sigpending", 4),
+            ("nice", 0),
+            ("msgqueue", 0),
+        ]
+    )
     _limited(case, _kind(case), *quiet(case), **{name: value})
 
 
@@ -316,7 +330,7 @@ HOOKS = {
     "changes_directory": "os.chdir('/')\ntime.sleep(1.2)",
     "clears_environment": "os.environ.clear()\nsubprocess.run([sys.executable, '-c', 'print(1)'])",
     "own_sleep": "time.sleep = lambda s: None\ntime.time = lambda: 0\ntime.monotonic = lambda: 0",
-}  # fmt: skip
+}
 NOISE = re.compile(r"0x[0-9a-f]+|^supervise: .*\n", re.M)  # addresses, and our own lines
 FLAGS = ("-O", "-B", "-Werror", "-Xdev", "-I", "-S", "-E", "-u", "-v", "-bb", "-Ximporttime")
 
@@ -378,7 +392,7 @@ def hooked_training(case: Case) -> None:
         "import os; os.environ.clear()",
         "import warnings; warnings.simplefilter('error')",
         "import threading; threading.stack_size(1 << 18)",
-    ])  # fmt: skip
+    ])
     code = case.draw.randrange(60)
     case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=code, before=before))
     case.unharmed(code)

@@ -132,8 +132,9 @@ def report(outcomes: list[Outcome]) -> None:
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=AREAS, metavar="AREA", default=AREAS,
-                        help=", ".join(AREAS))  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", choices=AREAS, metavar="AREA", default=AREAS, help=", ".join(AREAS)
+    )
     parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, metavar="NAME")
     parser.add_argument("--seed", type=int, help="this one instead of all")
     parser.add_argument("--jobs", type=int, default=2, help="at once, besides those that wait")
@@ -144,9 +145,10 @@ def main() -> int:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     picked = [
-        each for each in SCENARIOS.values()
+        each
+        for each in SCENARIOS.values()
         if (each.name in args.scenario if args.scenario else each.area in args.only)
-    ]  # fmt: skip
+    ]
     pairs = [(s, n) for s in picked for n in (range(s.seeds) if args.seed is None else [args.seed])]
     if args.list:
         for each in picked:

@@ -123,9 +123,12 @@ class Case:
         (self.home / "tmp").mkdir()
         inherited = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
         self.env = {
-            **inherited, "OMP_NUM_THREADS": "1", MARK: self.home.name,
-            "SUPERVISE_SHM": str(self.shm), "TMPDIR": str(self.home / "tmp"),
-        }  # fmt: skip
+            **inherited,
+            "OMP_NUM_THREADS": "1",
+            MARK: self.home.name,
+            "SUPERVISE_SHM": str(self.shm),
+            "TMPDIR": str(self.home / "tmp"),
+        }
         self.watcher: subprocess.Popen[bytes] | None = None
         self.patience_s = PATIENCE_S
         self.follow: Callable[[], Sequence[int]] = lambda: [self.job_pid]  # ended: the job is over
@@ -186,9 +189,14 @@ class Case:
         """Say something to the run."""
         command = [sys.executable, "-m", "supervise", *map(str, words)]
         return subprocess.run(
-            command, cwd=self.home, env=self.env, capture_output=True, text=True,
-            timeout=within_s, check=False,
-        )  # fmt: skip
+            command,
+            cwd=self.home,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=False,
+        )
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         with contextlib.ExitStack() as stack:
@@ -293,8 +301,11 @@ class Case:
         result = json.loads(self.text("result") or "{}")
         assert result.get("sha") == baseline(result.get("steps", 0), self.env), result
         if actions is not None:
-            acted = [r["data"]["action"]["verb"] for r in self.records("intent")
-                     if r["data"]["action"]["touches_job"]]  # fmt: skip
+            acted = [
+                r["data"]["action"]["verb"]
+                for r in self.records("intent")
+                if r["data"]["action"]["touches_job"]
+            ]
             assert len(acted) == actions, f"acted on a healthy job: {acted}"
 
     def processes(self, besides: Sequence[str] = ()) -> list[psutil.Process]:

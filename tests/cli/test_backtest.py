@@ -269,8 +269,11 @@ def test_what_is_closed_is_one_message(tmp_path, words):
     try:
         done = subprocess.run(
             [sys.executable, "-c", CLOSED, *words.split()],
-            capture_output=True, text=True, cwd=tmp_path, timeout=100,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=100,
+        )
     finally:
         for folder in shut:
             folder.chmod(0o700)

@@ -10,9 +10,13 @@ from supervise.checkpoints.registry import Register
 def filled(path):
     register = Register(path)
     register.add(
-        "/data/out/a.pt", step=199, bytes=4_700_000, state="verified", pinned=True,
+        "/data/out/a.pt",
+        step=199,
+        bytes=4_700_000,
+        state="verified",
+        pinned=True,
         saved="2026-01-05T10:11:12.345Z",
-    )  # fmt: skip
+    )
     register.add("/data/out/b\033[31m.pt", attempt=1, state="bad", problems=["model.w has NaN"])
     register.write()
 
@@ -26,11 +30,14 @@ def test_the_table(keep_run, supervise):
 
     assert code == 0 and [line.split() for line in out.splitlines()] == [
         ["id", "step", "attempt", "state", "pinned", "size", "saved", "path"],
-        [*("ckpt-1", "199", "0", "verified", "yes", "4.7", "MB"),
-         "2026-01-05T10:11:12", "/data/out/a.pt"],
+        [
+            *("ckpt-1", "199", "0", "verified", "yes", "4.7", "MB"),
+            "2026-01-05T10:11:12",
+            "/data/out/a.pt",
+        ],
         ["ckpt-2", "?", "1", "bad", "no", "0", "B", "/data/out/b", "[31m.pt"],
         ["model.w", "has", "NaN"],
-    ]  # fmt: skip
+    ]
 
 
 def test_json_and_an_empty_register(keep_run, supervise):

@@ -103,8 +103,12 @@ def test_nothing_stops_at_the_first_file(supervise, files):
 
     assert (code, err) == (65, "")
     assert [each["sort"] for each in found["files"]] == [
-        "policy", "tests", "runbook", "policy", "pack",
-    ]  # fmt: skip
+        "policy",
+        "tests",
+        "runbook",
+        "policy",
+        "pack",
+    ]
     assert places(out) == sorted(places(out))
     assert {file for file, _, _ in places(out)} == set(names)
     said = {(e["file"], e["line"]): e for e in found["errors"]}
@@ -257,8 +261,10 @@ def test_a_real_process_says_the_same(files):
     """And loads nothing heavy for its help."""
     done = subprocess.run(
         [sys.executable, "-m", "supervise", "policy", "check", "wrong.yaml"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
     assert (done.returncode, done.stderr) == (65, "")
     assert "wrong.yaml:2:1: " in done.stdout

@@ -34,8 +34,12 @@ def test_a_difference_is_exit_1_with_both_values(supervise, tmp_path):
     found = json.loads(out)
     assert (code, found["same"]) == (1, False)
     assert found["changes"][0] == {
-        "part": "detector a", "key": "gt", "old": 12.0, "new": 20.0, "effect": "threshold loosened",
-    }  # fmt: skip
+        "part": "detector a",
+        "key": "gt",
+        "old": 12.0,
+        "new": 20.0,
+        "effect": "threshold loosened",
+    }
     assert found["a"]["digest"] != found["b"]["digest"]
 
 

@@ -138,8 +138,9 @@ def test_scenarios_of_another_file_hold_here_too(supervise, files):
     (files / "tests" / "more.yaml").write_text(more, "utf-8")
 
     assert supervise("policy", "test", "tests/more.yaml")[:2] == (
-        0, "tests/more.yaml: 2 of 2 scenarios pass\n"
-    )  # fmt: skip
+        0,
+        "tests/more.yaml: 2 of 2 scenarios pass\n",
+    )
 
     (files / "q.yaml").write_text(POLICY.replace("gt: 5.0", "gt: 50.0"), "utf-8")
     (files / "tests" / "more.yaml").write_text(more.replace("../p.yaml", "../q.yaml"), "utf-8")
@@ -194,11 +195,13 @@ def test_a_policy_is_tested_with_its_packs(supervise, files):
         (TESTS.replace("spike, acting", "spiek"), "tests/p.yaml:12:23: no rule, verb"),
         (TESTS.replace("../p.yaml", "nowhere"), "tests/p.yaml:2:9: no policy 'nowhere'"),
         (TESTS.replace("2x40", "2y40"), "tests/p.yaml:11:31: tests[1].series"),
-        (TESTS.replace("name: a quiet run is left alone", "name: a spike is softened once"),
-         "tests/p.yaml:10:5: there is a scenario 'a spike is softened once' already"),
+        (
+            TESTS.replace("name: a quiet run is left alone", "name: a spike is softened once"),
+            "tests/p.yaml:10:5: there is a scenario 'a spike is softened once' already",
+        ),
         (TESTS + "tests: []\n", "stands here twice"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_test_file_is_exit_65(text, said, supervise, files):
     """Before anything is played."""
     (files / "tests" / "p.yaml").write_text(text, "utf-8")
@@ -242,8 +245,10 @@ def test_a_real_process_hunts_with_several(supervise, files):
     command = ["policy", "test", "p.yaml", "--mutate", "--jobs"]
     done = subprocess.run(
         [sys.executable, "-m", "supervise", *command, "2"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout == supervise(*command, "1")[1]

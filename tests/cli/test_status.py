@@ -111,8 +111,12 @@ def test_json_is_one_document_with_the_life_of_both(supervise, recorded, alive):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found == {
-        "run": run.id, **STATE, "supervisor": "running", "job": "running", "exit_code": None,
-    }  # fmt: skip
+        "run": run.id,
+        **STATE,
+        "supervisor": "running",
+        "job": "running",
+        "exit_code": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -156,8 +160,9 @@ def test_a_journal_that_is_incomplete_is_told(supervise, recorded, tmp_path):
     """From which event on, and that nothing is done any more; its older end is not the run's."""
     run = recorded(
         [Launched(1, 2**22 + 7, 0), Exited(2, -9), Launched(3, 2**22 + 8, 1), Exited(4, 0)],
-        fails_at=2, end=0,
-    )  # fmt: skip
+        fails_at=2,
+        end=0,
+    )
 
     out = " ".join(supervise("status", run.path)[1].split())
     assert "job ended with exit code 0" in out

@@ -231,7 +231,7 @@ def test_a_silence_is_asked_up_to_the_next_step(ask, keep_run, make_frames, tmp_
         (("--rule", "spike", "--step", "3", "--rank", "4"), "no rank 4 in this run", "it has 0"),
         (("--rule", "spike", "--step", "x"), "not a valid integer", ""),
     ],
-)  # fmt: skip
+)
 def test_a_question_that_cannot_be_answered_says_what_there_is(
     supervise, keep_run, make_frames, options, message, hint
 ):

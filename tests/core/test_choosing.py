@@ -33,15 +33,17 @@ def stopping(tell):
     """Return a function: the trouble of step 60 is answered by a relaunch to step 19."""
 
     def begin(**changes):
-        book = Runbook("soften", (Relaunch(rewarm=0, skip=30), Verify(clear_for=5)),
-                       ("relaunch", "verify"))  # fmt: skip
+        book = Runbook(
+            "soften", (Relaunch(rewarm=0, skip=30), Verify(clear_for=5)), ("relaunch", "verify")
+        )
         changes = {"ladder": Ladder(("soften", "hold")), **changes}
         changes["runbooks"] = {"calm": book, "soften": book, **changes.get("runbooks", {})}
         story = tell(
             answer=lambda key: None,
             budgets={name: Budget(3) for name in ("restart", "all")},
-            job={"relaunch": {"resume": "args"}}, **changes,
-        )  # fmt: skip
+            job={"relaunch": {"resume": "args"}},
+            **changes,
+        )
         story.frames(2.0, times=60)
         told(story, "a", 19)
         story.frames(8.0)

@@ -32,8 +32,12 @@ def test_a_spike_is_softened_verified_and_closed(tell):
     assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
     assert [d.data["what"] for d in story.kinds("verify")] == ["started", "passed"]
     assert [d.data["after"] for d in story.kinds("state")] == [
-        "warming", "nominal", "acting", "probation", "nominal",
-    ]  # fmt: skip
+        "warming",
+        "nominal",
+        "acting",
+        "probation",
+        "nominal",
+    ]
     assert story.state.incident is None
 
 
@@ -45,9 +49,12 @@ def test_the_decision_carries_its_numbers(tell):
 
     fired = story.kinds("rule", "fired")[0]
     assert fired.data["numbers"]["high"] == {
-        "code": "BREACH", "value": 8.0, "threshold": 5.0, "breach_step": 50,
+        "code": "BREACH",
+        "value": 8.0,
+        "threshold": 5.0,
+        "breach_step": 50,
         "metric": "train_loss_raw",
-    }  # fmt: skip
+    }
     assert "train_loss_raw 8 (limit 5)" in fired.reason
     assert story.kinds("incident", "opened")[0].data["band"]["level"] == 2.0
 
@@ -238,8 +245,10 @@ def test_a_metric_that_becomes_rarer_is_not_missing(tell):
     story = tell(
         detectors={"z": RobustZ("train_loss_raw", gt=6.0)},
         rules=(Rule("far", lambda codes: codes[0], "z", ("z",), "SEV2"),),
-        runbooks={}, inhibit=(), blind_after_steps=30,
-    )  # fmt: skip
+        runbooks={},
+        inhibit=(),
+        blind_after_steps=30,
+    )
     story.frames(2.0, times=4)
     for _ in range(10):
         story.frames(2.0)

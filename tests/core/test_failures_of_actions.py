@@ -198,8 +198,10 @@ def test_each_relapse_climbs_one_rung_and_the_last_one_holds(tell):
         story.frames(2.0, times=8)
 
     assert [a.rpartition("/")[2] for a in story.actions()] == [
-        "0-reach", "undo-conftest", "0-touch",
-    ]  # fmt: skip
+        "0-reach",
+        "undo-conftest",
+        "0-touch",
+    ]
     assert story.state.machine == "holding"
     assert story.kinds("incident", "held")[0].data["spike"]["class"] == "structural instability"
 
@@ -294,10 +296,16 @@ def test_what_an_action_does_to_the_numbers_is_no_new_trouble(tell):
         return Finished(0, key, True, {"step": 174, "attempt": 1, "ack_step": 200})
 
     story = tell(
-        names=names, answer=answer, detectors=detectors, rules=rules, runbooks={"mend": book},
-        budgets={"rollback": Budget(2)}, ladder=Ladder(("mend", "hold")), probation_steps=50,
+        names=names,
+        answer=answer,
+        detectors=detectors,
+        rules=rules,
+        runbooks={"mend": book},
+        budgets={"rollback": Budget(2)},
+        ladder=Ladder(("mend", "hold")),
+        probation_steps=50,
         inhibit=(Inhibit(mute=("rate", "slow"), by_state=("acting", "probation")),),
-    )  # fmt: skip
+    )
 
     def rows(count, loss, rate=lambda i: 1e-3, time=0.1):
         story.rows(

@@ -50,9 +50,12 @@ def everything(tell):
         for name in detectors
     )
     story = tell(
-        detectors=detectors, rules=rules, blind_after_steps=20, hold_max_s=600.0,
+        detectors=detectors,
+        rules=rules,
+        blind_after_steps=20,
+        hold_max_s=600.0,
         inhibit=(Inhibit(mute=("high",), by_rule="huge"),),
-    )  # fmt: skip
+    )
     story.frames(2.0, 2.1, 1.9, times=20)
     story.send(Noticed(story.at_ns, "collector-off", "the optimizer collector is off"))
     story.frames(8.0, 2.0, 2.1, 1.9)
@@ -81,9 +84,18 @@ def test_a_run_can_be_cut_after_every_event(tell):
     whole = [record(d) for d in story.log]
     kinds = {d["kind"] for d in whole}
     assert kinds >= {
-        "rule", "incident", "state", "suppressed", "intent", "commit", "verify",
-        "notify_intent", "gap", "blind", "note",
-    }  # fmt: skip
+        "rule",
+        "incident",
+        "state",
+        "suppressed",
+        "intent",
+        "commit",
+        "verify",
+        "notify_intent",
+        "gap",
+        "blind",
+        "note",
+    }
     state, done = engine.start(story.policy), 0
     for i, event in enumerate(story.events):
         twin, ahead = state.copy(), done
@@ -144,9 +156,12 @@ def test_replay_is_the_same_under_any_hash_seed_and_import_order():
     found = set()
     for seed in ("0", "1", "4242"):
         done = subprocess.run(
-            [sys.executable, "-c", REPLAYED, seed], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", REPLAYED, seed],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
-        )  # fmt: skip
+        )
         found.add(done.stdout)
 
     assert len(found) == 1

@@ -53,8 +53,13 @@ def slow(tell):
     """
 
     def begin(**changes):
-        made = {"detectors": DETECTORS, "rules": RULES, "inhibit": (), "names": NAMES,
-                "ladder": Ladder(("again", "hold"))}  # fmt: skip
+        made = {
+            "detectors": DETECTORS,
+            "rules": RULES,
+            "inhibit": (),
+            "names": NAMES,
+            "ladder": Ladder(("again", "hold")),
+        }
         story = crashing(tell, **(made | changes))
         story.rows(*[row(9.0 - 0.07 * i if i < 50 else 2.0) for i in range(story.step + 1, 100)])
         story.rows(*[row(step_time=2.0)] * 100)
@@ -179,9 +184,14 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     assert text in found["questions"]["else_happened"]["text"]
 
 
-@pytest.mark.parametrize("bad", [
-    row(NAN), row(grad_global_norm=NAN), row(NAN, update_norm=NAN, update_skipped=1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        row(NAN),
+        row(grad_global_norm=NAN),
+        row(NAN, update_norm=NAN, update_skipped=1.0),
+    ],
+)
 def test_what_was_applied_may_have_damaged_them(slow, bad):
     """Also where something was skipped and the update tells otherwise."""
     story = slow()

@@ -16,8 +16,11 @@ from .conftest import Verify, messages
 from .test_choosing import told
 
 FIRST, AGAIN = "inc-1/1/0-snapshot", "inc-1/2/1-relaunch"
-BOOK = Runbook("soften", (Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5)),
-               ("snapshot", "relaunch", "verify"))  # fmt: skip
+BOOK = Runbook(
+    "soften",
+    (Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5)),
+    ("snapshot", "relaunch", "verify"),
+)
 
 
 @pytest.fixture
@@ -25,12 +28,19 @@ def refused(tell, make_policy):
     """Return a function: the trouble of step 60 finds no checkpoint, and lasts."""
 
     def begin(breach=60, unable=(), calm=False, **changes):
-        changes = {"ladder": Ladder(("soften", "hold")), "job": {"relaunch": {"resume": "args"}},
-                   **changes}  # fmt: skip
+        changes = {
+            "ladder": Ladder(("soften", "hold")),
+            "job": {"relaunch": {"resume": "args"}},
+            **changes,
+        }
         story = tell(
-            answer=lambda key: None, rules=make_policy().rules[:1], runbooks={"soften": BOOK},
-            budgets={name: Budget(1) for name in ("restart", "all")}, inhibit=(), **changes,
-        )  # fmt: skip
+            answer=lambda key: None,
+            rules=make_policy().rules[:1],
+            runbooks={"soften": BOOK},
+            budgets={name: Budget(1) for name in ("restart", "all")},
+            inhibit=(),
+            **changes,
+        )
         for verb in unable:
             story.send(Noticed(0, f"{verb}-unavailable", "a for statement drives the step"))
         story.frames(2.0, times=breach)

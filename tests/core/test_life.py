@@ -118,8 +118,20 @@ def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
 
 def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
     """Its data is the job's own: it may use any name."""
-    names = ("kind", "reason", "incident", "rule", "severity", "what", "rank", "at_step", "self",
-             "about", "data", "word_id")  # fmt: skip
+    names = (
+        "kind",
+        "reason",
+        "incident",
+        "rule",
+        "severity",
+        "what",
+        "rank",
+        "at_step",
+        "self",
+        "about",
+        "data",
+        "word_id",
+    )
     data = dict.fromkeys(names, "a word")
     story = tell()
     story.frames(2.0)
@@ -241,16 +253,23 @@ def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
     """The band is the incident's; a rule without enough samples is neither blind nor a relapse."""
     detectors = {"z": RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)}
     rules = (rule_on(detectors, "z", "SEV1", "again"),)
-    story = crashing(tell, detectors=detectors, rules=rules, inhibit=(), probation_steps=5,
-                     ladder=Ladder(("again", "hold")))  # fmt: skip
+    story = crashing(
+        tell,
+        detectors=detectors,
+        rules=rules,
+        inhibit=(),
+        probation_steps=5,
+        ladder=Ladder(("again", "hold")),
+    )
     story.frames(2.0, 2.1, 1.9, times=30)
     story.frames(9.0)
     relaunched(story, 80, ended=True)  # 10 steps before the first breach
     story.frames(2.0, 2.1, 1.9, times=4)
     assert story.kinds("verify", "passed")
 
-    other = crashing(tell, detectors=detectors, rules=rules, inhibit=(),
-                     ladder=Ladder(("again", "hold")))  # fmt: skip
+    other = crashing(
+        tell, detectors=detectors, rules=rules, inhibit=(), ladder=Ladder(("again", "hold"))
+    )
     other.frames(2.0, 2.1, 1.9, times=30)
     other.frames(9.0)
     relaunched(other, 40, ended=True)
@@ -276,8 +295,11 @@ def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, 
 
 def test_a_runbook_that_starts_the_job_again_goes_on_when_it_crashes_meanwhile(tell):
     """Its pause is passed over, its evidence and its start are not."""
-    book = Runbook("soften", (Pause(), Snapshot(), Again(), Verify()),
-                   ("pause", "snapshot", "relaunch", "verify"))  # fmt: skip
+    book = Runbook(
+        "soften",
+        (Pause(), Snapshot(), Again(), Verify()),
+        ("pause", "snapshot", "relaunch", "verify"),
+    )
     books = {**tell().policy.runbooks, "soften": book}
     story = crashing(tell, answer=lambda key: None, runbooks=books, job={})
     story.frames(8.0)

@@ -29,11 +29,14 @@ def waiting(tell):
 
         detectors = {"high": Above("train_loss_raw", 5.0)}
         story = tell(
-            answer=answer, detectors=detectors, inhibit=(), ladder=Ladder(("mend", "hold")),
+            answer=answer,
+            detectors=detectors,
+            inhibit=(),
+            ladder=Ladder(("mend", "hold")),
             rules=(rule_on(detectors, "high", "SEV1", "mend"),),
             runbooks={"mend": Runbook("mend", STEPS, VERBS)},
             budgets={"all": Budget(9), "rollback": Budget(9)},
-        )  # fmt: skip
+        )
         story.frames(2.0, times=50)
         story.frames(8.0)
         return story

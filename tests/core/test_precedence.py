@@ -21,13 +21,21 @@ def going(tell):
     def begin(severity="SEV0", runbook="back", first="SEV0", **changes):
         book = Runbook("back", (Touch(), Verify(within=30, clear_for=5)), ("touch", "verify"))
         look = Runbook("look", (Snapshot(),), ("snapshot",))
-        rules = (rule_on(DETECTORS, "high", first, "back"),
-                 rule_on(DETECTORS, "wild", severity, runbook, keep_steps=2))  # fmt: skip
+        rules = (
+            rule_on(DETECTORS, "high", first, "back"),
+            rule_on(DETECTORS, "wild", severity, runbook, keep_steps=2),
+        )
         other = Runbook("other", book.steps, book.verbs)
         changes = {"ladder": Ladder(()), **changes}
-        story = tell(detectors=DETECTORS, rules=rules, inhibit=(), answer=lambda key: None,
-                     runbooks={"back": book, "other": other, "look": look},
-                     budgets={"touch": Budget(9), "all": Budget(9)}, **changes)  # fmt: skip
+        story = tell(
+            detectors=DETECTORS,
+            rules=rules,
+            inhibit=(),
+            answer=lambda key: None,
+            runbooks={"back": book, "other": other, "look": look},
+            budgets={"touch": Budget(9), "all": Budget(9)},
+            **changes,
+        )
         story.frames(2.0, times=30)
         story.frames(8.0)
         assert story.actions() == ["inc-1/1/0-touch"]
@@ -118,8 +126,14 @@ def test_evidence_that_is_being_taken_does_not_swallow_an_equal_trouble(tell):
     book = Runbook("back", (Touch(), Verify(clear_for=5)), ("touch", "verify"))
     look = Runbook("look", (Snapshot(),), ("snapshot",))
     rules = (rule_on(DETECTORS, "high", "SEV0", "look"), rule_on(DETECTORS, "wild", "SEV0", "back"))
-    story = tell(detectors=DETECTORS, rules=rules, inhibit=(), answer=lambda key: None,
-                 runbooks={"look": look, "back": book}, ladder=Ladder(()))  # fmt: skip
+    story = tell(
+        detectors=DETECTORS,
+        rules=rules,
+        inhibit=(),
+        answer=lambda key: None,
+        runbooks={"look": look, "back": book},
+        ladder=Ladder(()),
+    )
     story.frames(2.0, times=30)
     story.frames(8.0)
     story.frames(8.0, grad=10.0)
@@ -136,12 +150,21 @@ def test_silence_ends_a_verification_that_would_never_end(tell, seconds):
         "high": DETECTORS["high"],
         "stalled": Absence(signal="step", after={"min": 20.0, "p99_multiple": 8.0}),
     }
-    rules = (rule_on(detectors, "high", "SEV0", "back"),
-             rule_on(detectors, "stalled", "SEV0", "look"))  # fmt: skip
-    books = {"look": Runbook("look", (Snapshot(),), ("snapshot",)),
-             "back": Runbook("back", (Touch(), Verify()), ("touch", "verify"))}  # fmt: skip
-    story = tell(detectors=detectors, rules=rules, inhibit=(), ladder=Ladder(("back", "hold")),
-                 runbooks=books)  # fmt: skip
+    rules = (
+        rule_on(detectors, "high", "SEV0", "back"),
+        rule_on(detectors, "stalled", "SEV0", "look"),
+    )
+    books = {
+        "look": Runbook("look", (Snapshot(),), ("snapshot",)),
+        "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
+    }
+    story = tell(
+        detectors=detectors,
+        rules=rules,
+        inhibit=(),
+        ladder=Ladder(("back", "hold")),
+        runbooks=books,
+    )
     story.frames(2.0, times=30)
     story.frames(8.0)
     for _ in range(seconds):

@@ -16,9 +16,14 @@ from .conftest import Above, Verify, index_of
 
 HOT = (8.0,) * 3
 FULL = (
-    "train_loss_raw", "grad_global_norm", "update_norm", "learning_rate", "val_loss",
-    "batch_token_entropy", "update_skipped",
-)  # fmt: skip
+    "train_loss_raw",
+    "grad_global_norm",
+    "update_norm",
+    "learning_rate",
+    "val_loss",
+    "batch_token_entropy",
+    "update_skipped",
+)
 
 
 def closed(story):
@@ -45,8 +50,11 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
 
     assert found["class"] == "recoverable spike"
     assert list(found["questions"]) == [
-        "rejoined", "eval_shifted", "norms_stayed", "else_happened",
-    ]  # fmt: skip
+        "rejoined",
+        "eval_shifted",
+        "norms_stayed",
+        "else_happened",
+    ]
     assert found["questions"]["rejoined"]["peak"] == 8.0
     assert found["questions"]["rejoined"]["rejoined_step"] == 103
     message = next(d for d in reversed(story.log) if d.kind == "notify_intent")
@@ -168,8 +176,12 @@ def test_question_four_knows_what_happened(tell):
     events = closed(story).data["spike"]["questions"]["else_happened"]["events"]
 
     assert [event["kind"] for event in events] == [
-        "planned", "operator", "drill", "rate", "skipped",
-    ]  # fmt: skip
+        "planned",
+        "operator",
+        "drill",
+        "rate",
+        "skipped",
+    ]
     assert events[3]["text"] == "learning rate 0.001 to 0.03"
 
 
@@ -364,9 +376,14 @@ def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
     book = Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"))
     rule = Rule("spike", lambda codes: codes[0], "high", ("high",), "SEV1", "mend")
     story = tell(
-        names=FULL, detectors={"high": Above("train_loss_raw", 5.0)}, rules=(rule,), inhibit=(),
-        runbooks={"mend": book}, ladder=Ladder(("mend", "hold")), budgets={"rollback": Budget(2)},
-    )  # fmt: skip
+        names=FULL,
+        detectors={"high": Above("train_loss_raw", 5.0)},
+        rules=(rule,),
+        inhibit=(),
+        runbooks={"mend": book},
+        ladder=Ladder(("mend", "hold")),
+        budgets={"rollback": Budget(2)},
+    )
     story.send(Noticed(0, "rollback-unavailable", "the state is too large"))
     evaluated = [row(2.0, **({"val_loss": 2.2} if i % 25 == 0 else {})) for i in range(300)]
     late = [

@@ -130,11 +130,19 @@ def test_a_secret_that_nobody_named_is_known_by_its_form(text):
 @pytest.mark.parametrize(
     "word",
     [
-        "--max-tokens=100000", "--tokenizer=gpt2-large", "--eos_token=</s>", "--key-dim=64",
-        "--num_key_value_heads=8", "--lr=1e-3", "--pass-through", "--author=me", "data/monkey.bin",
-        "tokens=5000000", "--forward-passes=3",
+        "--max-tokens=100000",
+        "--tokenizer=gpt2-large",
+        "--eos_token=</s>",
+        "--key-dim=64",
+        "--num_key_value_heads=8",
+        "--lr=1e-3",
+        "--pass-through",
+        "--author=me",
+        "data/monkey.bin",
+        "tokens=5000000",
+        "--forward-passes=3",
     ],
-)  # fmt: skip
+)
 def test_words_of_language_models_are_no_secrets(word):
     """They have tokens, keys and values in plenty, and people need these numbers."""
     assert Redactor().command(["train", word]) == ["train", word]

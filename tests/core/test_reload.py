@@ -344,8 +344,10 @@ def test_replay_follows_a_reload(make_policy, tell):
     for number, event in enumerate(story.events):
         policy = new if isinstance(event, Reloaded) else policy
         state, made = engine.step(policy, state, event)
-        log += [{"seq": len(log) + i, "event": number, "actor": "engine", **record(d)}
-                for i, d in enumerate(made)]  # fmt: skip
+        log += [
+            {"seq": len(log) + i, "event": number, "actor": "engine", **record(d)}
+            for i, d in enumerate(made)
+        ]
         numbers[number] = len(log)
     events = list(enumerate(story.events))
 

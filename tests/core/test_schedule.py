@@ -10,9 +10,13 @@ from supervise.core.model.policy import Budget, Ladder, Runbook
 from .conftest import Above, Touch, Verify, messages, rule_on
 
 NAMES = (
-    "train_loss_raw", "grad_global_norm", "update_norm", "learning_rate", "learning_rate_scheduled",
+    "train_loss_raw",
+    "grad_global_norm",
+    "update_norm",
+    "learning_rate",
+    "learning_rate_scheduled",
     "val_loss",
-)  # fmt: skip
+)
 ONSET = 300
 
 
@@ -29,10 +33,14 @@ def begun(tell):
         detectors = {"high": Above("train_loss_raw", 5.0), "lr": Above("learning_rate", 5e-3)}
         rules = (rule_on(detectors, "high", "SEV1", "mend"), rule_on(detectors, "lr", "SEV2"))
         made = {
-            "names": NAMES, "detectors": detectors, "rules": rules, "inhibit": (),
+            "names": NAMES,
+            "detectors": detectors,
+            "rules": rules,
+            "inhibit": (),
             "runbooks": {"mend": Runbook("mend", (Touch(), Verify()), ("touch", "verify"))},
-            "ladder": Ladder(("mend", "hold")), "budgets": {"touch": Budget(9)},
-        }  # fmt: skip
+            "ladder": Ladder(("mend", "hold")),
+            "budgets": {"touch": Budget(9)},
+        }
         story = tell(**(made | changes))
         story.rows(*[row(val_loss=2.2) if i % 25 == 0 else row() for i in range(ONSET)])
         return story
@@ -58,11 +66,14 @@ def test_what_outlives_the_ladder_behind_a_jump_of_the_jobs_own_rate_is_its_sche
     assert verdict(story)["class"] == "learning rate jump", "and so to the end of the incident"
 
 
-@pytest.mark.parametrize(("asked", "kind"), [
-    (1e-3, "structural instability"),  # somebody else did it: a drill, or an action of ours
-    (1.9e-3, "structural instability"),  # too little to explain it
-    (2.1e-3, "learning rate jump"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        (1e-3, "structural instability"),  # somebody else did it: a drill, or an action of ours
+        (1.9e-3, "structural instability"),  # too little to explain it
+        (2.1e-3, "learning rate jump"),
+    ],
+)
 def test_only_a_rate_that_the_job_asked_for_and_that_jumped_is_its_schedule(begun, asked, kind):
     """Twice its last value at least."""
     story = begun()
@@ -71,12 +82,15 @@ def test_only_a_rate_that_the_job_asked_for_and_that_jumped_is_its_schedule(begu
     assert story.kinds("incident", "held")[0].data["spike"]["class"] == kind
 
 
-@pytest.mark.parametrize(("loss", "value", "kind"), [
-    (4.0, 4.2, "learning rate jump"),
-    (4.0, None, "learning rate jump"),  # it needs no evaluation: the cause is known
-    (4.0, 2.2, "logging artefact or data order"),  # the model is as good as before
-    (2.0, 2.2, "learning rate jump"),  # the loss is back, the large updates are not
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "value", "kind"),
+    [
+        (4.0, 4.2, "learning rate jump"),
+        (4.0, None, "learning rate jump"),  # it needs no evaluation: the cause is known
+        (4.0, 2.2, "logging artefact or data order"),  # the model is as good as before
+        (2.0, 2.2, "learning rate jump"),  # the loss is back, the large updates are not
+    ],
+)
 def test_the_four_questions_come_to_the_schedule(begun, loss, value, kind):
     """350 frames later, where the last frames of before the onset still are; and long after."""
     story = begun(mode="observe")

@@ -28,10 +28,14 @@ from .conftest import policy
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 MIXTRAL = "mixtral_8x7b_alltoall_tp2pp4ep4_release__lts_dgx_a100"
 NAMES = {
-    "loss": "train_loss_raw", "grad_norm": "grad_global_norm", "update_norm": "update_norm",
-    "lr": "learning_rate", "val_loss": "val_loss", "tok_entropy": "batch_token_entropy",
+    "loss": "train_loss_raw",
+    "grad_norm": "grad_global_norm",
+    "update_norm": "update_norm",
+    "lr": "learning_rate",
+    "val_loss": "val_loss",
+    "tok_entropy": "batch_token_entropy",
     "skipped": "update_skipped",
-}  # fmt: skip
+}
 FAULT_AT = 800
 
 pytestmark = pytest.mark.skipif(
@@ -79,10 +83,13 @@ def classify(run, onset=FAULT_AT, until=400):
     after = [point for point in losses if point[0] >= onset]
     return spike_classifier.judge(
         Evidence(
-            band_of(losses, onset), after, norms, {"val_loss": series(rows, "val_loss")},
+            band_of(losses, onset),
+            after,
+            norms,
+            {"val_loss": series(rows, "val_loss")},
             peak=max(loss for _, loss in after),
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("run", ["label_shuffle_s0", "bad_random_s0", "bad_repeat_s0"])

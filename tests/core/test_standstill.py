@@ -21,11 +21,14 @@ def stuck(tell):
 
     def begin(runbook="again", **changes):
         made = {
-            "detectors": STALLED, "rules": (rule_on(STALLED, "stalled", "SEV0", runbook),),
-            "inhibit": (), "budgets": {"restart": Budget(9), "all": Budget(99)},
-            "answer": lambda key: None if {"relaunch", "stop"} & set(key.split("-"))
-            else Finished(0, key, True),
-        }  # fmt: skip
+            "detectors": STALLED,
+            "rules": (rule_on(STALLED, "stalled", "SEV0", runbook),),
+            "inhibit": (),
+            "budgets": {"restart": Budget(9), "all": Budget(99)},
+            "answer": lambda key: (
+                None if {"relaunch", "stop"} & set(key.split("-")) else Finished(0, key, True)
+            ),
+        }
         return crashing(tell, **(made | changes))
 
     return begin

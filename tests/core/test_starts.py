@@ -13,10 +13,13 @@ from .crashes import HIGH, crashing, relaunched
 ASKS = {"resume": "args", "args": ["--from={checkpoint}", "--fast"], "env": {"START": "{step}"}}
 
 
-@pytest.mark.parametrize(("job", "given"), [
-    (ASKS, "job.relaunch.args --from={checkpoint} --fast, job.relaunch.env START"),
-    ({"resume": "library", "args": [], "env": {}}, "job.relaunch.resume library"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "given"),
+    [
+        (ASKS, "job.relaunch.args --from={checkpoint} --fast, job.relaunch.env START"),
+        ({"resume": "library", "args": [], "env": {}}, "job.relaunch.resume library"),
+    ],
+)
 def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
     """A flag that the script does not know: its runbook failed, and people hear where to look."""
     story = crashing(tell, job={"on_crash": "again", "relaunch": job})

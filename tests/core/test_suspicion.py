@@ -281,8 +281,11 @@ def test_another_onset_has_its_own_batches(held):
 
 
 def book(verb, first):
-    return Runbook("soften", (first, Quarantine(shards="none", positions="breach"), Verify()),
-                   (verb, "quarantine", "verify"))  # fmt: skip
+    return Runbook(
+        "soften",
+        (first, Quarantine(shards="none", positions="breach"), Verify()),
+        (verb, "quarantine", "verify"),
+    )
 
 
 def dropped(story):
@@ -292,8 +295,13 @@ def dropped(story):
 
 def test_what_is_known_when_the_job_is_paused_is_dropped(tell):
     """The pause is seen three steps late, and the trouble has gone on."""
-    story = begin(tell, Above("train_loss_raw", 5.0), "soften",
-                  runbooks={"soften": book("reach", Reach())}, answer=lambda _: None)  # fmt: skip
+    story = begin(
+        tell,
+        Above("train_loss_raw", 5.0),
+        "soften",
+        runbooks={"soften": book("reach", Reach())},
+        answer=lambda _: None,
+    )
     epochs(story, 0, 374, range(370, 374))
     story.send(Finished(story.at_ns, story.actions()[0], True, {"ack_step": 373}))
 
@@ -304,9 +312,15 @@ def test_what_is_known_when_the_job_is_paused_is_dropped(tell):
 def test_what_was_approved_is_dropped_whatever_goes_on(tell, silence):
     """A yes holds for what was told; it is not refused for steps that came behind it."""
     terms = Approval(timeout_s=60.0, on_timeout="allow" if silence else "deny")
-    story = begin(tell, Above("train_loss_raw", 5.0), "soften", mode="approve",
-                  runbooks={"soften": book("reach", Reach())}, approvals={"all": terms},
-                  answer=lambda _: None)  # fmt: skip
+    story = begin(
+        tell,
+        Above("train_loss_raw", 5.0),
+        "soften",
+        mode="approve",
+        runbooks={"soften": book("reach", Reach())},
+        approvals={"all": terms},
+        answer=lambda _: None,
+    )
     epochs(story, 0, 374, range(370, 400))
     if silence:
         story.tick(61)

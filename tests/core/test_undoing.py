@@ -18,11 +18,14 @@ from .conftest import Above, Touch, Verify, rule_on
 def easing(tell, **changes):
     """Two rungs: a lower rate, then a touch."""
     books = {
-        "ease": Runbook("ease", (Pause(), LrScale(set=0.5, rewarm=200), Resume(), Verify()),
-                        ("pause", "lr_scale", "resume", "verify")),
+        "ease": Runbook(
+            "ease",
+            (Pause(), LrScale(set=0.5, rewarm=200), Resume(), Verify()),
+            ("pause", "lr_scale", "resume", "verify"),
+        ),
         "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
         "other": Runbook("other", (Undo(), Touch(), Verify()), ("undo", "touch", "verify")),
-    }  # fmt: skip
+    }
     detectors = {
         "high": Above("train_loss_raw", 5.0),
         "huge": Above("train_loss_raw", 50.0),
@@ -53,8 +56,12 @@ def test_a_lower_rate_that_did_not_help_is_taken_back_before_the_next_rung(tell)
     story.frames(8.0, times=35)
 
     assert labels(story) == [
-        "1/0-pause", "1/1-lr_scale", "1/2-resume", "1/undo-lr_scale", "2/0-touch",
-    ]  # fmt: skip
+        "1/0-pause",
+        "1/1-lr_scale",
+        "1/2-resume",
+        "1/undo-lr_scale",
+        "2/0-touch",
+    ]
     undo = story.kinds("intent")[3].data["action"]
     assert undo["args"] == {"value": 1.0, "rewarm_steps": 0}
     order = [d.kind for d in story.log if d.kind in ("verify", "intent")]
@@ -152,10 +159,13 @@ def test_what_cannot_work_here_gives_way_to_what_can(tell):
 
 def test_it_gives_way_once(tell):
     """When that cannot work either, evidence is all there is."""
-    story = refusing(tell, runbooks={
-        "mend": Runbook("mend", (Rollback(),), ("rollback",), if_refused="back"),
-        "back": Runbook("back", (LrScale(set=0.5),), ("lr_scale",), if_refused="mend"),
-    })  # fmt: skip
+    story = refusing(
+        tell,
+        runbooks={
+            "mend": Runbook("mend", (Rollback(),), ("rollback",), if_refused="back"),
+            "back": Runbook("back", (LrScale(set=0.5),), ("lr_scale",), if_refused="mend"),
+        },
+    )
     story.send(Announced(0, 0, 2, 1, story.names))
     story.frames(8.0)
 
@@ -167,9 +177,11 @@ def test_it_gives_way_once(tell):
 def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
     """The rung above cannot work: back to the one below, unless that is what just failed."""
     for losses, again in (((8.0,) * 60, False), ((2.0,) * 10 + (8.0,) * 3, True)):
-        story = refusing(tell, ladder=Ladder(("back", "mend", "hold")), rules=(
-            rule_on({"high": None}, "high", "SEV1", "back"),
-        ))  # fmt: skip
+        story = refusing(
+            tell,
+            ladder=Ladder(("back", "mend", "hold")),
+            rules=(rule_on({"high": None}, "high", "SEV1", "back"),),
+        )
         story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
         story.frames(8.0, *losses)
 
@@ -187,9 +199,11 @@ def test_what_only_tells_may_stand_in_each_time(tell):
         "tell": Runbook("tell", (Notify(),), ("notify",)),
     }
     story = refusing(
-        tell, runbooks=books, ladder=Ladder(("mend", "hold")),
+        tell,
+        runbooks=books,
+        ladder=Ladder(("mend", "hold")),
         rules=(rule_on(detectors, "high", "SEV1", "mend"),),
-    )  # fmt: skip
+    )
     story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
     for _ in range(2):
         story.frames(8.0, *[2.0] * 600)
@@ -202,9 +216,12 @@ def test_what_was_refused_was_not_tried(tell):
     """In the cooldown it is asked each time, and something else stands in until it can work."""
     detectors = {"high": Above("train_loss_raw", 5.0)}
     story = refusing(
-        tell, ladder=Ladder(("back", "mend", "hold")), budgets={}, warmup_steps=0,
+        tell,
+        ladder=Ladder(("back", "mend", "hold")),
+        budgets={},
+        warmup_steps=0,
         rules=(rule_on(detectors, "high", "SEV1", "back", cooldown_steps=10_000),),
-    )  # fmt: skip
+    )
     story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
     for _ in range(4):
         story.frames(8.0, *[2.0] * 60)
@@ -220,13 +237,18 @@ def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):
     """The rule is quiet, the loss is back, the updates are three times what they were."""
     names = ("train_loss_raw", "update_norm")
     detectors = {"wild": Threshold("update_norm", gt=9.0)}
-    book = Runbook("ease", (LrScale(set=0.5), Verify(within=30, clear_for=5)),
-                   ("lr_scale", "verify"))  # fmt: skip
+    book = Runbook(
+        "ease", (LrScale(set=0.5), Verify(within=30, clear_for=5)), ("lr_scale", "verify")
+    )
     for norm, passed in ((3.0, False), (1.2, True)):
         story = easing(
-            tell, names=names, detectors=detectors, runbooks={"ease": book},
-            rules=(rule_on(detectors, "wild", "SEV1", "ease"),), ladder=Ladder(("ease", "hold")),
-        )  # fmt: skip
+            tell,
+            names=names,
+            detectors=detectors,
+            runbooks={"ease": book},
+            rules=(rule_on(detectors, "wild", "SEV1", "ease"),),
+            ladder=Ladder(("ease", "hold")),
+        )
         story.rows({"train_loss_raw": 2.0, "update_norm": 20.0})
         story.rows(*[{"train_loss_raw": 2.0, "update_norm": norm}] * 40)
         assert bool(story.kinds("verify", "passed")) == passed
@@ -242,8 +264,12 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
             return Finished(0, key, False, {"refused": True}, "no savepoint is older")
         return Finished(0, key, True)
 
-    mend = Runbook("mend", (Pause(), Rollback(), Resume(), Verify()),
-                   ("pause", "rollback", "resume", "verify"), if_refused="back")  # fmt: skip
+    mend = Runbook(
+        "mend",
+        (Pause(), Rollback(), Resume(), Verify()),
+        ("pause", "rollback", "resume", "verify"),
+        if_refused="back",
+    )
     back = Runbook("back", (Touch(), Verify()), ("touch", "verify"))
     story = refusing(tell, answer=answer, runbooks={"mend": mend, "back": back})
     story.frames(8.0)

@@ -98,9 +98,15 @@ def test_one_that_counts_steps_has_to_be_in_breach_for_as_many(back):
     assert [step for step, _ in failed(story)] == [61]
 
 
-@pytest.mark.parametrize("more", [
-    {"severity": "SEV1"}, {"runbook": "aside"}, {"runbook": None}, {"mode": "shadow"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"severity": "SEV1"},
+        {"runbook": "aside"},
+        {"runbook": None},
+        {"mode": "shadow"},
+    ],
+)
 def test_other_rules_wait_for_the_end_of_the_verification(back, more):
     """What does not damage the weights, is not answered by going back, or acts on nothing."""
     said = {"severity": "SEV0", "runbook": "back", **more}

@@ -66,10 +66,13 @@ def stalling(tell):
         detectors = {"stalled": Absence(after={"min": limit})}
         book = Runbook("end", (Snapshot(), Stop(if_idle=IDLE_S)), ("snapshot", "stop"))
         made = {
-            "detectors": detectors, "rules": (rule_on(detectors, "stalled", "SEV0", "end"),),
-            "runbooks": {**tell().policy.runbooks, "end": book}, "inhibit": (),
-            "budgets": {"all": Budget(99)}, "answer": answer,
-        }  # fmt: skip
+            "detectors": detectors,
+            "rules": (rule_on(detectors, "stalled", "SEV0", "end"),),
+            "runbooks": {**tell().policy.runbooks, "end": book},
+            "inhibit": (),
+            "budgets": {"all": Budget(99)},
+            "answer": answer,
+        }
         job = Job(tell(**(made | changes)))
         for _ in range(40):
             job.second(step=True)
@@ -191,8 +194,11 @@ def high(tell):
 
     def begin(book=BOOK, **changes):
         base = tell()
-        made = {"runbooks": {**base.policy.runbooks, "fix": book}, "answer": lambda key: None,
-                "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),)}  # fmt: skip
+        made = {
+            "runbooks": {**base.policy.runbooks, "fix": book},
+            "answer": lambda key: None,
+            "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),),
+        }
         story = tell(**(made | changes))
         story.frames(2.0, times=60)
         story.frames(9.0)

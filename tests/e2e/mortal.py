@@ -86,9 +86,14 @@ def main() -> int:
         return adopt.adopt(Path(rest[0]), tell, record)
     policy, directory, drill, *argv = rest
     return run.supervise(
-        argv, load_policy(policy), (policy, None), Path(directory), [drills.parse(drill)], tell,
+        argv,
+        load_policy(policy),
+        (policy, None),
+        Path(directory),
+        [drills.parse(drill)],
+        tell,
         record,
-    )  # fmt: skip
+    )
 
 
 sys.exit(main())

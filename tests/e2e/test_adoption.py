@@ -84,9 +84,14 @@ class Lives:
     def _mortal(self, *args: str) -> int:
         with self.out.open("a") as out:
             return subprocess.run(
-                [sys.executable, str(MORTAL), *args], cwd=self._home, env=self._env, stdout=out,
-                stderr=subprocess.STDOUT, timeout=120, check=False,
-            ).returncode  # fmt: skip
+                [sys.executable, str(MORTAL), *args],
+                cwd=self._home,
+                env=self._env,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=120,
+                check=False,
+            ).returncode
 
     def events(self, kind: type) -> list:
         return [event for _, event in journal.read(self.run / "journal", only=(kind,))]

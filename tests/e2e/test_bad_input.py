@@ -150,8 +150,9 @@ def test_a_full_shared_memory(supervise, tiny_job, tmp_path):
     full.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode != 0:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
@@ -172,15 +173,22 @@ def test_a_run_directory_that_fills_up(supervise, tiny_job, tmp_path):
     disk.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode != 0:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
         done = supervise(
-            "--policy", "nano", "--run-dir", str(disk / "run"), "--drill", "lr_spike@150",
-            "--", *tiny_job("--steps", 900),
-        )  # fmt: skip
+            "--policy",
+            "nano",
+            "--run-dir",
+            str(disk / "run"),
+            "--drill",
+            "lr_spike@150",
+            "--",
+            *tiny_job("--steps", 900),
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -211,8 +219,11 @@ def test_completion_of_a_pipe(supervise, tiny_job):
     run = supervise.run(job=HELLO)
     shown = subprocess.run(
         f"{sys.executable} -m supervise audit show {run.directory} | head -1",
-        shell=True, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert "Traceback" not in shown.stderr
     assert Path(run.directory).exists()

@@ -56,9 +56,14 @@ class Frozen:
     def start(self, *job: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
         pipe, argv = subprocess.PIPE, [*by, *job] if by else self.command(*job)
         self.popen = subprocess.Popen(
-            argv, cwd=self.run.parent, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+            argv,
+            cwd=self.run.parent,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
         self.pid = self.popen.pid
         return self.popen
 

@@ -24,9 +24,13 @@ def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, tiny_job, h
     job = tiny_job("--steps", 150, "--sleep", 0.005, "--exit", CODE)
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, *map(str, [*argv, "--", *job])],
-        cwd=supervise.home, env=supervise.env, capture_output=True, text=True, timeout=120,
+        cwd=supervise.home,
+        env=supervise.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
-    )  # fmt: skip
+    )
     records = supervise.records("run")
     notes = " ".join(r["reason"] for r in records if r["kind"] == "note")
 
@@ -44,11 +48,23 @@ def test_a_start_that_was_due_and_cannot_be_made_needs_a_person(
 ):
     """The job crashes when its supervisor has reached the limit of threads: 78, and why."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("mortal.py")), "run", "note was verified",
-         str(comes_back), str(tmp_path / "run"), "crash@170", *resuming_job()],
-        cwd=tmp_path, env={**supervise.env, "NO_THREADS": "1"}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(Path(__file__).with_name("mortal.py")),
+            "run",
+            "note was verified",
+            str(comes_back),
+            str(tmp_path / "run"),
+            "crash@170",
+            *resuming_job(),
+        ],
+        cwd=tmp_path,
+        env={**supervise.env, "NO_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     records = supervise.records("run")
 
     assert done.returncode == 78, done.stderr

@@ -33,9 +33,13 @@ def walked(tmp_path_factory):
     for language, name, text in BLOCK.findall(section[1]):
         if language == "sh":
             done = subprocess.run(
-                ["bash", "-ec", text], cwd=folder, env=environ, capture_output=True, text=True,
+                ["bash", "-ec", text],
+                cwd=folder,
+                env=environ,
+                capture_output=True,
+                text=True,
                 timeout=180,
-            )  # fmt: skip
+            )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             assert "internal error" not in done.stderr
             said.append(done.stdout + done.stderr)

@@ -15,10 +15,19 @@ pytestmark = pytest.mark.slow
 
 PLANTER = Path(__file__).parent / "jobs" / "planter.py"
 RECORDS = (
-    "control/1.json", "state.json", "launch.json", "quarantine.json", "checkpoints.json",
-    "probe/boot.PID", "probe/armed.PID", "probe/stacks.PID.txt", "probe/off.1",
-    "probe/tape.0.json", "probe/learning-rate.json", "incidents/inc-1/snapshot-1/manifest.json",
-)  # fmt: skip
+    "control/1.json",
+    "state.json",
+    "launch.json",
+    "quarantine.json",
+    "checkpoints.json",
+    "probe/boot.PID",
+    "probe/armed.PID",
+    "probe/stacks.PID.txt",
+    "probe/off.1",
+    "probe/tape.0.json",
+    "probe/learning-rate.json",
+    "incidents/inc-1/snapshot-1/manifest.json",
+)
 CONFIG = ("probe.json", "probe/off.PID")
 
 

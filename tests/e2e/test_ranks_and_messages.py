@@ -57,9 +57,12 @@ def test_people_are_told_by_webhook_and_slack(supervise, tiny_job, receiver, tol
     supervise.env |= {"HOOK_URL": url + "/hook", "SLACK_URL": url + "/slack"}
     policy = told_by("webhook: {url_env: HOOK_URL}", "slack: {url_env: SLACK_URL}")
     run = supervise.run(
-        "--policy", str(policy), "--drill", "nan_grad@100",
+        "--policy",
+        str(policy),
+        "--drill",
+        "nan_grad@100",
         job=tiny_job("--steps", 200, "--sleep", 0.01),
-    )  # fmt: skip
+    )
 
     assert run.returncode == 0
     assert {path for path, _ in received} == {"/hook", "/slack"}
@@ -74,9 +77,12 @@ def test_a_pager_that_does_not_work_is_told(supervise, tiny_job, receiver, told_
     url, received = receiver(500)
     supervise.env |= {"HOOK_URL": url + "/hook?token=secret"}
     run = supervise.run(
-        "--policy", str(told_by("webhook: {url_env: HOOK_URL}")), "--drill", "nan_grad@100",
+        "--policy",
+        str(told_by("webhook: {url_env: HOOK_URL}")),
+        "--drill",
+        "nan_grad@100",
         job=tiny_job("--steps", 200, "--sleep", 0.01),
-    )  # fmt: skip
+    )
 
     assert run.returncode == 0
     assert received

@@ -33,8 +33,11 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     done = [r["data"]["result"] for r in run.kinds("commit") if "pid" in r["data"]["result"]]
     hit, crashed = done
     assert (hit["step"], hit["attempt"], hit["how"]) == (199, 1, "interrupt")
-    assert [r["data"]["action"]["args"]["step"] for r in run.kinds("intent")
-            if r["data"]["action"]["verb"] == "relaunch"] == [99, 299]  # fmt: skip
+    assert [
+        r["data"]["action"]["args"]["step"]
+        for r in run.kinds("intent")
+        if r["data"]["action"]["verb"] == "relaunch"
+    ] == [99, 299]
     (chosen,) = run.kinds("note", "aimed-again")
     assert chosen["data"]["action"]["args"]["step"] == 199
     assert hit["moved"] == []  # it lies where the job looks for it

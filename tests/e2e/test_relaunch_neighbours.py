@@ -47,14 +47,24 @@ def test_a_relaunch_leaves_the_checkpoints_of_another_run_alone(supervise, comes
         (home / f"gate-{name}").touch()
     mine, theirs = str(home / "out-a" / "ckpt.pt"), str(home / "out-b" / "ckpt.pt")
     first = supervise.start(
-        "--policy", comes_back, "--run-dir", "a", "--drill", "crash@170",
-        "--", *command(home, "a", "--max_iters=250"),
-    )  # fmt: skip
+        "--policy",
+        comes_back,
+        "--run-dir",
+        "a",
+        "--drill",
+        "crash@170",
+        "--",
+        *command(home, "a", "--max_iters=250"),
+    )
     until(lambda: known(crashed).get(mine, {}).get("state") == "verified")
     second = supervise.start(
-        "--policy", comes_back, "--run-dir", "b",
-        "--", *command(home, "b", "--max_iters=300", "--every=150"),
-    )  # fmt: skip
+        "--policy",
+        comes_back,
+        "--run-dir",
+        "b",
+        "--",
+        *command(home, "b", "--max_iters=300", "--every=150"),
+    )
     until(lambda: known(healthy).get(theirs, {}).get("state") == "verified")
     until(lambda: known(crashed).get(theirs, {}).get("state") in ("unverified", "verified"))
     inode = Path(theirs).stat().st_ino
@@ -65,9 +75,10 @@ def test_a_relaunch_leaves_the_checkpoints_of_another_run_alone(supervise, comes
     assert first.returncode == 0, err
     assert "resumed at 100\n" in out and Path(theirs).stat().st_ino == inode
     (done,) = [
-        record["data"]["result"] for record in audit.read(crashed / "audit.log")
+        record["data"]["result"]
+        for record in audit.read(crashed / "audit.log")
         if record["kind"] == "commit" and "pid" in record["data"]["result"]
-    ]  # fmt: skip
+    ]
     assert (done["path"], done["moved"]) == (mine, [])
     assert known(crashed)[theirs]["problems"][0].startswith("another job wrote it")
     listed = supervise("checkpoints", "a").stdout

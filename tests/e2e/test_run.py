@@ -58,9 +58,12 @@ def test_a_healthy_job_is_left_alone(alone, healthy):
 def test_every_frame_is_exported(supervise, healthy):
     """One row per step and rank, columns named by metric ids, none missing."""
     done = supervise(
-        "export", str(healthy.directory), "--csv", "--metrics",
+        "export",
+        str(healthy.directory),
+        "--csv",
+        "--metrics",
         "train_loss_raw,grad_global_norm,learning_rate,update_to_weight",
-    )  # fmt: skip
+    )
     rows = list(csv.DictReader(done.stdout.splitlines()))
 
     assert [int(row["step"]) for row in rows] == list(range(STEPS))
@@ -129,10 +132,21 @@ def test_a_killed_supervisor_does_not_harm_the_job(supervise, tiny_job, alone, t
     out = tmp_path / "out.txt"
     with out.open("w") as stdout:
         watcher = subprocess.Popen(
-            [sys.executable, "-m", "supervise", "--policy", "nano", "--run-dir", str(run_dir), "--",
-             *job],
-            stdout=stdout, stderr=subprocess.DEVNULL, env=supervise.env,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "supervise",
+                "--policy",
+                "nano",
+                "--run-dir",
+                str(run_dir),
+                "--",
+                *job,
+            ],
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            env=supervise.env,
+        )
         deadline = time.monotonic() + 60
         while "step 50" not in out.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -64,27 +64,41 @@ def test_no_secret_of_a_job_leaves_it(supervise, receiver, tmp_path):
     }
     signed = "whsec_" + "c2VjcmV0" * 4
     supervise.env |= {
-        "PAGER": f"{url}/slack/{secret('Pager')}", "HOOK": f"{url}/hook/{secret('Hook')}",
-        "SIGNED_WITH": signed, "HF_TOKEN": hidden["Env"], "JOB_TITLE_KEY": hidden["Title"],
-        "NOTICE_PASSWORD": hidden["Notice"], "DB_PASS": hidden["Raised"],
-    }  # fmt: skip
+        "PAGER": f"{url}/slack/{secret('Pager')}",
+        "HOOK": f"{url}/hook/{secret('Hook')}",
+        "SIGNED_WITH": signed,
+        "HF_TOKEN": hidden["Env"],
+        "JOB_TITLE_KEY": hidden["Title"],
+        "NOTICE_PASSWORD": hidden["Notice"],
+        "DB_PASS": hidden["Raised"],
+    }
     repository = ["init", "-q"], ["remote", "add", "o", f"https://u:{secret('Git')}@github.com/a"]
     for words in repository:
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     policy = tmp_path / "told.yaml"
     policy.write_text(POLICY)
     job = [
-        "env", f"WANDB_API_KEY={hidden['Word']}", sys.executable, str(JOB),
-        "--token", hidden["Argv"], f"--db-password={hidden['Option']}",
+        "env",
+        f"WANDB_API_KEY={hidden['Word']}",
+        sys.executable,
+        str(JOB),
+        "--token",
+        hidden["Argv"],
+        f"--db-password={hidden['Option']}",
         f"--data=https://me:{hidden['Login']}@host/x?sig={hidden['Query']}",
-    ]  # fmt: skip
+    ]
     log = tmp_path / "out.txt"
     with log.open("w") as out:
         done = subprocess.run(
             [sys.executable, "-m", "supervise", "--policy", policy, "--run-dir", "run", "--", *job],
-            cwd=tmp_path, env=supervise.env, stdout=out, stderr=subprocess.PIPE, text=True,
-            timeout=200, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=supervise.env,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=200,
+            check=False,
+        )
     run = tmp_path / "run"
     texts = [*hidden.values(), *map(secret, ("Pager", "Hook", "Git")), signed]
 

@@ -67,8 +67,9 @@ def test_a_late_yes_still_finds_its_savepoint(supervise, tmp_path):
     """By the time of the answer, four savepoints reach no further back than 40 steps."""
     (tmp_path / "mine.yaml").write_text(POLICY)
     (tmp_path / "train.py").write_text(JOB)
-    watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "run", "--",
-                              sys.executable, "train.py")  # fmt: skip
+    watcher = supervise.start(
+        "--policy", "mine.yaml", "--run-dir", "run", "--", sys.executable, "train.py"
+    )
 
     def state():
         path = tmp_path / "run" / "state.json"

@@ -55,8 +55,12 @@ def run(home, stream, kind, argv):
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: fd}
         done = subprocess.run(
             ["sh", "-c", f'exec "$@" {close}', "sh", *SUPERVISE, *argv],
-            cwd=home, env=env, timeout=60, check=False, **streams,
-        )  # fmt: skip
+            cwd=home,
+            env=env,
+            timeout=60,
+            check=False,
+            **streams,
+        )
     return done.returncode
 
 
@@ -113,8 +117,13 @@ def test_a_reader_of_the_first_line_only(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         ["bash", "-c", f'{line}; exit "${{PIPESTATUS[0]}}"'],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert done.returncode == 7
     assert done.stdout.startswith("supervise: policy nano")

@@ -66,8 +66,11 @@ def test_people_speak_and_are_answered(supervise, tiny_job, tmp_path):
     verbs = [r["data"]["action"]["verb"] for r in records if r["kind"] == "intent"]
     assert verbs[:3] == ["snapshot", "snapshot", "lr_scale"]
     assert [verb for verb in verbs[3:] if verb != "snapshot"][-4:] == [
-        "lr_scale", "pause", "resume", "stop",
-    ]  # fmt: skip
+        "lr_scale",
+        "pause",
+        "resume",
+        "stop",
+    ]
     (yes,) = [r for r in records if r["kind"] == "approval" and r["data"]["what"] == "approved"]
     assert yes["data"]["operator"] == "anna"
     supervise.prove("runs/r1")
@@ -164,8 +167,10 @@ def test_a_rate_that_a_person_set_composes_with_what_the_policy_does(supervise):
     supervise.prove("runs/r1")
     exported = supervise("export", "runs/r1", "--csv", "--metrics", "lr_scale,lr_rewarm")
     rows = list(csv.DictReader(exported.stdout.splitlines()))
-    held = {a: [float(r["lr_scale"]) / float(r["lr_rewarm"] or 1.0) for r in rows
-                if r["attempt"] == a] for a in ("0", "1", "2")}  # fmt: skip
+    held = {
+        a: [float(r["lr_scale"]) / float(r["lr_rewarm"] or 1.0) for r in rows if r["attempt"] == a]
+        for a in ("0", "1", "2")
+    }
     assert held["0"][-1] == held["1"][0] == pytest.approx(0.25)
     assert held["1"][-1] == pytest.approx(0.5)
     assert set(held["2"]) == {0.5}

@@ -22,8 +22,11 @@ def test_systemd_accepts_the_unit(tmp_path):
     unit.write_text(UNIT.read_text().replace("/srv/training", str(tmp_path)))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert (done.returncode, UNIT.name.partition("@")[0] in done.stderr) == (0, False), done.stderr
 
@@ -33,8 +36,12 @@ def test_the_command_of_the_unit_is_one_of_ours(tmp_path):
     (line,) = (line for line in UNIT.read_text().splitlines() if line.startswith("ExecStart="))
     _, *words = line.split()
     done = subprocess.run(
-        [sys.executable, "-m", "supervise", *words], cwd=tmp_path, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "supervise", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert done.returncode == 65 and "policy.yaml" in done.stderr, done.stderr

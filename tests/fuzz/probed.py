@@ -46,9 +46,17 @@ class Judge:
         self.state, made = engine.step(self.policy, self.state, event)
         follow: list[Event] = []
         for decision in made:
-            body = {"seq": self.chain.size, "prev": self.chain.prev, "run": "run", "epoch": 1,
-                    "mono_ns": 5, "wall": WALL, "actor": "engine", "event": 1,
-                    **engine_record(decision)}  # fmt: skip
+            body = {
+                "seq": self.chain.size,
+                "prev": self.chain.prev,
+                "run": "run",
+                "epoch": 1,
+                "mono_ns": 5,
+                "wall": WALL,
+                "actor": "engine",
+                "event": 1,
+                **engine_record(decision),
+            }
             self.chain.check(self.chain.take(self.chain.line(body)))
             if decision.kind == "intent":
                 result = self.results.pop(0) if self.results else {}
@@ -119,20 +127,24 @@ def use_notices(home: Path, raw: bytes) -> None:
 def notice_seeds(home: Path) -> list[bytes]:
     letters: list[Any] = [
         {"notice": e.kind, "message": e.message, "step": e.step, "data": e.data}
-        for e in events() if isinstance(e, Noticed)
-    ]  # fmt: skip
+        for e in events()
+        if isinstance(e, Noticed)
+    ]
     letters += [
         {"ack": "k", "verb": verb, "step": 3, "ok": True, "error": None, "result": result}
         for verb, result in (
-            ("pause", {"at": 3}), ("loss_scale", {"loss_scale": 1024.0, "backoff": 0.5}),
-            ("clip", {"clip_bound": 0.3, "steps": 50}), ("resume", {}),
+            ("pause", {"at": 3}),
+            ("loss_scale", {"loss_scale": 1024.0, "backoff": 0.5}),
+            ("clip", {"clip_bound": 0.3, "steps": 50}),
+            ("resume", {}),
             ("rollback", {"attempt": 1, "step": 5, "from_step": 9}),
         )
-    ]  # fmt: skip
+    ]
     letters += [
         {"word": e.word, "operator": e.operator, "args": e.args}
-        for e in events() if isinstance(e, Told)
-    ]  # fmt: skip
+        for e in events()
+        if isinstance(e, Told)
+    ]
     return [b"\0".join(map(mutation.dumped, letters))]
 
 
@@ -171,9 +183,15 @@ def base(home: Path) -> bytes:
 
 
 _FIELDS = {
-    "file_size": (64, "<Q"), "pid": (72, "<Q"), "start_ticks": (80, "<Q"), "created_ns": (88, "<Q"),
-    "rank": (96, "<I"), "world_size": (100, "<I"), "slots": (20, "<I"), "capacity": (24, "<I"),
-}  # fmt: skip
+    "file_size": (64, "<Q"),
+    "pid": (72, "<Q"),
+    "start_ticks": (80, "<Q"),
+    "created_ns": (88, "<Q"),
+    "rank": (96, "<I"),
+    "world_size": (100, "<I"),
+    "slots": (20, "<I"),
+    "capacity": (24, "<I"),
+}
 
 
 def _sealed(raw: bytearray) -> bytes:
@@ -259,10 +277,13 @@ def segment_seeds(home: Path) -> list[bytes]:
 
 
 def _patches(before: bytes, after: bytes) -> bytes:
-    return mutation.dumped([
-        [at, after[at : at + 16].hex()]
-        for at in range(0, len(before), 16) if before[at : at + 16] != after[at : at + 16]
-    ])  # fmt: skip
+    return mutation.dumped(
+        [
+            [at, after[at : at + 16].hex()]
+            for at in range(0, len(before), 16)
+            if before[at : at + 16] != after[at : at + 16]
+        ]
+    )
 
 
 def _change_slot(image: bytearray, chance: Random) -> None:
@@ -272,17 +293,30 @@ def _change_slot(image: bytearray, chance: Random) -> None:
     fields = {"count": count, "seq": seq, "step": step, "attempt": attempt, "at_ns": at_ns}
     name = chance.choice((*fields, "value", "low"))
     if name == "value":
-        struct.pack_into("<d", image, at + wire.SLOT_HEAD.size + 8 * chance.randrange(5),
-                         chance.choice(mutation.FLOATS))  # fmt: skip
+        struct.pack_into(
+            "<d",
+            image,
+            at + wire.SLOT_HEAD.size + 8 * chance.randrange(5),
+            chance.choice(mutation.FLOATS),
+        )
     elif name == "low":
         low = chance.choice(mutation.NUMBERS)
     else:
         limit = 2**32 if name == "attempt" else 14 if name == "count" else 2**64
         fields[name] = chance.choice(mutation.NUMBERS) % limit
     wire.SLOT_HEAD.pack_into(
-        image, at, 0, fields["count"], fields["seq"], fields["step"], fields["attempt"], flags,
-        fields["at_ns"], low, high,
-    )  # fmt: skip
+        image,
+        at,
+        0,
+        fields["count"],
+        fields["seq"],
+        fields["step"],
+        fields["attempt"],
+        flags,
+        fields["at_ns"],
+        low,
+        high,
+    )
     end = at + wire.SLOT_HEAD.size + 8 * fields["count"]
     struct.pack_into("<I", image, at, zlib.crc32(image[at + 4 : end], fields["seq"] & (2**32 - 1)))
 

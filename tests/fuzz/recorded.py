@@ -101,15 +101,35 @@ def events() -> list[Event]:
     notices = [
         ("shard", {"shards": {"0": "data/0.tar", "1": "data/1.tar"}}),
         ("checkpoint", {"id": "ckpt-1", "step": 8, "attempt": 0, "ok": True, "path": "/c/1.pt"}),
-        ("checkpoint-saved", {"path": "/c/1.pt", "step": 8, "attempt": 0, "how": "torch.save",
-                              "seconds": 0.1, "ranks": 1, "python": "/usr/bin/python3",
-                              "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 4}}),
-        ("continuity", {"step": 9, "fingerprint": "same", "ok": False,
-                        "loss": {"was": 2.0, "is": 9.0}, "lr": {"was": 0.1, "is": 0.1}}),
+        (
+            "checkpoint-saved",
+            {
+                "path": "/c/1.pt",
+                "step": 8,
+                "attempt": 0,
+                "how": "torch.save",
+                "seconds": 0.1,
+                "ranks": 1,
+                "python": "/usr/bin/python3",
+                "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 4},
+            },
+        ),
+        (
+            "continuity",
+            {
+                "step": 9,
+                "fingerprint": "same",
+                "ok": False,
+                "loss": {"was": 2.0, "is": 9.0},
+                "lr": {"was": 0.1, "is": 0.1},
+            },
+        ),
         ("signal", {"final": False, "typed": True}),
-    ]  # fmt: skip
-    found += [Noticed(at, kind, f"{kind} said", 0, 9, data, 5, n)
-              for n, (kind, data) in enumerate(notices)]  # fmt: skip
+    ]
+    found += [
+        Noticed(at, kind, f"{kind} said", 0, 9, data, 5, n)
+        for n, (kind, data) in enumerate(notices)
+    ]
     found += [
         Gap(at, 0, 40, 3),
         Tick(at + SECOND, (Beat(0, at, "step"),)),

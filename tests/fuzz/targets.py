@@ -61,10 +61,16 @@ def use_audit(home: Path, raw: bytes) -> None:
     run = sample(home)
     with replaced(run.audit_path, raw):
         for argv in (
-            ["audit", "verify"], ["audit", "show"], ["audit", "show", "--json"], ["status"],
-            ["status", "--json"], ["why"], ["why", "--json"], ["replay"],
+            ["audit", "verify"],
+            ["audit", "show"],
+            ["audit", "show", "--json"],
+            ["status"],
+            ["status", "--json"],
+            ["why"],
+            ["why", "--json"],
+            ["replay"],
             ["why-not", "--rule", "spike", "--step", "25"],
-        ):  # fmt: skip
+        ):
             say(*argv, str(run.path))
         with contextlib.suppress(StoreError):
             RecoveredRun.read(run, load_policy)
@@ -90,8 +96,9 @@ def use_status(home: Path, raw: bytes) -> None:
             say(*argv, str(run.path))
         say("why", str(run.path))
         for read in (
-            lambda: registry.Register(run.path), lambda: Quarantine(run.quarantine_path).read(),
-        ):  # fmt: skip
+            lambda: registry.Register(run.path),
+            lambda: Quarantine(run.quarantine_path).read(),
+        ):
             with contextlib.suppress(StoreError):
                 read()
 
@@ -190,10 +197,11 @@ TARGETS: dict[str, Target] = {
     "notices": Target(notice_seeds, change_notices, use_notices),
     "journal": Target(
         lambda home: [(sample(home).journal_path / "00000.jrn").read_bytes()],
-        mutation.of_journal, use_journal,
+        mutation.of_journal,
+        use_journal,
     ),
     "audit": Target(audit_seeds, mutation.of_audit, use_audit),
     "status": Target(status_seeds, change_status, use_status),
     "policy": Target(policy_seeds, change_policy, use_policy),
     "replay": Target(replay_seeds, change_replay, use_replay),
-}  # fmt: skip
+}

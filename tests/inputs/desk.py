@@ -79,10 +79,17 @@ class Desk:
 
     def open(self, limit_s=60.0, share=1.0, soon_s=60.0, **form):
         self.guard = CheckpointService(
-            {**FORM, **form}, self.run, self.out, lambda: self.moment,
-            facts={"argv": ["python", "train.py"]}, data=["../tokenizer.json"], every_s=0.0,
-            limit_s=limit_s, share=share, soon_s=soon_s,
-        )  # fmt: skip
+            {**FORM, **form},
+            self.run,
+            self.out,
+            lambda: self.moment,
+            facts={"argv": ["python", "train.py"]},
+            data=["../tokenizer.json"],
+            every_s=0.0,
+            limit_s=limit_s,
+            share=share,
+            soon_s=soon_s,
+        )
 
     def write(self, name, text, step=None):
         """Write a file; with a step, the probe tells of it."""

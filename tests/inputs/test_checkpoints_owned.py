@@ -149,8 +149,11 @@ def test_who_takes_over_knows_whose_they_are(desk):
 
     states = {name: state for name, (state, *_) in listed(desk).items()}
     assert states == {
-        "a.pt": "verified", "x.pt": "unverified", "copy.pt": "verified", "y.pt": "unverified"
-    }  # fmt: skip
+        "a.pt": "verified",
+        "x.pt": "unverified",
+        "copy.pt": "verified",
+        "y.pt": "unverified",
+    }
 
 
 def test_what_another_runs_job_told_of_is_not_this_ones(desk, beside):

@@ -71,9 +71,13 @@ def test_a_frame_out_of_range_is_a_fault_of_the_segment(writer, late, field, val
 
 @pytest.mark.parametrize(
     ("name", "at", "form", "value"),
-    [("rank", 96, "<I", 1 << 24), ("world_size", 100, "<I", (1 << 32) - 1),
-     ("pid", 72, "<Q", 1 << 31), ("created_ns", 88, "<Q", 1 << 63)],
-)  # fmt: skip
+    [
+        ("rank", 96, "<I", 1 << 24),
+        ("world_size", 100, "<I", (1 << 32) - 1),
+        ("pid", 72, "<Q", 1 << 31),
+        ("created_ns", 88, "<Q", 1 << 63),
+    ],
+)
 def test_a_header_out_of_range_is_a_fault_of_the_segment(tmp_path, writer, name, at, form, value):
     """One notice, and nothing of it is read."""
     raw = bytearray(Path(writer.path).read_bytes())
@@ -99,15 +103,31 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
 @pytest.mark.parametrize(
     "raw",
     [
-        b"[]", b"null", b"3", b'"note"', b"{", b"\xff\xfe", b"{" * 900, b"[" * 1000,
+        b"[]",
+        b"null",
+        b"3",
+        b'"note"',
+        b"{",
+        b"\xff\xfe",
+        b"{" * 900,
+        b"[" * 1000,
         *(json.dumps({k: v for k, v in NOTICE.items() if k != key}).encode() for key in NOTICE),
         *(
             json.dumps({**NOTICE, **changed}).encode()
             for changed in (
-                {"extra": 1}, {"step": "3"}, {"step": True}, {"step": 1.0}, {"step": 1 << 53},
-                {"step": -2}, {"message": None}, {"message": "\ud800"}, {"data": []},
-                {"data": {"\udc00": 1}}, {"data": {"a": 10**30}}, {"data": {"a": [[[[[[[[[[[[[[[[[[
-                    1]]]]]]]]]]]]]]]]]]}}, *({"notice": kind} for kind in sorted(OWN)),
+                {"extra": 1},
+                {"step": "3"},
+                {"step": True},
+                {"step": 1.0},
+                {"step": 1 << 53},
+                {"step": -2},
+                {"message": None},
+                {"message": "\ud800"},
+                {"data": []},
+                {"data": {"\udc00": 1}},
+                {"data": {"a": 10**30}},
+                {"data": {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}},
+                *({"notice": kind} for kind in sorted(OWN)),
                 {"notice": "continuity", "data": {"ok": False, "loss": {"was": "x", "is": 1.0}}},
                 {"notice": "continuity", "data": {"ok": False, "loss": 3}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "file": {"size": 1}}},
@@ -116,14 +136,20 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
             )
         ),
         *(
-            json.dumps({"ack": "k", "verb": verb, "step": 3, "ok": True, "error": None,
-                        "result": result}).encode()
-            for verb, result in (("rollback", {}), ("rollback", {"attempt": "1", "step": 0}),
-                                 ("loss_scale", {}), ("loss_scale", {"loss_scale": None}),
-                                 ("clip", {}), ("pause", {"ack_step": "x"}))
+            json.dumps(
+                {"ack": "k", "verb": verb, "step": 3, "ok": True, "error": None, "result": result}
+            ).encode()
+            for verb, result in (
+                ("rollback", {}),
+                ("rollback", {"attempt": "1", "step": 0}),
+                ("loss_scale", {}),
+                ("loss_scale", {"loss_scale": None}),
+                ("clip", {}),
+                ("pause", {"ack_step": "x"}),
+            )
         ),
     ],
-)  # fmt: skip
+)
 def test_a_letter_of_another_shape_is_refused(writer, segment, raw):
     """It is counted, so that people hear of it; nothing of it is journaled or acted on."""
     writer.post(raw)
@@ -138,13 +164,26 @@ def test_a_letter_of_another_shape_is_refused(writer, segment, raw):
 def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writer, segment):
     """Limits must not cost a sound notice, or one whose detail was left out for its size."""
     sound = {
-        "checkpoint-saved": {**SAVED, "step": 8, "seconds": 0.1, "attempt": 0, "how": "torch.save",
-                             "ranks": 1, "python": None, "probe_batch": {"why": "x"}},
-        "continuity": {"step": 9, "fingerprint": "same", "loss": {"was": 2.0, "is": float("nan")},
-                       "lr": {"was": None, "is": 0.1}, "ok": False,
-                       "probe_batch": {"verdict": "equal"}},
+        "checkpoint-saved": {
+            **SAVED,
+            "step": 8,
+            "seconds": 0.1,
+            "attempt": 0,
+            "how": "torch.save",
+            "ranks": 1,
+            "python": None,
+            "probe_batch": {"why": "x"},
+        },
+        "continuity": {
+            "step": 9,
+            "fingerprint": "same",
+            "loss": {"was": 2.0, "is": float("nan")},
+            "lr": {"was": None, "is": 0.1},
+            "ok": False,
+            "probe_batch": {"verdict": "equal"},
+        },
         "resume-refused": {"how": "library", "path": "/c"},
-    }  # fmt: skip
+    }
     assert sound.keys() == DATA.keys()
     for kind, data in sound.items():
         for each in (data, {"left_out": "takes 2000 bytes"}, {}):

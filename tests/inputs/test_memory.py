@@ -106,11 +106,14 @@ def test_up_to_three_lucky_windows_say_nothing(looks, lucky):
     assert sum(value > 0.0 for value in told) == max(0, lucky - STEADY + 1)
 
 
-@pytest.mark.parametrize(("what", "size"), [
-    ("a buffer of 500 MB filled in 3 minutes", lambda at: 500 * MB * min(1.0, at / 180.0)),
-    ("8 workers that start within 40 s", lambda at: 500 * MB * min(8, at // 5)),
-    ("a save that needs 1 GB for 20 s", lambda at: 2 * GB + peaks(300, 20, 1 * GB)(at)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "size"),
+    [
+        ("a buffer of 500 MB filled in 3 minutes", lambda at: 500 * MB * min(1.0, at / 180.0)),
+        ("8 workers that start within 40 s", lambda at: 500 * MB * min(8, at // 5)),
+        ("a save that needs 1 GB for 20 s", lambda at: 2 * GB + peaks(300, 20, 1 * GB)(at)),
+    ],
+)
 def test_what_fills_at_the_start_and_stops_is_none_even_where_room_is_tight(what, size):
     assert max(known(bounds(size, SLOW + 600, TIGHT))) == 0.0, what
 
@@ -124,15 +127,18 @@ def test_a_leak_past_a_peak_of_one_look_is_told_soon():
 # ── the slow window ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("rate", "over"), [
-    (1.5, lambda at: 0.0),
-    (5, peaks(900, 10, 20 * GB)),
-    (5, peaks(600, 60, 3 * GB)),
-    (5, lambda at: peaks(900, 10, 20 * GB)(at) + peaks(600, 60, 3 * GB)(at)),
-    (5, lambda at: 1 * GB * (at % 60.0) / 60.0),
-    (5, lambda at: 20 * GB if at < 60.0 else 0.0),
-    (5, lambda at: 100 * MB * (37 * (at // 60.0) % 101) if at % 60.0 < 10.0 else 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rate", "over"),
+    [
+        (1.5, lambda at: 0.0),
+        (5, peaks(900, 10, 20 * GB)),
+        (5, peaks(600, 60, 3 * GB)),
+        (5, lambda at: peaks(900, 10, 20 * GB)(at) + peaks(600, 60, 3 * GB)(at)),
+        (5, lambda at: 1 * GB * (at % 60.0) / 60.0),
+        (5, lambda at: 20 * GB if at < 60.0 else 0.0),
+        (5, lambda at: 100 * MB * (37 * (at // 60.0) % 101) if at % 60.0 < 10.0 else 0.0),
+    ],
+)
 def test_peaks_over_and_before_a_leak_do_not_hide_it(rate, over):
     found = bounds(lambda at: leak(rate)(at) + over(at), SLOW + 1800)
 
@@ -165,20 +171,27 @@ def test_a_leak_in_steps_is_told_unless_they_are_far_apart():
     assert max(known(far)) == 0.0
 
 
-@pytest.mark.parametrize(("what", "size"), [
-    ("flat", lambda at: 2 * GB),
-    ("falling", lambda at: 20 * GB - 1 * MB * at),
-    ("one jump", lambda at: 5 * GB if at > 300.0 else 1 * GB),
-    ("saves of a minute", lambda at: 2 * GB + peaks(600, 60, 5 * GB)(at)),
-    ("filled and freed within 100 s", lambda at: 500 * MB * (at % 100.0) / 100.0),
-    ("filled and freed within 8 minutes", lambda at: 1 * GB * (at % 480.0) / 480.0),
-    ("filled and freed within 25 minutes", lambda at: 1 * GB * (at % 1500.0) / 1500.0),
-    ("workers anew in each epoch of 10 minutes",
-     lambda at: 500 * MB * min(8, at % 600.0 // 5) if at % 600.0 < 570.0 else 0.0),
-    ("workers anew in each epoch of 25 minutes",
-     lambda at: 500 * MB * min(8, at % 1500.0 // 5) if at % 1500.0 < 1480.0 else 0.0),
-    *((f"flattens within {tau} s", flattens(tau)) for tau in (10, 60, 180, 300, 600, 1800)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "size"),
+    [
+        ("flat", lambda at: 2 * GB),
+        ("falling", lambda at: 20 * GB - 1 * MB * at),
+        ("one jump", lambda at: 5 * GB if at > 300.0 else 1 * GB),
+        ("saves of a minute", lambda at: 2 * GB + peaks(600, 60, 5 * GB)(at)),
+        ("filled and freed within 100 s", lambda at: 500 * MB * (at % 100.0) / 100.0),
+        ("filled and freed within 8 minutes", lambda at: 1 * GB * (at % 480.0) / 480.0),
+        ("filled and freed within 25 minutes", lambda at: 1 * GB * (at % 1500.0) / 1500.0),
+        (
+            "workers anew in each epoch of 10 minutes",
+            lambda at: 500 * MB * min(8, at % 600.0 // 5) if at % 600.0 < 570.0 else 0.0,
+        ),
+        (
+            "workers anew in each epoch of 25 minutes",
+            lambda at: 500 * MB * min(8, at % 1500.0 // 5) if at % 1500.0 < 1480.0 else 0.0,
+        ),
+        *((f"flattens within {tau} s", flattens(tau)) for tau in (10, 60, 180, 300, 600, 1800)),
+    ],
+)
 def test_what_does_not_go_on_growing_is_none(what, size):
     assert max(known(bounds(size, SLOW + 1800, available=64 * GB))) == 0.0, what
 

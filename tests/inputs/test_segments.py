@@ -189,12 +189,16 @@ def test_a_program_that_replaced_itself_is_read_on(segments, rank):
 def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
     """A child that trains a model of its own must not push its parent out; it is said once."""
     child = subprocess.Popen(
-        [sys.executable, "-c",
-         "import sys; from supervise_probe.ipc.writer import Writer;"
-         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
-         "w.announce(['loss']); w.publish(0, 0, [9.5], 30); input()", str(shm)],
+        [
+            sys.executable,
+            "-c",
+            "import sys; from supervise_probe.ipc.writer import Writer;"
+            "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
+            "w.announce(['loss']); w.publish(0, 0, [9.5], 30); input()",
+            str(shm),
+        ],
         stdin=subprocess.PIPE,
-    )  # fmt: skip
+    )
     first: list[object] = []
     while not first:
         first = segments.poll()

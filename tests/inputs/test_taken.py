@@ -75,8 +75,12 @@ def test_the_first_reader_may_die_after_any_event(rank, reader, known):
     mailbox.notice("note", "second", 1)
     _, seen = reader()
     assert [type(event).__name__ for event in seen] == [
-        "Announced", "Frame", "Frame", "Noticed", "Noticed",
-    ]  # fmt: skip
+        "Announced",
+        "Frame",
+        "Frame",
+        "Noticed",
+        "Noticed",
+    ]
     publish(writer, 2)
     mailbox.notice("note", "third", 2)
 

@@ -47,12 +47,16 @@ def test_only_dead_and_old_directories_are_swept(tmp_path):
 def test_a_killed_supervisor_lets_go(tmp_path):
     """The lock goes with the process, whatever became of it."""
     made = subprocess.Popen(
-        [sys.executable, "-c",
-         "import sys, pathlib, time; from supervise.job import shared_memory;"
-         f"print(shared_memory.make(pathlib.Path({str(tmp_path)!r}), 'theirs'), flush=True);"
-         "time.sleep(60)"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib, time; from supervise.job import shared_memory;"
+            f"print(shared_memory.make(pathlib.Path({str(tmp_path)!r}), 'theirs'), flush=True);"
+            "time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert made.stdout is not None
     made.stdout.readline()
     (path,) = tmp_path.iterdir()
@@ -145,8 +149,11 @@ def test_what_another_user_plants_holds_up_no_start(tmp_path):
 
     done = subprocess.run(
         [sys.executable, "-c", start, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert done.stdout.strip() == "[] supervise-0-mine", done.stderr
     assert sorted({p.name for p in tmp_path.iterdir()} - {"supervise-0-mine"}) == planted

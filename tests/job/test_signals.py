@@ -110,8 +110,10 @@ def test_the_third_is_known_as_what_it_was(start):
     finally:
         forwarder.restore()
     assert [(one.data["signal"], one.data["killed"]) for one in told] == [
-        ("SIGTERM", False), ("SIGINT", False), ("SIGTERM", True),
-    ]  # fmt: skip
+        ("SIGTERM", False),
+        ("SIGINT", False),
+        ("SIGTERM", True),
+    ]
     assert "passed on" in told[1].message
     assert told[2].message == "SIGTERM came as number 3 of INT and TERM: all of the job was killed"
 

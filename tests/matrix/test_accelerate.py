@@ -53,9 +53,16 @@ for epoch in range(2):                     # 7 updates of two batches, and one o
 finish(accelerator.unwrap_model(model))
 """
 OPTIONS = (
-    "--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "bf16",
-    "--dynamo_backend", "no",
-)  # fmt: skip
+    "--cpu",
+    "--num_processes",
+    "1",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "bf16",
+    "--dynamo_backend",
+    "no",
+)
 
 
 def test_accelerate_launch(tmp_path, pair_preamble, quiet, capsys):
@@ -64,8 +71,18 @@ def test_accelerate_launch(tmp_path, pair_preamble, quiet, capsys):
     script.write_text(pair_preamble + TRAIN)
     bin_folder = Path(sys.executable).parent
     launch = [str(bin_folder / "accelerate"), "launch", *OPTIONS, str(script)]
-    watched = [sys.executable, "-m", "supervise", "--policy", "observe", "--quiet",
-               "--run-dir", str(tmp_path / "run"), "--", *launch]  # fmt: skip
+    watched = [
+        sys.executable,
+        "-m",
+        "supervise",
+        "--policy",
+        "observe",
+        "--quiet",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--",
+        *launch,
+    ]
     environ = {**os.environ, **quiet, "OMP_NUM_THREADS": "1"}
     ways = {"bare": (launch, {"SUPERVISE_DISABLE": "1"}), "watched": (watched, {})}
     started = {}

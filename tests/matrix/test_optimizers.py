@@ -91,14 +91,18 @@ finish(model)
 )
 ORDERS = {
     "muon-first": {
-        "first": "muon", "second": "adam", "between": "pass",
+        "first": "muon",
+        "second": "adam",
+        "between": "pass",
         "behind": "[s.step() for s in schedules]",
     },
     "schedules-between": {
-        "first": "adam", "second": "muon", "between": "schedules[1].step()",
+        "first": "adam",
+        "second": "muon",
+        "between": "schedules[1].step()",
         "behind": "schedules[0].step()",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -59,8 +59,11 @@ def state_of(job):
 def test_a_version_without_the_place_to_listen_at(pair):
     """Nothing is replaced; the status has the reason."""
     source = "class Trainer: pass"
-    script = STAND_IN.format(source=source, use="assert vars(library.Trainer).keys() <= "
-                             "{'__module__', '__dict__', '__weakref__', '__doc__'}")  # fmt: skip
+    script = STAND_IN.format(
+        source=source,
+        use="assert vars(library.Trainer).keys() <= "
+        "{'__module__', '__dict__', '__weakref__', '__doc__'}",
+    )
     job = pair.probed.run(script)
     assert job.err == "" and len(job.frames) == 2
     assert state_of(job).startswith("off: transformers.trainer: AttributeError")

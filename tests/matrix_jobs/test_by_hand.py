@@ -295,16 +295,22 @@ COMMANDED = (
     MODEL
     + UNDER_NO_GRAD.replace("    x, y", "    if count == 50: barrier('go')\n    x, y")
     + "finish(model)"
-)  # fmt: skip
+)
 
 
 def test_what_needs_an_optimizer_is_refused_the_rest_works(pair):
     """At the next sign of a new step; the weights are those of a run without commands."""
     job = pair.probed.start(COMMANDED, savepoints={"every": 8, "keep": 2, "max_bytes": 1 << 24})
     job.reached()
-    refused = [job.send("lr_scale", value=0.5), job.send("skip_step"), job.send("savepoint"),
-               job.send("rollback", before_step=45), job.send("clip", max_norm=1),
-               job.send("update_clip"), job.send("loss_scale")]  # fmt: skip
+    refused = [
+        job.send("lr_scale", value=0.5),
+        job.send("skip_step"),
+        job.send("savepoint"),
+        job.send("rollback", before_step=45),
+        job.send("clip", max_norm=1),
+        job.send("update_clip"),
+        job.send("loss_scale"),
+    ]
     pause, resume = job.send("pause"), job.send("resume")
     job.go()
     for key in refused:

@@ -252,8 +252,9 @@ tell(left=left)
 def test_no_cycle_of_ours_is_left_to_the_collector(pair, late):
     """Eighty steps of four models with the collector off: nothing that it finds then is ours."""
     sampling = dict.fromkeys(SETS, 5)
-    job = pair.probed.run(LEFT, late=late, sampling=sampling,
-                          savepoints={"every": 5, "keep": 2, "max_bytes": 1 << 20})  # fmt: skip
+    job = pair.probed.run(
+        LEFT, late=late, sampling=sampling, savepoints={"every": 5, "keep": 2, "max_bytes": 1 << 20}
+    )
     assert job.told == [{"left": {}}] and job.err == ""
 
 

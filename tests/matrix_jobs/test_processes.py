@@ -127,9 +127,13 @@ def test_however_python_is_started(make_folder, surroundings, ranks, expected):
         environ["PYTHONPATH"] += os.pathsep + str(folder / "theirs")
         with (folder / "out").open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *argv], cwd=folder, env=environ, stdin=subprocess.PIPE,
-                stdout=out, stderr=out,
-            )  # fmt: skip
+                [sys.executable, *argv],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+            )
         running.append((folder, process, stdin))
     for folder, process, stdin in running:
         process.communicate(stdin.encode() if stdin else None)

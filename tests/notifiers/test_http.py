@@ -37,9 +37,13 @@ def test_429_waits_as_long_as_the_receiver_asks(hook, message):
     """Seconds or a date (RFC 9110); nonsense counts as no wish, and an hour is the most."""
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True)
     for value, least, most in (
-        ("7", 7, 7), (date, 100, 120), ("soon", 0, 0), ("-5", 0, 0), ("999999", 3600, 3600),
+        ("7", 7, 7),
+        (date, 100, 120),
+        ("soon", 0, 0),
+        ("-5", 0, 0),
+        ("999999", 3600, 3600),
         ("nan", 0, 3600),
-    ):  # fmt: skip
+    ):
         hook.answers = [(429, {"Retry-After": value}, b"")]
 
         error = refused(hook, message)

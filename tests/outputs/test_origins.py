@@ -23,10 +23,14 @@ def shard(step, rank=0):
 def batches(rank=0, attempt=0):
     """The newest batches as a probe writes them; one step in the middle has two shards."""
     tape = [
-        {"step": step, "attempt": attempt, "fingerprint": 7.0 * step,
-         "shards": [{"shard": shard(step, rank), "offset": step % 4}]}
+        {
+            "step": step,
+            "attempt": attempt,
+            "fingerprint": 7.0 * step,
+            "shards": [{"shard": shard(step, rank), "offset": step % 4}],
+        }
         for step in STEPS
-    ]  # fmt: skip
+    ]
     tape[8]["shards"].append({"shard": "extra.tar", "offset": None})
     return tape
 
@@ -66,9 +70,12 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     assert found["shards"]["web-1-25.tar"] == "step 100"
     assert found["shards"]["shard number 24"] == "steps 96 to 99"
     assert found["steps"][-1] == {
-        "rank": 1, "attempt": 0, "step": 100, "fingerprint": 700.0,
+        "rank": 1,
+        "attempt": 0,
+        "step": 100,
+        "fingerprint": 700.0,
         "shards": [{"shard": "web-1-25.tar", "offset": 0}],
-    }  # fmt: skip
+    }
 
 
 def test_several_shards_in_a_frame_are_called_so():

@@ -88,8 +88,9 @@ def test_words_on_one_incident_become_one_message(outbox):
     box.close()
 
     assert [(m.title, m.severity) for _, m in sender.sent] == [
-        ("recovered", "SEV1"), ("another", "SEV2"),
-    ]  # fmt: skip
+        ("recovered", "SEV1"),
+        ("another", "SEV2"),
+    ]
     assert sender.sent[0][1].facts == (("before that", "spike opened · rolled back"),)
     assert outcome(box) == dict.fromkeys("abcd", True)
     assert ("a", "c", "d") in [result.keys for result in box.results]

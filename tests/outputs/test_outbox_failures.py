@@ -35,8 +35,10 @@ def test_a_refusal_is_final_and_a_bug_in_a_notifier_is_one_failure(outbox):
     box.close()
 
     assert [(r.ok, r.detail) for r in box.results] == [
-        (False, "400"), (False, "ValueError in the notifier"), (True, "delivered"),
-    ]  # fmt: skip
+        (False, "400"),
+        (False, "ValueError in the notifier"),
+        (True, "delivered"),
+    ]
 
 
 def test_after_many_tries_it_is_given_up(outbox):
@@ -171,8 +173,11 @@ def test_a_channel_that_fails_is_told_once_on_the_others_and_again_when_it_works
     box.close()
 
     assert sorted(console.titles) == [
-        "b", "c", "pager works again", "pager: 1 message was not delivered",
-    ]  # fmt: skip
+        "b",
+        "c",
+        "pager works again",
+        "pager: 1 message was not delivered",
+    ]
     assert slack.titles.count("pager works again") == 1
 
 
@@ -207,8 +212,10 @@ def test_what_is_given_up_is_told_at_once_and_at_the_end_of_the_run(outbox):
     box.close(0.5)
 
     assert console.titles == [
-        "a", "hook: 1 message was not delivered", "pager: 1 message was not delivered",
-    ]  # fmt: skip
+        "a",
+        "hook: 1 message was not delivered",
+        "pager: 1 message was not delivered",
+    ]
     assert [(t.channel, t.undelivered, t.error) for t in box.look()] == [
         ("hook", 1, "410 Gone"),
         ("pager", 1, "not delivered before the supervisor ended; last try: 500"),

@@ -44,9 +44,13 @@ class Driver:
         self.registry.install(torch)
         keep, max_bytes = plan.get("keep", 4), plan.get("max_bytes", 1 << 30)
         self.savepoints = Savepoints(
-            torch, self.registry, keep, max_bytes, plan.get("spill"),
+            torch,
+            self.registry,
+            keep,
+            max_bytes,
+            plan.get("spill"),
             max_disk_bytes=plan.get("max_disk_bytes"),
-        )  # fmt: skip
+        )
         self.step = 0
 
     def tell(self, **event):

@@ -73,8 +73,12 @@ def test_a_severity_counts_from_the_step_of_its_raising(tmp_path, write):
     ]
     (act,) = outcome.actions
     assert (act.step, act.runbook, act.touches_job, act.destructive, act.stops) == (
-        152, "back", True, True, False,
-    )  # fmt: skip
+        152,
+        "back",
+        True,
+        True,
+        False,
+    )
     assert outcome.fired == {"notice": 1, "act": 1}
     assert outcome.rows == 304
 
@@ -151,8 +155,11 @@ def test_the_clock_is_the_step_time_or_a_second():
     assert isinstance(events[-1], Exited)
     frames = [event.at_ns for event in events if isinstance(event, Frame)]
     assert [b - a for a, b in itertools.pairwise(frames)][1:5] == [
-        500_000_000, 1_000_000_000, 1_000_000_000, 500_000_000,
-    ]  # fmt: skip
+        500_000_000,
+        1_000_000_000,
+        1_000_000_000,
+        500_000_000,
+    ]
     ticks = [event for event in events if isinstance(event, Tick)]
     assert [tick.at_ns for tick in ticks] == [frames[63]]
     assert not any(tick.beats for tick in ticks)

@@ -50,17 +50,29 @@ ONE = [
     (("for: 2", "for: 1"), "rule grad", "for", 2, 1, "fires sooner"),
     (("sev: SEV1", "sev: SEV0"), "rule spike", "sev", "SEV1", "SEV0", "more severe"),
     (("sev: SEV1", "sev: SEV2"), "rule spike", "sev", "SEV1", "SEV2", "less severe"),
-    (("run: calm}", "run: calm, mode: shadow}"), "rule spike", "mode", None, "shadow",
-     "no longer acts"),
+    (
+        ("run: calm}", "run: calm, mode: shadow}"),
+        "rule spike",
+        "mode",
+        None,
+        "shadow",
+        "no longer acts",
+    ),
     (("mode: enforce", "mode: shadow"), "mode", "", "enforce", "shadow", "no longer acts"),
     (("all: {max: 4}", "all: {max: 5}"), "budget all", "max", 4, 5, "may act more often"),
     (("per: 1000", "per: 2000"), "budget lr_scale", "per", 1000, 2000, "may act less often"),
     (("mute: [grad]", "mute: [both]"), "rule both", "muted by", None, "spike", "muted more"),
     (("probation: 20", "probation: 30"), "probation", "", 20, 30, "changed"),
     (("every: 5", "every: 6"), "savepoints", "every", 5, 6, "changed"),
-    (("high and wild", "high or wild"), "rule both", "when", "high and wild", "high or wild",
-     "changed"),
-]  # fmt: skip
+    (
+        ("high and wild", "high or wild"),
+        "rule both",
+        "when",
+        "high and wild",
+        "high or wild",
+        "changed",
+    ),
+]
 
 
 @pytest.mark.parametrize(("change", "part", "key", "old", "new", "effect"), ONE)

@@ -13,9 +13,16 @@ from supervise.policytest.fake_job import FakeJob
 
 GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
 AIM = PlanContext(
-    "inc-1", step=60, breach_step=58, attempt=0, world_size=1, severity="SEV0",
-    good=(GOOD,), suspects=("a.tar",), shards=100,
-)  # fmt: skip
+    "inc-1",
+    step=60,
+    breach_step=58,
+    attempt=0,
+    world_size=1,
+    severity="SEV0",
+    good=(GOOD,),
+    suspects=("a.tar",),
+    shards=100,
+)
 NEEDS = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}  # actions with keys that must be given
 
 

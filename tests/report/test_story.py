@@ -97,12 +97,17 @@ def test_the_end_and_the_kind_of_trouble_are_told(told):
     assert (found["end"]["how"], found["end"]["record"]) == ("closed", closed["seq"])
     assert found["end"]["reason"] in text
     assert found["spike"] == closed["data"].get("spike")
-    spike = {"class": "data event", "advice": "look at the data",
-             "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}}}  # fmt: skip
+    spike = {
+        "class": "data event",
+        "advice": "look at the data",
+        "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}},
+    }
     lines = list(render.lines(found | {"spike": spike}))
     assert lines[lines.index("what kind of trouble it was") + 1 :][:3] == [
-        "  data event", "  1 rejoined: no: 3 above the trend", "  advice: look at the data",
-    ]  # fmt: skip
+        "  data event",
+        "  1 rejoined: no: 3 above the trend",
+        "  advice: look at the data",
+    ]
 
 
 def test_every_message_says_whether_it_arrived(told, keep_run, make_frames):
@@ -161,8 +166,10 @@ def test_two_runbooks_of_an_incident_are_two(told, small, tmp_path):
     assert [b["runbook"] for b in found["runbooks"]] == ["calm", "calmer"]
     for book in found["runbooks"]:  # the first one is taken back before the second, which is too
         assert [a["id"].partition("/")[2][2:] for a in book["actions"]] == [
-            "0-snapshot", "1-lr_scale", "undo-lr_scale",
-        ]  # fmt: skip
+            "0-snapshot",
+            "1-lr_scale",
+            "undo-lr_scale",
+        ]
         assert [v["what"] for v in book["verification"]] == ["started", "failed"]
     assert "undo: lr_scale value" in text
     assert found["end"]["how"] == "held, a person is needed"
@@ -175,8 +182,9 @@ def test_the_table_has_one_row_per_incident(keep_run, make_frames):
     rows = incident_report.table(list(audit.read(run.audit_path)))
 
     assert [(r["incident"], r["severity"], r["step"]) for r in rows] == [
-        ("inc-1", "SEV1", 40), ("inc-2", "SEV1", 142),
-    ]  # fmt: skip
+        ("inc-1", "SEV1", 40),
+        ("inc-2", "SEV1", 142),
+    ]
     assert rows[0]["end"].startswith("closed: recovered")
     assert rows[0]["actions"] == 1
     assert len(list(render.table(rows))) == 4
@@ -191,8 +199,11 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
     )
 
     assert not first & second
-    fired = {r["seq"] for r in records if r["kind"] == "rule" and r["rule"] == "spike"
-             and r["data"]["what"] == "fired"}  # fmt: skip
+    fired = {
+        r["seq"]
+        for r in records
+        if r["kind"] == "rule" and r["rule"] == "spike" and r["data"]["what"] == "fired"
+    }
     assert len(fired & first) == len(fired & second) == 1
 
 
@@ -230,34 +241,63 @@ def test_the_data_is_json(told):
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ({"metric": "m", "value": 4.0, "z": 8.25, "threshold": 6.0, "median": 2.0, "scale": 0.25,
-          "steps": [1, 9], "samples": 9, "transform": "none"},
-         "m 4, z 8.25 (limit 6); baseline 2 +- 0.25 over steps 1..9 (9 samples)"),
-        ({"metric": "m", "value": 4.0, "ratio": 2.0, "threshold": 1.5, "reference": 2.0},
-         "m 4, 2 times its past (limit 1.5); baseline 2"),
-        ({"metric": "m", "value": 4.0, "ratio": 0.85, "threshold": 0.8, "clear": 0.9},
-         "m 4, 0.85 times its past (limit 0.8, clear 0.9)"),
-        ({"metric": "m", "value": 4.0, "ratio": 0.75, "threshold": 0.8, "clear": 0.9},
-         "m 4, 0.75 times its past (limit 0.8)"),
-        ({"metric": "m", "value": 4.0, "z": 5.0, "threshold": 6.0, "clear": 4.0},
-         "m 4, z 5 (limit 6, clear 4)"),
+        (
+            {
+                "metric": "m",
+                "value": 4.0,
+                "z": 8.25,
+                "threshold": 6.0,
+                "median": 2.0,
+                "scale": 0.25,
+                "steps": [1, 9],
+                "samples": 9,
+                "transform": "none",
+            },
+            "m 4, z 8.25 (limit 6); baseline 2 +- 0.25 over steps 1..9 (9 samples)",
+        ),
+        (
+            {"metric": "m", "value": 4.0, "ratio": 2.0, "threshold": 1.5, "reference": 2.0},
+            "m 4, 2 times its past (limit 1.5); baseline 2",
+        ),
+        (
+            {"metric": "m", "value": 4.0, "ratio": 0.85, "threshold": 0.8, "clear": 0.9},
+            "m 4, 0.85 times its past (limit 0.8, clear 0.9)",
+        ),
+        (
+            {"metric": "m", "value": 4.0, "ratio": 0.75, "threshold": 0.8, "clear": 0.9},
+            "m 4, 0.75 times its past (limit 0.8)",
+        ),
+        (
+            {"metric": "m", "value": 4.0, "z": 5.0, "threshold": 6.0, "clear": 4.0},
+            "m 4, z 5 (limit 6, clear 4)",
+        ),
         ({"metric": "m", "value": 6.0, "threshold": 6.0, "clear": 6.0}, "m 6 (limit 6)"),
         ({"metric": "m", "value": 4.0, "z": None, "threshold": 6.0}, "m 4 (limit 6)"),
         ({"values": {"a": "NaN", "b": 1.0}, "nonfinite": ["a"]}, "a NaN, b 1"),
         ({"signal": "step", "value": 130.0, "threshold": 120.0}, "no step for 130 s (limit 120 s)"),
-        ({"last_breach": {"g": 4}, "within": 5, "match": {}},
-         "within 5 steps; breaches so far: g at step 4"),
-        ({"last_breach": {}, "within": 5, "match": {"steps": {"g": 4, "z": 5}}},
-         "last match within 5 steps: g at step 4, z at step 5"),
-        ({"metric": "m", "value": 1.0, "threshold": 2.0, "breaching": 1, "needed": 2, "of": 3},
-         "m 1 (limit 2), 1 of the newest 3 breach"),
+        (
+            {"last_breach": {"g": 4}, "within": 5, "match": {}},
+            "within 5 steps; breaches so far: g at step 4",
+        ),
+        (
+            {"last_breach": {}, "within": 5, "match": {"steps": {"g": 4, "z": 5}}},
+            "last match within 5 steps: g at step 4, z at step 5",
+        ),
+        (
+            {"metric": "m", "value": 1.0, "threshold": 2.0, "breaching": 1, "needed": 2, "of": 3},
+            "m 1 (limit 2), 1 of the newest 3 breach",
+        ),
         ({"metric": "m", "value": 1.0, "threshold": 2.0, "parts": 7}, "m 1 (limit 2), parts 7"),
-        ({"metric": "m", "value": 0.3, "bound": 0.2, "threshold": 0.15, "last_block": 2.5},
-         "m 2.5, at least 0.2 per 1000 steps (limit 0.15)"),
-        ({"metric": "m", "value": "NaN", "bound": "NaN", "threshold": 0.15, "last_block": 2.5},
-         "m 2.5, no slope yet (limit 0.15)"),
+        (
+            {"metric": "m", "value": 0.3, "bound": 0.2, "threshold": 0.15, "last_block": 2.5},
+            "m 2.5, at least 0.2 per 1000 steps (limit 0.15)",
+        ),
+        (
+            {"metric": "m", "value": "NaN", "bound": "NaN", "threshold": 0.15, "last_block": 2.5},
+            "m 2.5, no slope yet (limit 0.15)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_readings_in_words(numbers, text):
     """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
     assert format_readings.reading(numbers) == text

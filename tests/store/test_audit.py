@@ -34,10 +34,21 @@ def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
     assert len(stored.pop("prev")) == 64
     assert stored.pop("boot")
     assert stored == {
-        "v": 1, "seq": 0, "run": "run-1", "epoch": 1, "mono_ns": 9, "wall": "now", "step": 4,
-        "kind": "rule", "actor": "engine", "attempt": 0, "event": 7, "reason": "why",
-        "incident": None, "data": {"z": "+Inf"},
-    }  # fmt: skip
+        "v": 1,
+        "seq": 0,
+        "run": "run-1",
+        "epoch": 1,
+        "mono_ns": 9,
+        "wall": "now",
+        "step": 4,
+        "kind": "rule",
+        "actor": "engine",
+        "attempt": 0,
+        "event": 7,
+        "reason": "why",
+        "incident": None,
+        "data": {"z": "+Inf"},
+    }
     with pytest.raises(ValueError, match="seq"):
         log.append("rule", actor="x", at_ns=0, wall="", step=0, body={"seq": 1}, sync=False)
 
@@ -64,8 +75,13 @@ def test_each_writer_is_an_epoch_and_the_chain_goes_on(tmp_path, opened, put):
         log.close()
 
     assert [(r["seq"], r["epoch"]) for r in read(path)] == [
-        (0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3),
-    ]  # fmt: skip
+        (0, 1),
+        (1, 1),
+        (2, 2),
+        (3, 2),
+        (4, 3),
+        (5, 3),
+    ]
     assert verify(path).exit_code == 0
     assert [p.name for p in tmp_path.iterdir()] == ["audit.log"]
 
@@ -284,8 +300,10 @@ def test_a_short_write_leaves_no_half_record(tmp_path):
     """Where only a part of a record fits, the part is taken back and the caller is told."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, tmp_path / "audit.log"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     error, state = done.stdout.splitlines()
     assert "cannot be written" in error

@@ -13,8 +13,14 @@ pytestmark = pytest.mark.slow  # each byte of a log, damaged in each way
 
 RUN = "run-1"
 FIELDS = {
-    "run": RUN, "epoch": 1, "mono_ns": 5, "wall": "now", "step": 3, "kind": "note", "actor": "app",
-}  # fmt: skip
+    "run": RUN,
+    "epoch": 1,
+    "mono_ns": 5,
+    "wall": "now",
+    "step": 3,
+    "kind": "note",
+    "actor": "app",
+}
 
 
 def log(count: int = 4) -> list[bytes]:

@@ -42,8 +42,10 @@ def say(path, code: str) -> str:
     """Run code that looks at the run in `path`; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + code, str(path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -70,8 +72,11 @@ def test_a_journal_that_ends_in_a_hole_is_torn_there(kept):
     with path.open("r+b") as file:
         file.truncate(HOLE)
 
-    out = say(kept.path, "print(len(list(journal.read(path / 'journal'))))\n"
-                         "print(len(journal.Journal.open(path / 'journal')))")  # fmt: skip
+    out = say(
+        kept.path,
+        "print(len(list(journal.read(path / 'journal'))))\n"
+        "print(len(journal.Journal.open(path / 'journal')))",
+    )
 
     assert out.split() == ["9", "9"]
     assert path.stat().st_size == size
@@ -116,10 +121,13 @@ def test_an_endless_line_in_the_log_takes_no_memory(kept, ending, status):
         file.seek(HOLE)
         file.write(ending)
 
-    out = say(kept.path, "log = path / 'audit.log'\n"
-                         "print(audit.verify(log).status)\n"
-                         "print(told(lambda: Audit.open(log, RunDir.open(path).id, at_ns=1,\n"
-                         "                              wall='now').close()))\n")  # fmt: skip
+    out = say(
+        kept.path,
+        "log = path / 'audit.log'\n"
+        "print(audit.verify(log).status)\n"
+        "print(told(lambda: Audit.open(log, RunDir.open(path).id, at_ns=1,\n"
+        "                              wall='now').close()))\n",
+    )
 
     assert out.splitlines()[0] == status
     if status == "torn":

@@ -100,8 +100,9 @@ def test_only_the_events_asked_for_are_unpacked(tmp_path):
     write(tmp_path / "j", [Launched(1, 2, 0), *STEPS, Exited(9, 0)])
 
     assert list(read(tmp_path / "j", only=(Exited, Launched))) == [
-        (0, Launched(1, 2, 0)), (9, Exited(9, 0)),
-    ]  # fmt: skip
+        (0, Launched(1, 2, 0)),
+        (9, Exited(9, 0)),
+    ]
 
 
 def test_a_new_writer_goes_on_where_the_last_one_stopped(tmp_path):

@@ -35,9 +35,16 @@ def test_a_change_is_the_next_generation_on_disk(manifest):
     assert made["generation"] == 2 and named(made) == ["a.tar", "b.tar"]
     assert Quarantine(manifest.path).read() == made == json.loads(manifest.path.read_text())
     assert made["entries"][0] == {
-        "kind": "shard", "name": "a.tar", "step": 150, "attempt": 3, "incident": "inc-1",
-        "by": "policy", "why": "twice", "from_attempt": 0, "until_attempt": None,
-    }  # fmt: skip
+        "kind": "shard",
+        "name": "a.tar",
+        "step": 150,
+        "attempt": 3,
+        "incident": "inc-1",
+        "by": "policy",
+        "why": "twice",
+        "from_attempt": 0,
+        "until_attempt": None,
+    }
     assert [change["added"] for change in made["changes"]] == [["a.tar"], ["b.tar"]]
     assert list(manifest.path.parent.glob(".quarantine*")) == []
 
@@ -158,8 +165,10 @@ def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
     manifest.path.write_text(json.dumps(found))  # as the next change would write it
     again = Manifest(str(manifest.path), 2)
     assert (again.shards, again.batches, again.generation) == (
-        shards, batches, found["generation"],
-    )  # fmt: skip
+        shards,
+        batches,
+        found["generation"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,19 @@ class _Slot:
     """One tensor of the job and its copy."""
 
     __slots__ = (
-        "array", "buffer", "bulk", "device", "fresh", "key", "layout", "owner", "requires_grad",
-        "sample", "shared", "version",
-    )  # fmt: skip
+        "array",
+        "buffer",
+        "bulk",
+        "device",
+        "fresh",
+        "key",
+        "layout",
+        "owner",
+        "requires_grad",
+        "sample",
+        "shared",
+        "version",
+    )
 
     def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
         self.owner: Callable[[], Any] = weakref.ref(owner)

@@ -37,9 +37,11 @@ _NEVER_ENTERED = (
 _CONTAINERS = (list, dict, set, deque)
 _RAW = (bytearray, memoryview)
 _EXACT: Dict[type, str] = {
-    FunctionType: "function", MethodType: "method", ModuleType: "code",
+    FunctionType: "function",
+    MethodType: "method",
+    ModuleType: "code",
     BuiltinFunctionType: "code",
-}  # fmt: skip
+}
 
 
 class Kinds:

@@ -111,6 +111,4 @@ def stamp_of(place: Any, path: str) -> Optional[Dict[str, int]]:
     except (OSError, ValueError):
         return None
     device, inode = found.st_dev, found.st_ino
-    return {
-        "device": device, "inode": inode, "size": found.st_size, "mtime_ns": found.st_mtime_ns
-    }  # fmt: skip
+    return {"device": device, "inode": inode, "size": found.st_size, "mtime_ns": found.st_mtime_ns}

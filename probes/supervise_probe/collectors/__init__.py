@@ -36,8 +36,14 @@ if TYPE_CHECKING:
     Pair = Tuple[Part, Callable[..., Any]]
 
 CALLS = (
-    "after_backward", "forget", "measure", "before_update", "after_update", "collect", "finish",
-)  # fmt: skip
+    "after_backward",
+    "forget",
+    "measure",
+    "before_update",
+    "after_update",
+    "collect",
+    "finish",
+)
 SAMPLED_CALLS = ("after_backward", "measure", "before_update", "after_update", "collect")
 
 

@@ -66,8 +66,11 @@ class Collector(Base):
         self._integers = (self.torch.int64, self.torch.int32)
         self._inputs = Inputs(self.torch)
         self._views = {
-            1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32, 8: self.torch.int64
-        }  # fmt: skip
+            1: self.torch.uint8,
+            2: self.torch.int16,
+            4: self.torch.int32,
+            8: self.torch.int64,
+        }
         self._look_inside = look_inside
         self._absent = 0
         self.heard = self.on_device = False

@@ -45,8 +45,14 @@ class Clip:
     """
 
     __slots__ = (
-        "backwards", "counted_by", "limit", "norm", "own", "params", "unscaled",
-    )  # fmt: skip
+        "backwards",
+        "counted_by",
+        "limit",
+        "norm",
+        "own",
+        "params",
+        "unscaled",
+    )
 
     def __init__(
         self,

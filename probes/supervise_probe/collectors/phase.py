@@ -144,8 +144,13 @@ class Collector(Base):
 
     def state(self) -> Dict[str, float]:
         numbers = (
-            self._phase, self._rate, self._level, self._flat, self._rises, self._begun,
-        )  # fmt: skip
+            self._phase,
+            self._rate,
+            self._level,
+            self._flat,
+            self._rises,
+            self._begun,
+        )
         return {f"lr_phase.{index}": number for index, number in enumerate(numbers)}
 
     def rewind(self, state: Mapping[str, float]) -> None:

@@ -88,8 +88,10 @@ class Collector(Base):
     def exhausted(self) -> None:
         """A loader has nothing else to hand out: from now on it is left alone."""
         self._exhausted = True
-        self.tell("all that the loader hands out is in quarantine: nothing of it is passed over",
-                  self._data())  # fmt: skip
+        self.tell(
+            "all that the loader hands out is in quarantine: nothing of it is passed over",
+            self._data(),
+        )
 
     def asks(self, name: Any) -> bool:
         """The job asks, in any thread, whether a shard is in quarantine."""
@@ -143,8 +145,11 @@ class Collector(Base):
             )
         self._exhausted = self._warned = False
         self._announce()
-        return {"held": manifest.generation, "shards": len(manifest.shards),
-                "batches": len(manifest.batches)}  # fmt: skip
+        return {
+            "held": manifest.generation,
+            "shards": len(manifest.shards),
+            "batches": len(manifest.batches),
+        }
 
     def describe(self) -> Dict[str, Any]:
         """Return what the status says; empty where there never was a quarantine."""

@@ -27,8 +27,14 @@ Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 POLL_S = 0.05
 CHANGE_TRAINING = (
-    "lr_scale", "rollback", "skip_step", "savepoint", "clip", "update_clip", "loss_scale"
-)  # fmt: skip
+    "lr_scale",
+    "rollback",
+    "skip_step",
+    "savepoint",
+    "clip",
+    "update_clip",
+    "loss_scale",
+)
 NEED_OPTIMIZER = CHANGE_TRAINING
 ALONE_ONLY = (*CHANGE_TRAINING, "pause")
 
@@ -156,9 +162,10 @@ class Commands:
         held_s = self._let_go()
         step = self._position.step - 1
         self._reporter.notice(
-            "pause-ended", f"{why}: the job goes on by itself after {held_s:.0f} s",
+            "pause-ended",
+            f"{why}: the job goes on by itself after {held_s:.0f} s",
             {"key": self._paused_by, "held_s": held_s, "paused_step": step},
-        )  # fmt: skip
+        )
 
     def _let_go(self) -> float:
         held_ns = time.monotonic_ns() - self._paused_ns if self._paused_ns else 0

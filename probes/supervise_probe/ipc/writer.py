@@ -82,10 +82,18 @@ class Writer:
             raise wire.WireError("the wire format is little-endian, this machine is not")
         pid = os.getpid()
         created_ns = time.monotonic_ns()
-        header = wire.Header._make((
-            wire.MAGIC, *wire.layout(slots, capacity), pid, start_ticks(), created_ns, rank,
-            world_size, run.encode("utf-8", "replace"),
-        ))  # fmt: skip
+        header = wire.Header._make(
+            (
+                wire.MAGIC,
+                *wire.layout(slots, capacity),
+                pid,
+                start_ticks(),
+                created_ns,
+                rank,
+                world_size,
+                run.encode("utf-8", "replace"),
+            )
+        )
         packed = wire.pack_header(header)
         files.own_directory(directory)
         fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.token()}")
@@ -146,9 +154,19 @@ class Writer:
         try:
             row = self._fill(values) if self._absent else values
             self._pack(
-                scratch, 0, 0, self._count, seq, step, attempt, 0, at_ns, self._low, self._high,
+                scratch,
+                0,
+                0,
+                self._count,
+                seq,
+                step,
+                attempt,
+                0,
+                at_ns,
+                self._low,
+                self._high,
                 *row,
-            )  # fmt: skip
+            )
         except _UNPACKABLE:
             self._pack_anew(step, attempt, values, at_ns)
         self._crc[0] = zlib.crc32(self._body, seq)
@@ -184,9 +202,19 @@ class Writer:
         row = self._learn(values)
         try:
             self._pack(
-                self._scratch, 0, 0, self._count, self._seq, step, attempt, 0, at_ns, self._low,
-                self._high, *row,
-            )  # fmt: skip
+                self._scratch,
+                0,
+                0,
+                self._count,
+                self._seq,
+                step,
+                attempt,
+                0,
+                at_ns,
+                self._low,
+                self._high,
+                *row,
+            )
         except _UNPACKABLE as error:
             raise wire.WireError(f"step {step} cannot be published: {error}") from error
 

@@ -23,9 +23,18 @@ if TYPE_CHECKING:
 
 # `isend`, `irecv` and the like only begin something; `wait` ends it.
 PREFIXES = (
-    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "monitored_barrier",
-    "recv", "reduce", "scatter", "send",
-)  # fmt: skip
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "scatter",
+    "send",
+)
 
 
 def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:

@@ -17,9 +17,18 @@ class Gate:
     """
 
     __slots__ = (
-        "_is_grad_enabled", "_set_grad_enabled", "_torch", "_tracing", "_transforming", "has_cuda",
-        "in_backward", "in_forward", "inside", "on", "thread",
-    )  # fmt: skip
+        "_is_grad_enabled",
+        "_set_grad_enabled",
+        "_torch",
+        "_tracing",
+        "_transforming",
+        "has_cuda",
+        "in_backward",
+        "in_forward",
+        "inside",
+        "on",
+        "thread",
+    )
 
     def __init__(self, torch: Any) -> None:
         self.on = True

@@ -40,9 +40,18 @@ class Part:
     """
 
     __slots__ = (
-        "costs", "errors", "excused", "floor_ns", "name", "on", "reason", "relax", "share",
-        "spent_ns", "vital",
-    )  # fmt: skip
+        "costs",
+        "errors",
+        "excused",
+        "floor_ns",
+        "name",
+        "on",
+        "reason",
+        "relax",
+        "share",
+        "spent_ns",
+        "vital",
+    )
 
     def __init__(
         self,

@@ -26,17 +26,39 @@ _ATOMS = (bool, int, float, str, bytes)
 _CODE = frozenset(("constant", "code", "class", "function", "method"))
 _CONTAINERS = frozenset(("table", "listing", "bag"))
 # Libraries whose objects hold nothing that a forward changes, but threads and locks; and the probe.
-_SKIPPED = frozenset((
-    "torch", "logging", "threading", "weakref", "concurrent", "multiprocessing", "asyncio",
-    __name__.partition(".")[0],
-))  # fmt: skip
-_OF_TORCH = frozenset((
-    "training", "_non_persistent_buffers_set", "_backward_pre_hooks", "_backward_hooks",
-    "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks", "_modules", "_parameters", "_buffers",
-))  # fmt: skip
+_SKIPPED = frozenset(
+    (
+        "torch",
+        "logging",
+        "threading",
+        "weakref",
+        "concurrent",
+        "multiprocessing",
+        "asyncio",
+        __name__.partition(".")[0],
+    )
+)
+_OF_TORCH = frozenset(
+    (
+        "training",
+        "_non_persistent_buffers_set",
+        "_backward_pre_hooks",
+        "_backward_hooks",
+        "_is_full_backward_hook",
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_modules",
+        "_parameters",
+        "_buffers",
+    )
+)
 
 
 class RefusedError(Exception):

@@ -32,9 +32,18 @@ class Savepoint:
     """
 
     __slots__ = (
-        "__weakref__", "attempt", "copies", "extra", "mark", "pinned", "program", "rng", "spill",
-        "step", "training",
-    )  # fmt: skip
+        "__weakref__",
+        "attempt",
+        "copies",
+        "extra",
+        "mark",
+        "pinned",
+        "program",
+        "rng",
+        "spill",
+        "step",
+        "training",
+    )
 
     def __init__(self, step: int, attempt: int, extra: Any, copies: Copies) -> None:
         self.step, self.attempt, self.extra = step, attempt, extra

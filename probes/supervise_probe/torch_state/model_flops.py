@@ -21,8 +21,13 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _LOOKED_UP = re.compile(r"pos|emb|token", re.IGNORECASE)
 _HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nhead")
 _WIDTH_OF_HEAD = (
-    "head_dim", "attention_head_size", "head_size", "d_head", "key_value_proj_dim", "d_kv",
-)  # fmt: skip
+    "head_dim",
+    "attention_head_size",
+    "head_size",
+    "d_head",
+    "key_value_proj_dim",
+    "d_kv",
+)
 _WIDTH = ("all_head_size", "embed_dim", "n_embd", "hidden_size", "d_model", "embed_size", "dim")
 _SPLIT = re.compile(r"tp|tensor", re.IGNORECASE)  # names of mesh dimensions that split a matrix
 

@@ -34,9 +34,17 @@ class OptimizerInfo:
     """
 
     __slots__ = (
-        "__weakref__", "clipped_as", "everyone", "first_group", "groups", "ids", "params", "real",
-        "reference", "shared",
-    )  # fmt: skip
+        "__weakref__",
+        "clipped_as",
+        "everyone",
+        "first_group",
+        "groups",
+        "ids",
+        "params",
+        "real",
+        "reference",
+        "shared",
+    )
 
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
@@ -123,9 +131,18 @@ class Update:
     """
 
     __slots__ = (
-        "closure", "found_inf", "gradient_norm", "known", "measured", "optimizer", "result",
-        "scale", "scaler", "scheduled", "skip",
-    )  # fmt: skip
+        "closure",
+        "found_inf",
+        "gradient_norm",
+        "known",
+        "measured",
+        "optimizer",
+        "result",
+        "scale",
+        "scaler",
+        "scheduled",
+        "skip",
+    )
 
     def __init__(self, optimizer: Any, closure: bool, known: OptimizerInfo) -> None:
         self.optimizer = optimizer

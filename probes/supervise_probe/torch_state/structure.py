@@ -14,9 +14,16 @@ MOST_EXPERTS = 1024
 _ROUTER = re.compile(r"(^|_)(gate|router|wg)$|router")
 _COUNTS = ("num_experts", "n_experts", "n_routed_experts", "num_local_experts", "num_expert")
 _CHOSEN = (
-    "top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", "experts_per_token",
-    "num_selected_experts", "n_activated_experts", "moe_top_k",
-)  # fmt: skip
+    "top_k",
+    "topk",
+    "k",
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "num_selected_experts",
+    "n_activated_experts",
+    "moe_top_k",
+)
 _CAPACITY = ("expert_capacity", "capacity")
 _PER_SEQUENCE = ("Switch", "Nllb")  # classes whose capacity holds for each sequence by itself
 

@@ -170,10 +170,13 @@ class App:
     def _watch(self, process: Process, outbox: Outbox) -> None:
         run, desk = self.settings.run, self.desk
         evidence = Evidence(
-            run.incidents_path, run.marks_path, lambda: list(desk.window),
-            onset=lambda: desk.state.incident, directory=Path.cwd(),
+            run.incidents_path,
+            run.marks_path,
+            lambda: list(desk.window),
+            onset=lambda: desk.state.incident,
+            directory=Path.cwd(),
             redactor=self.settings.redactor,
-        )  # fmt: skip
+        )
         relaunch = Relauncher(run, self._guard, self)
         control = self.control = Control(
             process, self._segments, evidence.collect, relaunch, Quarantine(run.quarantine_path)

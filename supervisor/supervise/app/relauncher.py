@@ -204,9 +204,13 @@ class Relauncher:
     def _start(self, job: Control, name: str, done: dict[str, Any], until: float) -> None:
         args = done["args"]
         launch = Launch(
-            int(args["attempt"]), int(args["step"]), done["path"], args["rewarm"], args["skip"],
+            int(args["attempt"]),
+            int(args["step"]),
+            done["path"],
+            args["rewarm"],
+            args["skip"],
             done.get("probe_batch"),
-        )  # fmt: skip
+        )
 
         def start() -> None:
             if time.monotonic() > until - MARGIN_S:

@@ -146,9 +146,16 @@ def _alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
     if what in ("opened", "raised", "joined") and decision.severity is not None:
         incident = _incident(decision, before)
         outcome.alarms.append(
-            Alarm(decision.step, decision.severity, str(decision.rule), incident, what,
-                  decision.reason, row)
-        )  # fmt: skip
+            Alarm(
+                decision.step,
+                decision.severity,
+                str(decision.rule),
+                incident,
+                what,
+                decision.reason,
+                row,
+            )
+        )
 
 
 def _would(decision: Decision) -> str | None:
@@ -165,13 +172,17 @@ def _act(decision: Decision, policy: Policy, outcome: Outcome, before: int, row:
     book = policy.runbooks[name]
     outcome.actions.append(
         Act(
-            decision.step, str(decision.severity), str(decision.rule),
-            _incident(decision, before), name,
+            decision.step,
+            str(decision.severity),
+            str(decision.rule),
+            _incident(decision, before),
+            name,
             any(action.touches_job for action in book.steps),
             any(action.destructive for action in book.steps),
-            "stop" in book.verbs, row,
+            "stop" in book.verbs,
+            row,
         )
-    )  # fmt: skip
+    )
 
 
 def _spend(

@@ -81,14 +81,26 @@ class CheckpointService:
         self._test_s: float | None = form["restore_test"]
         self._register, self._news = Register(run), CheckpointNotifications()
         self._keeper = VerificationScheduler(
-            self._register, self._news, run, cwd, tuple(form["verify"]), limit_s,
-            int(form["keep_good"]), form["pin"] == "link", dict(facts or {}), tuple(data),
-        )  # fmt: skip
+            self._register,
+            self._news,
+            run,
+            cwd,
+            tuple(form["verify"]),
+            limit_s,
+            int(form["keep_good"]),
+            form["pin"] == "link",
+            dict(facts or {}),
+            tuple(data),
+        )
         owners = OwnershipResolver(self._register, tuple(form["glob"]), cwd, run, runs)
         self._watch = Watch(
-            self._register, tuple(form["glob"]), cwd, float(form["settle"]), owners,
+            self._register,
+            tuple(form["glob"]),
+            cwd,
+            float(form["settle"]),
+            owners,
             self._keeper.holds.intact,
-        )  # fmt: skip
+        )
         self._restorer = Restorer(self._keeper, owners, lambda: self.look(closely=True))
         self._ready: list[Entry] = []
         self._moment = RunPosition()
@@ -102,9 +114,10 @@ class CheckpointService:
         self._threads = [
             threading.Thread(target=self._run, args=(what, wake), name=name, daemon=True)
             for name, what, wake in (
-                ("checkpoints", self.look, self._came), ("verify", self.work, self._over),
+                ("checkpoints", self.look, self._came),
+                ("verify", self.work, self._over),
             )
-        ]  # fmt: skip
+        ]
 
     def start(self) -> None:
         """Begin."""

@@ -148,8 +148,9 @@ class VerificationScheduler(Retention):
                 for name in (name for name, sha in inputs.items() if sha is None):
                     self.news.say(
                         f"job.manifest: {name} cannot be read, so no checkpoint's manifest has its "
-                        f"hash; looked for in {self.cwd}", once=f"manifest {name}"
-                    )  # fmt: skip
+                        f"hash; looked for in {self.cwd}",
+                        once=f"manifest {name}",
+                    )
                 about = manifest.describe(entry, self.facts, self._code or {}, environment, inputs)
                 text = json.dumps(about, indent=1, default=str) + "\n"
                 place = self.pins.folder(entry) / "manifest.json"

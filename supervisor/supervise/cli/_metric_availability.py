@@ -60,7 +60,7 @@ CONDITIONS = (
     ("logz_mean", "where output logits are seen", True),
     ("moe_drop_rate", "where a router of experts has a capacity", True),
     ("moe_* router_*", "where the model has a router of experts", True),
-)  # fmt: skip
+)
 
 REPORTED = "only where the job reports it"
 GUARDED = "only where the job saves checkpoints that the guard finds (job.checkpoints)"

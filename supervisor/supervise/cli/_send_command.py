@@ -45,8 +45,9 @@ def split(given: Sequence[str], least: int, most: int | None) -> tuple[Path, lis
         run = Path(rest.pop(0))
         RunDir.open(run)  # it is none, and what it may be instead is known there
     if len(rest) < least or (most is not None and len(rest) > most):
-        raise UsageError(f"too {'few' if len(rest) < least else 'many'} arguments",
-                         hint="--help has examples")  # fmt: skip
+        raise UsageError(
+            f"too {'few' if len(rest) < least else 'many'} arguments", hint="--help has examples"
+        )
     return run or _living(), rest
 
 

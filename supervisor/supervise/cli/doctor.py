@@ -248,7 +248,10 @@ def _list(answer: str, ids: list[str], apart: bool) -> None:
     indent = "    " if apart else "  "
     click.echo(
         textwrap.fill(
-            ", ".join(ids), 98, initial_indent=indent, subsequent_indent=indent,
+            ", ".join(ids),
+            98,
+            initial_indent=indent,
+            subsequent_indent=indent,
             break_on_hyphens=False,
         )
-    )  # fmt: skip
+    )

@@ -112,9 +112,16 @@ def ack(given: tuple[str, ...], by: str | None, incident: str | None) -> int:
 
 @_word(
     "[RUN] RULE",
-    click.option("--for", "steps", type=click.IntRange(min=0), default=1000, show_default=True,
-                 metavar="STEPS", help="For how long; 0 ends it."),
-)  # fmt: skip
+    click.option(
+        "--for",
+        "steps",
+        type=click.IntRange(min=0),
+        default=1000,
+        show_default=True,
+        metavar="STEPS",
+        help="For how long; 0 ends it.",
+    ),
+)
 def silence(given: tuple[str, ...], by: str | None, steps: int) -> int:
     """Let a rule neither act nor tell for a while; what it sees stays on record.
 
@@ -153,10 +160,16 @@ def _rate(value: str) -> float:
 
 @_word(
     "[RUN] VALUE",
-    click.option("--rewarm", type=click.IntRange(min=0), default=0, show_default=True,
-                 metavar="STEPS", help="Back at 1.0 after so many steps; 0 stays."),
+    click.option(
+        "--rewarm",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="STEPS",
+        help="Back at 1.0 after so many steps; 0 stays.",
+    ),
     cls=_Rate,
-)  # fmt: skip
+)
 def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
     """Multiply the learning rate that the job asks for by VALUE; 1.0 takes it back.
 
@@ -173,9 +186,13 @@ def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
 
 @_word(
     "[RUN]",
-    click.option("--before", type=click.IntRange(min=1), metavar="STEP",
-                 help="To a savepoint from before this step; the newest one by default."),
-)  # fmt: skip
+    click.option(
+        "--before",
+        type=click.IntRange(min=1),
+        metavar="STEP",
+        help="To a savepoint from before this step; the newest one by default.",
+    ),
+)
 def rollback(given: tuple[str, ...], by: str | None, before: int | None) -> int:
     """Take evidence, then restore a savepoint inside the job's process.
 
@@ -204,9 +221,14 @@ def savepoint(given: tuple[str, ...], by: str | None) -> int:
 
 @_word(
     "[RUN]",
-    click.option("--steps", type=click.IntRange(1, UPDATES), default=1, show_default=True,
-                 help=f"How many updates; at most {UPDATES} in any 128 steps."),
-)  # fmt: skip
+    click.option(
+        "--steps",
+        type=click.IntRange(1, UPDATES),
+        default=1,
+        show_default=True,
+        help=f"How many updates; at most {UPDATES} in any 128 steps.",
+    ),
+)
 def skip(given: tuple[str, ...], by: str | None, steps: int) -> int:
     """Let the next updates pass without applying them.
 

@@ -107,9 +107,13 @@ def supervise(
     tier, reason = environment.tier(argv, environ)
     clean = redactor(argv, environ, policy)
     run = RunDir.create(
-        run_dir, argv=argv, policy=policy, wall=clock.wall(), redactor=clean,
+        run_dir,
+        argv=argv,
+        policy=policy,
+        wall=clock.wall(),
+        redactor=clean,
         info={"tier": tier, "tier_reason": reason, "drills": told, "reload": again},
-    )  # fmt: skip
+    )
     root = shared_memory.base(environ)
     directory = shared_memory.of(root, run.id)
     forwarder = Forwarder()
@@ -127,9 +131,17 @@ def supervise(
         reloader = Reloader(run, policy, load_policy, *again)
         facts = {"drills": list(told), "channels": [sender.name for sender in senders]}
         settings = Settings(
-            clean.command(argv), policy, reloader, run, directory, tier, reason, tell, facts,
+            clean.command(argv),
+            policy,
+            reloader,
+            run,
+            directory,
+            tier,
+            reason,
+            tell,
+            facts,
             redactor=clean,
-        )  # fmt: skip
+        )
         app = App(settings, launcher, forwarder, record(run, tell))
         outbox = Outbox(senders, app.desk.delivered)
         opening = receipt.opening(run, policy, tier, reason)

@@ -131,9 +131,14 @@ def _life(run: RunDir, seen: _Glance) -> dict[str, Any]:
     if returncode is not None and returncode < 0:
         name = _signal(-returncode)
     return {
-        "supervisor": "gone", "job": job, "job_pid": pid, "exit_code": code, "signal": name,
-        "over": end is not None, "relaunching": again,
-    }  # fmt: skip
+        "supervisor": "gone",
+        "job": job,
+        "job_pid": pid,
+        "exit_code": code,
+        "signal": name,
+        "over": end is not None,
+        "relaunching": again,
+    }
 
 
 def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:

@@ -65,8 +65,13 @@ def _tell(
     if as_json:
         rows = incident_report.table(records)
         watched = watching(found, records, policies)
-        whole = {"run": found.id, "is": ending, "watched": watched, "incidents": rows,
-                 "story": told}  # fmt: skip
+        whole = {
+            "run": found.id,
+            "is": ending,
+            "watched": watched,
+            "incidents": rows,
+            "story": told,
+        }
         click.echo(document(whole))
         return
     lines: list[str] = []
@@ -118,10 +123,11 @@ def watching(
     if not rules and policies:
         rules = {rule.id: "UNKNOWN" for rule in next(iter(policies.values())).rules}
     notes = [
-        r["reason"] for r in records
+        r["reason"]
+        for r in records
         if r["kind"] == "blind"
         or (r.get("data") or {}).get("what") in ("no-probe", "probe-off", "segment-fault")
-    ]  # fmt: skip
+    ]
     return {"rules": rules, "notes": notes, "step": max((r["step"] for r in records), default=-1)}
 
 

@@ -269,17 +269,25 @@ def _settle(turn: StepContext, incident: Incident) -> None:
 
 def _classified(turn: StepContext, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no rung left means hold."""
-    turn.say("incident", f"classified: {found.text}", severity=incident.severity,
-             what="classified", spike=found.data())  # fmt: skip
-    turn.tell(incident.severity, f"{incident.id}: {found.kind}", verdict=diagnosis.told(found),
-              then=found.advice)  # fmt: skip
+    turn.say(
+        "incident",
+        f"classified: {found.text}",
+        severity=incident.severity,
+        what="classified",
+        spike=found.data(),
+    )
+    turn.tell(
+        incident.severity,
+        f"{incident.id}: {found.kind}",
+        verdict=diagnosis.told(found),
+        then=found.advice,
+    )
     rung = incident.escalation.rung
     name, _ = escalation.climb(turn.policy.ladder, rung)
     idle = incident.run is None and incident.phase != HELD
     lasting = found.kind in (STRUCTURAL, SCHEDULE)
     if lasting and idle and rung >= 0 and name == HOLD:
-        closing.hold(turn, incident, f"{found.kind}, and the ladder is at its end",
-                    exhausted=True)  # fmt: skip
+        closing.hold(turn, incident, f"{found.kind}, and the ladder is at its end", exhausted=True)
 
 
 def _relapsed(policy: Policy, state: State, incident: Incident) -> str | None:

@@ -48,11 +48,15 @@ def described(
     if len(spec.metrics) == 1:
         numbers["metric"] = spec.metrics[0]
     found: dict[str, Any] = {
-        "detector": name, "kind": type(spec).__module__.rpartition(".")[2],
-        "code": CODE_NAMES[code], "raw": CODE_NAMES[watch.raw], "wanted": CODE_NAMES[wanted],
-        "numbers": numbers, **_distance(spec, numbers),
+        "detector": name,
+        "kind": type(spec).__module__.rpartition(".")[2],
+        "code": CODE_NAMES[code],
+        "raw": CODE_NAMES[watch.raw],
+        "wanted": CODE_NAMES[wanted],
+        "numbers": numbers,
+        **_distance(spec, numbers),
         "inputs": [described(inner, policy, bank) for inner in spec.detectors],
-    }  # fmt: skip
+    }
     found["text"] = _sentence(spec, bank, found, code, wanted)
     return found
 

@@ -56,8 +56,13 @@ class Change:
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        return {"part": self.part, "key": self.key, "old": self.old, "new": self.new,
-                "effect": self.effect}  # fmt: skip
+        return {
+            "part": self.part,
+            "key": self.key,
+            "old": self.old,
+            "new": self.new,
+            "effect": self.effect,
+        }
 
 
 def compare(old: Document, new: Document) -> list[Change]:

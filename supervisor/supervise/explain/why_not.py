@@ -73,16 +73,27 @@ def answer(
     rule, watch = policy.rules[place], bank.rules[place]
     now = next((d for _, d in moment.made if _is_fired(d, question)), None)
     found: dict[str, Any] = {
-        "rule": rule.id, "step": question.step, "rank": question.rank, "attempt": attempt,
-        "attempts": attempts, "event": target, "when": rule.text, "where": rule.where,
-        "severity": rule.severity, "runbook": rule.runbook, "policy": policy.name,
-        "mode": policy.mode, "code": CODE_NAMES[watch.code],
-        "fired": now is not None, "firing": watch.firing, "record": None,
+        "rule": rule.id,
+        "step": question.step,
+        "rank": question.rank,
+        "attempt": attempt,
+        "attempts": attempts,
+        "event": target,
+        "when": rule.text,
+        "where": rule.where,
+        "severity": rule.severity,
+        "runbook": rule.runbook,
+        "policy": policy.name,
+        "mode": policy.mode,
+        "code": CODE_NAMES[watch.code],
+        "fired": now is not None,
+        "firing": watch.firing,
+        "record": None,
         "missing": [] if watch.code == BREACH else missing(rule, policy, bank),
         "inactive": inactive(bank, place),
         "obstacles": gates.of(rule, policy, moment.state, moment.was_in, fired=now is not None),
         "then": [] if now is None else _then(moment, rule, now, records),
-    }  # fmt: skip
+    }
     if now is not None:
         found["record"] = _record(records, moment.number, now)
     elif watch.firing and moment.fired is not None:

@@ -39,10 +39,19 @@ def table(records: Sequence[Record]) -> list[dict[str, Any]]:
         row = rows.get(str(r.get("incident")))
         if _is(r, "incident", "opened"):
             rows[str(r["incident"])] = {
-                "incident": r["incident"], "severity": r["severity"], "step": r["step"],
-                "wall": r.get("wall"), "rule": r["rule"], "headline": _headline(r), "actions": 0,
-                "failed": 0, "in_doubt": 0, "phase": "open", "end": None, "end_step": None,
-            }  # fmt: skip
+                "incident": r["incident"],
+                "severity": r["severity"],
+                "step": r["step"],
+                "wall": r.get("wall"),
+                "rule": r["rule"],
+                "headline": _headline(r),
+                "actions": 0,
+                "failed": 0,
+                "in_doubt": 0,
+                "phase": "open",
+                "end": None,
+                "end_step": None,
+            }
         elif row is None:
             continue
         elif r["kind"] == "incident":
@@ -78,33 +87,43 @@ def tell(
         "incident": incident,
         "run": opened.get("run"),
         "severity": min(r["severity"] for r in mine if r["kind"] == "incident" and r["severity"]),
-        "headline": _headline(next(r for r in reversed(mine) if _is(r, "incident", "opened")
-                                   or _is(r, "incident", "raised"))),
+        "headline": _headline(
+            next(
+                r
+                for r in reversed(mine)
+                if _is(r, "incident", "opened") or _is(r, "incident", "raised")
+            )
+        ),
         "seen": _seen(opened, fired),
         "rules": fired,
-        "suppressed": [_short(r) | {"by": r["data"].get("suppressed_by"), **_would(r)}
-                       for r in mine if r["kind"] == "suppressed"],
+        "suppressed": [
+            _short(r) | {"by": r["data"].get("suppressed_by"), **_would(r)}
+            for r in mine
+            if r["kind"] == "suppressed"
+        ],
         "runbooks": _runbooks(mine),
         "budgets": next((r["data"]["budget"] for r in reversed(mine) if r["kind"] == "intent"), {}),
         "messages": _messages(records, mine),
         "spike": next((r["data"]["spike"] for r in reversed(mine) if r["data"].get("spike")), None),
         "end": _end(mine, ending),
         "timeline": [_moment(r, opened) for r in mine],
-    }  # fmt: skip
+    }
     return dict(decode(story))
 
 
 def about(records: Sequence[Record], incident: str) -> list[Record]:
     """Return the records of an incident, with those of its first and last event."""
     events = {
-        r.get("event") for r in records
+        r.get("event")
+        for r in records
         if r.get("incident") == incident and r["kind"] == "incident" and r.get("event", -1) >= 0
-    }  # fmt: skip
+    }
     found = [
-        r for r in records
+        r
+        for r in records
         if r.get("incident") == incident
         or (not r.get("incident") and r.get("event") in events and r["kind"] in ATTACHED)
-    ]  # fmt: skip
+    ]
     return [{**r, "data": r.get("data") or {}} for r in found]
 
 
@@ -126,31 +145,43 @@ def _fired(r: Record, policy: Policy | None) -> dict[str, Any]:
         for name, numbers in (r["data"].get("numbers") or {}).items()
     }
     return _short(r) | {
-        "rule": r["rule"], "severity": r["severity"], "rank": r["data"].get("rank", 0),
-        "when": r["data"].get("when"), "where": rule.where if rule else None,
+        "rule": r["rule"],
+        "severity": r["severity"],
+        "rank": r["data"].get("rank", 0),
+        "when": r["data"].get("when"),
+        "where": rule.where if rule else None,
         "runbook": rule.runbook if rule else None,
-        "for": rule.for_steps if rule else None, "numbers": readings,
-    }  # fmt: skip
+        "for": rule.for_steps if rule else None,
+        "numbers": readings,
+    }
 
 
 def _seen(opened: Record, fired: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the first breach: the numbers of the rule that opened the incident."""
     first = next((one for one in fired if one["rule"] == opened["rule"]), None)
     found = _short(opened) | {
-        "rule": opened["rule"], "breach_step": opened["data"].get("breach_step"),
-        "band": opened["data"].get("band"), "readings": [],
-    }  # fmt: skip
+        "rule": opened["rule"],
+        "breach_step": opened["data"].get("breach_step"),
+        "band": opened["data"].get("band"),
+        "readings": [],
+    }
     numbers: Mapping[str, Any] = first["numbers"] if first is not None else {}
     for name, reading in numbers.items():
         if reading.get("code") != "BREACH" or ("metric" not in reading and "values" not in reading):
             continue
         key, value = format_readings.measured(reading)
-        found["readings"].append({
-            "detector": name, "metric": reading.get("metric"), "value": reading.get("value"),
-            key: value, "baseline": reading.get("median", reading.get("reference")),
-            "scale": reading.get("scale"), "threshold": reading.get("threshold"),
-            "text": reading["text"],
-        })  # fmt: skip
+        found["readings"].append(
+            {
+                "detector": name,
+                "metric": reading.get("metric"),
+                "value": reading.get("value"),
+                key: value,
+                "baseline": reading.get("median", reading.get("reference")),
+                "scale": reading.get("scale"),
+                "threshold": reading.get("threshold"),
+                "text": reading["text"],
+            }
+        )
     return found
 
 
@@ -181,10 +212,13 @@ def _runbooks(mine: Sequence[Record]) -> list[dict[str, Any]]:
             result = data.get("result") or {}
             took_s = (r["mono_ns"] - made["mono_ns"]) / 1e9 if "mono_ns" in made else None
             made |= {
-                "ok": {"commit": True, "abort": False}.get(r["kind"]), "outcome": r["reason"],
-                "outcome_record": r["seq"], "ack_step": result.get("ack_step"),
-                "result": result, "took_s": took_s,
-            }  # fmt: skip
+                "ok": {"commit": True, "abort": False}.get(r["kind"]),
+                "outcome": r["reason"],
+                "outcome_record": r["seq"],
+                "ack_step": result.get("ack_step"),
+                "result": result,
+                "took_s": took_s,
+            }
         elif r["kind"] == "verify" and books:
             books[-1]["verification"].append(_short(r) | {"what": data.get("what")})
     return books
@@ -193,9 +227,13 @@ def _runbooks(mine: Sequence[Record]) -> list[dict[str, Any]]:
 def _book(r: Record, named: tuple[str, str, str]) -> dict[str, Any]:
     name, _, why = named
     return _short(r) | {
-        "runbook": name, "number": None, "why": why, "refused": None, "actions": [],
+        "runbook": name,
+        "number": None,
+        "why": why,
+        "refused": None,
+        "actions": [],
         "verification": [],
-    }  # fmt: skip
+    }
 
 
 def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[str, Any]]:
@@ -206,10 +244,15 @@ def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[st
                 told = {"ok": r["data"]["ok"], "tries": r["data"].get("tries"), "said": r["reason"]}
                 results.setdefault(str(key).rpartition(":")[2], []).append(told)
     return [
-        _short(r) | {"severity": r["severity"], "title": r["data"]["message"]["title"],
-                     "delivered": results.get(str(r["seq"]), [])}
-        for r in mine if r["kind"] == "notify_intent"
-    ]  # fmt: skip
+        _short(r)
+        | {
+            "severity": r["severity"],
+            "title": r["data"]["message"]["title"],
+            "delivered": results.get(str(r["seq"]), []),
+        }
+        for r in mine
+        if r["kind"] == "notify_intent"
+    ]
 
 
 def _end(mine: Sequence[Record], ending: str) -> dict[str, Any]:
@@ -252,9 +295,13 @@ def _digest(eras: Sequence[tuple[int, str]], record: int) -> str:
 
 def _short(r: Record) -> dict[str, Any]:
     return {
-        "record": r["seq"], "step": r["step"], "attempt": r.get("attempt", 0),
-        "wall": r.get("wall"), "mono_ns": r["mono_ns"], "reason": r.get("reason", ""),
-    }  # fmt: skip
+        "record": r["seq"],
+        "step": r["step"],
+        "attempt": r.get("attempt", 0),
+        "wall": r.get("wall"),
+        "mono_ns": r["mono_ns"],
+        "reason": r.get("reason", ""),
+    }
 
 
 def _is(r: Record, kind: str, what: str) -> bool:

@@ -54,9 +54,15 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     records = list(records)
     made = action_counts.count(records)
     found: dict[str, Any] = {
-        "incidents": 0, "actions": made[DONE], "failed": made[FAILED],
-        "in_doubt": made[DOUBT], "closed": [], "exit_code": None, "step": -1, "spooled": [],
-    }  # fmt: skip
+        "incidents": 0,
+        "actions": made[DONE],
+        "failed": made[FAILED],
+        "in_doubt": made[DOUBT],
+        "closed": [],
+        "exit_code": None,
+        "step": -1,
+        "spooled": [],
+    }
     for one in records:
         data = one.get("data") or {}
         if one["kind"] == "incident" and data.get("what") == "opened":

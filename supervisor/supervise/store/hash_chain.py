@@ -35,13 +35,24 @@ EXIT_CODES = {"good": 0, "tampered": 1, "torn": 2}
 _BLOCK = 1 << 20
 # What every record holds, and what the fields are that only some have.
 _ALWAYS: dict[str, Any] = {
-    "seq": int, "prev": str, "run": str, "epoch": int, "step": int, "kind": str, "actor": str,
-    "mono_ns": int, "wall": str,
-}  # fmt: skip
+    "seq": int,
+    "prev": str,
+    "run": str,
+    "epoch": int,
+    "step": int,
+    "kind": str,
+    "actor": str,
+    "mono_ns": int,
+    "wall": str,
+}
 _SOMETIMES: dict[str, Any] = {
-    "event": int, "attempt": int, "incident": str | None, "rule": str | None,
-    "severity": str | None, "data": dict | None,
-}  # fmt: skip
+    "event": int,
+    "attempt": int,
+    "incident": str | None,
+    "rule": str | None,
+    "severity": str | None,
+    "data": dict | None,
+}
 _MOST = 1 << 63
 _GOOD = "the records before it are good; every message to people carries a root to compare"
 _NON_FINITE = {"NaN": float("nan"), "+Inf": float("inf"), "-Inf": float("-inf")}

@@ -84,10 +84,14 @@ class Page:
         """Return what logs may say of it: no destination."""
         message = self.message
         return {
-            "run": message.run, "channel": self.channel, "severity": message.severity,
-            "title": message.title, "keys": list(self.keys), "due": self.due,
+            "run": message.run,
+            "channel": self.channel,
+            "severity": message.severity,
+            "title": message.title,
+            "keys": list(self.keys),
+            "due": self.due,
             "attempts": self.attempts,
-        }  # fmt: skip
+        }
 
 
 def place(env: Mapping[str, str]) -> Path:

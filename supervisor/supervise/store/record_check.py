@@ -170,15 +170,23 @@ def _journal(run: RunDir, digests: Digests) -> Part:
             return Part("journal", CHANGED, differs(what, expected, found[size]))
     there = journal.count(run.journal_path)
     if not digests.heads:
-        return Part("journal", UNSEEN, "every record has a good checksum; the log holds no digest "
-                    "of it yet")  # fmt: skip
+        return Part(
+            "journal", UNSEEN, "every record has a good checksum; the log holds no digest of it yet"
+        )
     events, size, _, record = digests.heads[-1]
     if not digests.over:
-        return Part("journal", GOOD, f"its first {events} events are those of record {record}; "
-                    "later ones have good checksums, and no digest in the log yet")  # fmt: skip
+        return Part(
+            "journal",
+            GOOD,
+            f"its first {events} events are those of record {record}; "
+            "later ones have good checksums, and no digest in the log yet",
+        )
     if there > events:  # part of an event that found no room is none
-        return Part("journal", CHANGED, f"something stands behind its last event, {events - 1} "
-                    f"(byte {size}, record {record})")  # fmt: skip
+        return Part(
+            "journal",
+            CHANGED,
+            f"something stands behind its last event, {events - 1} (byte {size}, record {record})",
+        )
     return Part("journal", GOOD, f"its {events} events are those that were judged")
 
 

@@ -39,8 +39,13 @@ x = torch.randn(1280, 16)
 data = TensorDataset(x, torch.tanh(nn.Linear(16, 8)(x)).detach())
 saver = pl.callbacks.ModelCheckpoint(out, "{step}", every_n_train_steps=25, save_top_k=-1)
 trainer = pl.Trainer(
-    max_steps=160, accelerator="cpu", logger=False, callbacks=[saver], default_root_dir=out,
-    enable_progress_bar=False, enable_model_summary=False,
-)  # fmt: skip
+    max_steps=160,
+    accelerator="cpu",
+    logger=False,
+    callbacks=[saver],
+    default_root_dir=out,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
 trainer.fit(Net(), DataLoader(data, batch_size=32, shuffle=True))
 print(f"done at {trainer.global_step}")

@@ -27,9 +27,17 @@ sizes = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions
 model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
 rows = [(torch.arange(8) + first) % 32 for first in torch.randint(0, 32, (320,))]
 arguments = TrainingArguments(
-    out, per_device_train_batch_size=8, max_steps=160, learning_rate=1e-2, save_steps=25,
-    lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], disable_tqdm=True, use_cpu=True,
-)  # fmt: skip
+    out,
+    per_device_train_batch_size=8,
+    max_steps=160,
+    learning_rate=1e-2,
+    save_steps=25,
+    lr_scheduler_type="constant",
+    max_grad_norm=0.0,
+    report_to=[],
+    disable_tqdm=True,
+    use_cpu=True,
+)
 data = [{"input_ids": row, "labels": row} for row in rows]
 trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Waiting()])
 trainer.train()

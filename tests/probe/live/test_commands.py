@@ -192,17 +192,23 @@ def test_a_dead_supervisor_strands_no_job(probed, asked_s):
 
 def test_an_exception_of_a_signal_handler_ends_a_pause(probed):
     """Whoever catches it goes on with a job that is not paused."""
-    job = probed.start(loop(
-        setup="""
+    job = probed.start(
+        loop(
+            setup="""
 import signal
 def interrupt(*_):
     raise TimeoutError
 signal.signal(signal.SIGUSR1, interrupt)
-""").replace("    optimizer.step()\n", """    try:
+"""
+        ).replace(
+            "    optimizer.step()\n",
+            """    try:
         optimizer.step()
     except TimeoutError:
         tell(caught=step)
-"""))  # fmt: skip
+""",
+        )
+    )
     command(probed, job, "pause", lease_s=60)
     os.kill(job.segment().pid, signal.SIGUSR1)
     probed.wait(job)

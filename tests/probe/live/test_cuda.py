@@ -12,9 +12,14 @@ pytestmark = pytest.mark.slow
 STEPS, WARM = 26, 10  # by then both copies of the sampled weights are there, and kernels are loaded
 SAMPLING = {"attention": 4, "activations": 4, "weights": 4, "gradients": 4, "share": 1e6}
 SAMPLED = {
-    "max_attn_logit", "attn_entropy", "logz_mean", "router_weight_similarity", "opt_state_finite",
-    "adam_rms_ratio", "layer_weight_std.0",
-}  # fmt: skip
+    "max_attn_logit",
+    "attn_entropy",
+    "logz_mean",
+    "router_weight_similarity",
+    "opt_state_finite",
+    "adam_rms_ratio",
+    "layer_weight_std.0",
+}
 ENVIRON = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_MODULE_LOADING": "EAGER"}
 
 SCRIPT = """

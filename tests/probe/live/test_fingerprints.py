@@ -5,8 +5,15 @@ import pytest
 pytestmark = pytest.mark.slow
 
 TYPES = (
-    "float64", "bfloat16", "float16", "float8_e5m2", "uint8", "int16", "int8", "bool",
-)  # fmt: skip
+    "float64",
+    "bfloat16",
+    "float16",
+    "float8_e5m2",
+    "uint8",
+    "int16",
+    "int8",
+    "bool",
+)
 
 GIVEN = """
 import dataclasses

@@ -102,10 +102,13 @@ FUSED = "AdamW(model.parameters(), lr=1e-2, fused=True)"
 )
 @pytest.mark.parametrize(
     ("clip", "scaled", "measured"),
-    [("pass", True, "gradient"), (UNSCALE, False, "total.item()"),
-     (CLIP_SCALED, True, "total.item()")],
+    [
+        ("pass", True, "gradient"),
+        (UNSCALE, False, "total.item()"),
+        (CLIP_SCALED, True, "total.item()"),
+    ],
     ids=["no-clip", "unscale-and-clip", "clip-before-unscale"],
-)  # fmt: skip
+)
 def test_a_scaler_changes_no_number(probed, bare, optimizer, late, clip, scaled, measured):
     """Loss and gradient norm come unscaled, whoever unscales; an overflow is a skipped step."""
     script = SCALER.format(optimizer=optimizer, clip=clip, scaled=scaled, norm=measured)

@@ -190,8 +190,10 @@ def test_weights_that_a_new_process_did_not_take_are_told(probed, kind):
     told = of_save(first)
     _, notice = second_life(probed, first, told, KIND=kind)
     assert notice.data["ok"] and notice.data["step"] == 20, notice
-    assert notice.data["probe_batch"] == {**dict.fromkeys(("was", "is"), told["value"]),
-                                          "verdict": "equal"}  # fmt: skip
+    assert notice.data["probe_batch"] == {
+        **dict.fromkeys(("was", "is"), told["value"]),
+        "verdict": "equal",
+    }
     assert of_save(first)["path"] == str(first.folder / "probe_batch" / "0.0.pt")
 
     _, notice = second_life(probed, first, told, KIND=kind, FORGET="1")

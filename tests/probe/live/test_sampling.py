@@ -45,8 +45,12 @@ def test_intervals_are_those_of_the_step_number(probed):
     assert sampled(job, "residual_rms") == [6, 12]
     status = job.segment().status()["sampling"]
     assert status == {
-        "attention": 4, "activations": 6, "routing": 0, "weights": 500, "gradients": 50,
-    }  # fmt: skip
+        "attention": 4,
+        "activations": 6,
+        "routing": 0,
+        "weights": 500,
+        "gradients": 50,
+    }
 
 
 def test_never_in_the_first_two_steps_and_never_at_all(probed):

@@ -64,9 +64,11 @@ def test_checkpoints_are_told_and_nothing_else(probed):
     ]
     renamed = (job.folder / "b.pt").stat()
     assert saved[2].data["file"] == {
-        "device": renamed.st_dev, "inode": renamed.st_ino,
-        "size": renamed.st_size, "mtime_ns": renamed.st_mtime_ns,
-    }  # fmt: skip
+        "device": renamed.st_dev,
+        "inode": renamed.st_ino,
+        "size": renamed.st_size,
+        "mtime_ns": renamed.st_mtime_ns,
+    }
     assert saved[0].data["python"] == sys.executable and saved[0].data["ranks"] == 1
     assert all(notice.data["seconds"] >= 0 and notice.data["attempt"] == 0 for notice in saved)
     assert [f["step"] for f in job.frames if f.get("checkpoint_time", 0) > 0] == [1]

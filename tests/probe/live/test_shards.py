@@ -292,10 +292,14 @@ def test_evidence_names_the_shard_that_a_bad_batch_came_from(probed, tmp_path, l
     assert found["steps"][-1]["fingerprint"] == job.frames[9]["batch_fingerprint"]
     names = tuple(dict.fromkeys(name for frame in job.frames for name in frame))
     window = [
-        (names, SimpleNamespace(rank=0, attempt=0, step=frame["step"],
-                                values=tuple(map(frame.get, names))))
+        (
+            names,
+            SimpleNamespace(
+                rank=0, attempt=0, step=frame["step"], values=tuple(map(frame.get, names))
+            ),
+        )
         for frame in job.frames
-    ]  # fmt: skip
+    ]
     silent = shard_origins.trace({}, {0: {"status": job.segment().status()}}, window, breach)
     assert silent["shards"] == named and silent["steps"][-1]["shards"][0]["offset"] == 1
     assert "secret" not in json.dumps([tape, job.segment().status()])

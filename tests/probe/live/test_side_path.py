@@ -225,9 +225,11 @@ def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bar
     # Large buffers, an input that is no tensor, forwards that change the model; a bias that is a
     # tensor of a class of its own.
     assert [row["refused"] for row in done[5:]] == [
-        "the buffers have 68 MB", "the model takes a type",
-        "a forward of the model changes Model.calls", "a forward of the model changes its weights",
+        "the buffers have 68 MB",
+        "the model takes a type",
+        "a forward of the model changes Model.calls",
+        "a forward of the model changes its weights",
         "",
-    ]  # fmt: skip
+    ]
     refused = job.segment().status()["sampling"]["side_path"]
     assert refused == "unavailable: the job has forward hooks of its own"

@@ -113,11 +113,19 @@ finish(model)
 )
 
 SAMPLED = {
-    "adam_rms_ratio", "opt_state_finite", "grad_global_norm.0", "grad_global_norm.1",
-    "grad_global_norm.embedding", "update_to_weight.0", "update_to_weight.1",
-    "update_to_weight.embedding", "layer_weight_std", "layer_weight_std.0", "layer_weight_std.1",
+    "adam_rms_ratio",
+    "opt_state_finite",
+    "grad_global_norm.0",
+    "grad_global_norm.1",
+    "grad_global_norm.embedding",
+    "update_to_weight.0",
+    "update_to_weight.1",
+    "update_to_weight.embedding",
+    "layer_weight_std",
+    "layer_weight_std.0",
+    "layer_weight_std.1",
     "layer_weight_std.2",
-}  # fmt: skip
+}
 OFTEN = {"gradients": 4, "weights": 8, "share": 1e6}
 
 
@@ -256,9 +264,17 @@ while step < 40:
     first = {f["step"]: f for f in job.frames if f["attempt"] == 0}
     again = {f["step"]: f for f in job.frames if f["attempt"] == 1}
     names = [
-        "train_loss_ema", "train_ppl", "grad_spike_score", "tokens_applied", "grad_clip_rate",
-        "lr_phase", "skip_reason", "grad_noise_scale", "gsnr", "adam_rms_ratio",
-    ]  # fmt: skip
+        "train_loss_ema",
+        "train_ppl",
+        "grad_spike_score",
+        "tokens_applied",
+        "grad_clip_rate",
+        "lr_phase",
+        "skip_reason",
+        "grad_noise_scale",
+        "gsnr",
+        "adam_rms_ratio",
+    ]
     for step in range(21, 31):
         for name in names:
             assert first[step].get(name) == again[step].get(name), (name, step)

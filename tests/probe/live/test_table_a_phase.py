@@ -63,9 +63,10 @@ SCHEDULES = {
     "a higher rate in a stable run": (FLAT + [2e-3] * 50, [(16, 1.0)]),
     "cosine with restarts": (RISE + 3 * COSINE[::50], [(1, 0.0), (21, 2.0)]),
     "a warm-up that begins again": (
-        RISE + FLAT + RISE + FLAT, [(1, 0.0), (35, 1.0), (120, 2.0), (122, 0.0), (155, 1.0)],
+        RISE + FLAT + RISE + FLAT,
+        [(1, 0.0), (35, 1.0), (120, 2.0), (122, 0.0), (155, 1.0)],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -35,9 +35,13 @@ DEVICES = pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-de
 
 
 def loop(
-    steps=30, optimizer="SGD(model.parameters(), lr=0.1)", setup="pass", before="pass",
-    clip="pass", after="pass",
-):  # fmt: skip
+    steps=30,
+    optimizer="SGD(model.parameters(), lr=0.1)",
+    setup="pass",
+    before="pass",
+    clip="pass",
+    after="pass",
+):
     return LOOP.format(
         steps=steps, optimizer=optimizer, setup=setup, before=before, clip=clip, after=after
     )
@@ -226,8 +230,9 @@ def test_the_loss_scale_starts_again(probed):
         acks.append(job.answer(key))
     probed.wait(job)
     assert [ack.result for ack in acks] == [
-        {"loss_scale": 64.0, "backoff": 0.5}, {"loss_scale": 1024.0, "backoff": 0.5}
-    ]  # fmt: skip
+        {"loss_scale": 64.0, "backoff": 0.5},
+        {"loss_scale": 1024.0, "backoff": 0.5},
+    ]
     first, second = (ack.step + 1 for ack in acks)
     scales = [1024.0] * first + [64.0] * (second - first) + [1024.0] * (16 - second)
     assert job.column("loss_scale") == scales

@@ -211,8 +211,11 @@ def test_a_damaged_probe_json_switches_the_probe_off(launch, make_folder, conten
     (folder / "bad").mkdir()
     (folder / "bad.json").write_text(content)
     environ = {"SUPERVISE_PROBE": str(folder / "bad.json")}
-    launch("import sys; sys.path[:0] = ['lib.zip']; import torch; print(torch.answer)",
-           folder=folder, environ=environ)  # fmt: skip
+    launch(
+        "import sys; sys.path[:0] = ['lib.zip']; import torch; print(torch.answer)",
+        folder=folder,
+        environ=environ,
+    )
     assert (folder / "out").read_text() == "42\n"
     marks = [path.name.split(".")[0] for path in sorted((folder / "bad").iterdir())]
     assert marks == ["boot", "off"]

@@ -80,8 +80,11 @@ def approvals(root: Mapping, library: RunbookCatalog, parts: Parts, problems: Pr
     known = [ALL, *verbs, *library.opened]
     for name, (at, _) in pairs.items():
         if name not in known and not (parts.lacking and name in library.names()):
-            problems.add(at, f"approvals: no action and no runbook {name!r} that touches the job",
-                         did_you_mean(name, known))  # fmt: skip
+            problems.add(
+                at,
+                f"approvals: no action and no runbook {name!r} that touches the job",
+                did_you_mean(name, known),
+            )
 
 
 def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:

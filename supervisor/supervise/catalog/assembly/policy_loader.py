@@ -121,9 +121,10 @@ def check_version(root: Mapping, problems: Problems) -> None:
         wanted = text.removeprefix(f"{name}/v")
         if len(wanted) > 6 or int(wanted) > int(number):
             problems.add(
-                root.place("version"), f"{text} is newer than this program, which knows {VERSION}",
+                root.place("version"),
+                f"{text} is newer than this program, which knows {VERSION}",
                 "upgrade supervise-train",
-            )  # fmt: skip
+            )
 
 
 def assemble(

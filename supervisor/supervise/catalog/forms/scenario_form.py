@@ -29,9 +29,22 @@ Word = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
 Series = Annotated[str, SeriesKind()]
 State = Annotated[str, kind_of(Literal[STATES])]
 DECIDED = Literal[
-    "rule", "incident", "state", "suppressed", "near_miss", "intent", "commit", "abort",
-    "in_doubt", "verify", "notify_intent", "rebaseline", "gap", "blind", "note",
-]  # fmt: skip
+    "rule",
+    "incident",
+    "state",
+    "suppressed",
+    "near_miss",
+    "intent",
+    "commit",
+    "abort",
+    "in_doubt",
+    "verify",
+    "notify_intent",
+    "rebaseline",
+    "gap",
+    "blind",
+    "note",
+]
 TOLD = Literal["release", "pause", "resume", "savepoint", "skip", "lr", "rollback", "stop"]
 WINDOWS = ("at", "by", "between", "end")
 SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppressed", "never")
@@ -106,9 +119,21 @@ class ExpectForm:
 
 
 EVILS = (
-    "gap", "nan", "clock_jump", "phase", "fail_action", "lose_action", "crash_after",
-    "probe_restart", "silent_rank", "told", "notice", "step", "checkpoint", "exit",
-)  # fmt: skip
+    "gap",
+    "nan",
+    "clock_jump",
+    "phase",
+    "fail_action",
+    "lose_action",
+    "crash_after",
+    "probe_restart",
+    "silent_rank",
+    "told",
+    "notice",
+    "step",
+    "checkpoint",
+    "exit",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

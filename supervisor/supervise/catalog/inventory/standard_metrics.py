@@ -20,8 +20,12 @@ _ROWS = (
     ("train_val_gap", "nat", "val_loss - train_loss_ema on matched weights.", SEEDS),
     ("fixed_probe_loss", "nat", "Loss on an immutable batch, in evaluation mode.", SEEDS),
     ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
-    ("eval_artifact_hash", "1", "Number of the pinned evaluation: tokenizer, prompts, data.",
-     "first 52 bits of a SHA-256 over their canonical JSON"),
+    (
+        "eval_artifact_hash",
+        "1",
+        "Number of the pinned evaluation: tokenizer, prompts, data.",
+        "first 52 bits of a SHA-256 over their canonical JSON",
+    ),
     ("collapse_residual", "nat", "Normalised loss less a reference run's.", "Celerity report"),
     ("scaling_law_residual", "nat", "Loss less the one that a fitted scaling law gives.", SEEDS),
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
@@ -34,26 +38,41 @@ _ROWS = (
     ("topk_mass_probe", "%", "Mean mass of the k likeliest tokens on a pinned batch.", SEEDS),
     ("output_kl_to_prev", "nat", "KL of the output to that of the last checkpoint.", SEEDS),
     ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SEEDS),
-    ("qk_d2_spectral_entropy", "1", "Effective rank of the first-order change of Q K^T.",
-     "arXiv:2606.28116"),
-    ("dw_spectral_entropy", "1", "Effective rank of a weight's change over a window.",
-     "arXiv:2606.28116"),
+    (
+        "qk_d2_spectral_entropy",
+        "1",
+        "Effective rank of the first-order change of Q K^T.",
+        "arXiv:2606.28116",
+    ),
+    (
+        "dw_spectral_entropy",
+        "1",
+        "Effective rank of a weight's change over a window.",
+        "arXiv:2606.28116",
+    ),
     # data
     ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SEEDS),
     ("pad_fraction", "%", "Padding over all tokens.", SEEDS),
     ("bytes_per_token", "bytes", "Mean UTF-8 bytes a token.", SEEDS),
     ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SEEDS),
-    ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.",
-     MARIN),
+    ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
     # ranks
     ("loss_dispersion", "nat", "Standard deviation of the loss over ranks.", SEEDS),
     ("loss_outlier_rank", "1", "The rank whose loss is furthest from the median.", SIMPLE),
     ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
-    ("param_digest_mismatch", "1", "Runs of replicated weights whose checksums differ.",
-     "BLOOM-176B chronicles"),
+    (
+        "param_digest_mismatch",
+        "1",
+        "Runs of replicated weights whose checksums differ.",
+        "BLOOM-176B chronicles",
+    ),
     ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
-    ("straggler_ratio", "1", "Slowest over median time to the first gradient collective.",
-     "NVIDIA Resiliency Extension"),
+    (
+        "straggler_ratio",
+        "1",
+        "Slowest over median time to the first gradient collective.",
+        "NVIDIA Resiliency Extension",
+    ),
     ("straggler_rank", "1", "The rank that straggler_ratio is about.", SIMPLE),
     ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
     # compute and hardware
@@ -65,16 +84,29 @@ _ROWS = (
     ("gpu_ecc_errors", "1", "Uncorrected ECC errors since boot.", "NVML"),
     ("gpu_xid_errors", "1", "XID events since the start.", "NVML"),
     ("host_mem_used", "%", "Host memory in use.", "psutil"),
-    ("host_mem_growth", "bytes/h", "Lower bound of the growth of the job's own memory, less "
-     "shared and file pages; see supervise/inputs/memory_growth.py.", "psutil"),
+    (
+        "host_mem_growth",
+        "bytes/h",
+        "Lower bound of the growth of the job's own memory, less "
+        "shared and file pages; see supervise/inputs/memory_growth.py.",
+        "psutil",
+    ),
     ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
     ("open_files", "1", "Open file descriptors of the job.", "psutil"),
     # runs, checkpoints, logs
-    ("checkpoint_ok", "1", "1 when a checkpoint was verified, 0 when it is bad.",
-     "the checkpoint guard"),
-    ("checkpoint_size", "bytes", "Bytes of the tensors in a verified checkpoint.",
-     "the checkpoint guard"),
-)  # fmt: skip
+    (
+        "checkpoint_ok",
+        "1",
+        "1 when a checkpoint was verified, 0 when it is bad.",
+        "the checkpoint guard",
+    ),
+    (
+        "checkpoint_size",
+        "bytes",
+        "Bytes of the tensors in a verified checkpoint.",
+        "the checkpoint guard",
+    ),
+)
 
 # Of what is around the job: nobody measures these yet, and the job itself cannot know them.
 _AROUND = (
@@ -82,7 +114,7 @@ _AROUND = (
     ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
     ("metrics_ingest_lag", "s", "Age of the newest frame when it is judged.", SEEDS),
     ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
-)  # fmt: skip
+)
 
 METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *_AROUND))
 AROUND = frozenset(row[0] for row in _AROUND)

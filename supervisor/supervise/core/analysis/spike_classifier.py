@@ -196,10 +196,15 @@ def rejoined(case: Evidence) -> Answer:
         text = "too few losses before it to have a band"
         return {"answer": UNKNOWN, "text": text, "excursion": case.about_loss}
     numbers: Answer = {
-        "onset": band.onset, "level": band.level, "slope": band.slope, "spread": band.spread,
-        "samples": band.samples, "frames": count, "peak": case.peak,
+        "onset": band.onset,
+        "level": band.level,
+        "slope": band.slope,
+        "spread": band.spread,
+        "samples": band.samples,
+        "frames": count,
+        "peak": case.peak,
         "excursion": case.about_loss or (case.peak is not None and case.peak > band.limit),
-    }  # fmt: skip
+    }
     window = POST if count >= POST + WAIT else WAIT
     if count < window:
         text = f"only {count} losses since step {band.onset}, too few to tell"
@@ -213,9 +218,13 @@ def rejoined(case: Evidence) -> Answer:
     newest, smoothed = _medians(left[-window:])
     inside = first is not None and max(newest, smoothed) <= width
     numbers |= {
-        "window": window, "band": width, "residual": newest, "smoothed_residual": smoothed,
-        "rejoined_step": first, "in_time": count < DEADLINE,
-    }  # fmt: skip
+        "window": window,
+        "band": width,
+        "residual": newest,
+        "smoothed_residual": smoothed,
+        "rejoined_step": first,
+        "in_time": count < DEADLINE,
+    }
     where = f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
     text = f"{'back in' if inside else 'not back in'} its band ({where}, band {width:.3g})"
     if inside and case.rolled_back:
@@ -264,10 +273,15 @@ def eval_shifted(case: Evidence) -> Answer:
             f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"
         )
         return {
-            "answer": YES if shift > limit else NO, "text": text, "metric": metric, "shift": shift,
-            "limit": limit, "before": level, "evaluations": [len(before), len(after)],
+            "answer": YES if shift > limit else NO,
+            "text": text,
+            "metric": metric,
+            "shift": shift,
+            "limit": limit,
+            "before": level,
+            "evaluations": [len(before), len(after)],
             "artefact": case.artefact,
-        }  # fmt: skip
+        }
     return {"answer": UNKNOWN, "text": "no probe available (too few evaluations around it)"}
 
 

@@ -43,17 +43,25 @@ def launched(turn: StepContext, event: Launched) -> None:
     for verb in ("rollback", "portable"):  # of the process that is gone
         job.unable.pop(verb, None)
     if event.attempt:
-        turn.say("note", f"the job was started again as attempt {event.attempt}", what="launched",
-                 pid=event.pid)  # fmt: skip
+        turn.say(
+            "note",
+            f"the job was started again as attempt {event.attempt}",
+            what="launched",
+            pid=event.pid,
+        )
 
 
 def noticed(turn: StepContext, event: Noticed) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = turn.state, turn.state.job
     turn.say(
-        "note", event.message, what=event.kind, rank=event.rank, at_step=event.step,
+        "note",
+        event.message,
+        what=event.kind,
+        rank=event.rank,
+        at_step=event.step,
         about=dict(event.data),
-    )  # fmt: skip
+    )
     if event.kind == "suspended":  # silence meanwhile means nothing
         for bank in state.banks.values():
             bank.awake(event.at_ns)
@@ -86,8 +94,12 @@ def noticed(turn: StepContext, event: Noticed) -> None:
     if event.kind == "stopped":
         turn.tell("SEV2", event.message, verdict="nothing is done about it")
     if event.kind == "slow-start":
-        turn.tell("SEV2", event.message, verdict="it is not stopped while it does",
-                  then="`supervise stop RUN` if it should have begun by now")  # fmt: skip
+        turn.tell(
+            "SEV2",
+            event.message,
+            verdict="it is not stopped while it does",
+            then="`supervise stop RUN` if it should have begun by now",
+        )
     if event.kind in ("orphans", "orphans-left"):
         gone = event.kind == "orphans-left"
         if gone:  # a start would end them first
@@ -144,8 +156,11 @@ def _ended(turn: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = turn.state, _relaunching(turn.state)
     if relaunch is not None and state.job.called_off:
-        turn.say("abort", f"{relaunch} failed: the end of the job was asked for meanwhile",
-                 action={"id": relaunch})  # fmt: skip
+        turn.say(
+            "abort",
+            f"{relaunch} failed: the end of the job was asked for meanwhile",
+            action={"id": relaunch},
+        )
     approvals.settle(turn, "withdrawn", f"the job {_how(state.job)}")
     state.job.ended = True
 
@@ -190,8 +205,12 @@ def _answer(turn: StepContext, name: str, text: str) -> None:
     job, crashes = state.job, state.job.restarts.crashes
     farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
-        turn.say("suppressed", f"{policy.mode}: would have run {name}", runbook=name,
-                 suppressed_by=f"mode:{policy.mode}")  # fmt: skip
+        turn.say(
+            "suppressed",
+            f"{policy.mode}: would have run {name}",
+            runbook=name,
+            suppressed_by=f"mode:{policy.mode}",
+        )
     elif incident is not None and incident.phase == HELD:
         job.stays = f"{incident.id} was held"
     elif state.step in crashes:
@@ -240,8 +259,13 @@ def given_up(turn: StepContext, incident: Incident, name: str) -> bool:
     incident.run.terms.reason = withdrawal.reason(policy, turn.state, incident)
     incident.headline += f"; {why}"
     turn.move("run", f"given up: {why}")
-    turn.tell(incident.severity, f"{incident.id}: given up", verdict=why, news=True,
-              then="evidence is taken, and the job is ended if it does nothing")  # fmt: skip
+    turn.tell(
+        incident.severity,
+        f"{incident.id}: given up",
+        verdict=why,
+        news=True,
+        then="evidence is taken, and the job is ended if it does nothing",
+    )
     runner.proceed(turn, incident)
     return True
 
@@ -277,15 +301,22 @@ def conclude(turn: StepContext) -> None:
     if job.stopping:
         by = job.stopped_by
         about = incident.headline if incident is not None and by == "policy" else ""
-        turn.tell("SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about,
-                  news=True)  # fmt: skip
+        turn.tell(
+            "SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about, news=True
+        )
     elif job.returncode == 0:
         turn.tell("INFO", f"finished at step {state.step}", news=True)
     elif job.interrupted and job.returncode in INTERRUPTED:
         turn.tell("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
     elif failed:
         title = f"the job was started again, and {_how(job)} before its first step"
-        turn.tell("SEV1", title, verdict=why, why=f"it was started with {_given(turn.policy)}",
-                  then="look at its last output, and at job.relaunch", news=True)  # fmt: skip
+        turn.tell(
+            "SEV1",
+            title,
+            verdict=why,
+            why=f"it was started with {_given(turn.policy)}",
+            then="look at its last output, and at job.relaunch",
+            news=True,
+        )
     else:
         turn.tell("SEV1", how + where, verdict=why, then="look at its last output", news=True)

@@ -83,8 +83,9 @@ def order(turn: StepContext, event: Told) -> Answer:
     number = incident.escalation.runs + 1 if incident is not None else 1
     return Answer(
         f"{name}: {verb} is asked of the job{remark}",
-        action=f"{name}/{number}/{len(first)}-{verb}", then=lambda: _run(turn, event, book, before),
-    )  # fmt: skip
+        action=f"{name}/{number}/{len(first)}-{verb}",
+        then=lambda: _run(turn, event, book, before),
+    )
 
 
 def _run(turn: StepContext, event: Told, book: Runbook, before: int | None) -> None:
@@ -94,8 +95,9 @@ def _run(turn: StepContext, event: Told, book: Runbook, before: int | None) -> N
         text = f"{book.name} asked by {event.operator}"
         incident = opening.open_incident(turn, bank, "SEV2", text, breach=state.step + 1)
     elif incident.run is not None:
-        turn.say("verify", f"{incident.run.runbook.name} gives way to {event.operator}",
-                 what="preempted")  # fmt: skip
+        turn.say(
+            "verify", f"{incident.run.runbook.name} gives way to {event.operator}", what="preempted"
+        )
     runner.start_asked(turn, incident, book, event.operator, before)
 
 

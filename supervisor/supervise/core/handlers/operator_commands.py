@@ -29,10 +29,16 @@ def told(turn: StepContext, event: Told) -> None:
         answer = Answer(str(no), ok=False)
     said = brief({key: value for key, value in event.args.items() if key != "key"})
     turn.say(
-        "note", f"{event.operator}: {event.word} {said}".rstrip() + f": {answer.text}",
-        what="operator", args=dict(event.args), word=event.word, word_id=event.args.get("key"),
-        answer=answer.text, ok=answer.ok, action=answer.action,
-    )  # fmt: skip
+        "note",
+        f"{event.operator}: {event.word} {said}".rstrip() + f": {answer.text}",
+        what="operator",
+        args=dict(event.args),
+        word=event.word,
+        word_id=event.args.get("key"),
+        answer=answer.text,
+        ok=answer.ok,
+        action=answer.action,
+    )
     answer.then()
 
 

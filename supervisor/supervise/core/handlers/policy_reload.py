@@ -67,13 +67,18 @@ def take(turn: StepContext, event: Reloaded) -> None:
     """Let `turn.policy` take over; a refused one is only told."""
     if event.refused is not None:
         turn.say(
-            "policy_load", f"the policy was not reloaded: {event.refused}", what="refused",
-            operator=event.operator, before=event.before,
-        )  # fmt: skip
+            "policy_load",
+            f"the policy was not reloaded: {event.refused}",
+            what="refused",
+            operator=event.operator,
+            before=event.before,
+        )
         turn.tell(
-            "SEV2", "the policy was not reloaded", verdict=event.refused,
+            "SEV2",
+            "the policy was not reloaded",
+            verdict=event.refused,
             then="the policy of before stays in force",
-        )  # fmt: skip
+        )
         return
     state = turn.state
     ladder = next((bank.policy.ladder for bank in state.banks.values()), turn.policy.ladder)
@@ -88,10 +93,18 @@ def take(turn: StepContext, event: Reloaded) -> None:
     if restart := event.changes.get("restart"):
         text += f"; {', '.join(restart)}: as at the start until the job is started again"
     turn.say(
-        "policy_load", text, what="reloaded", operator=event.operator, policy=event.name,
-        mode=event.mode, before=event.before, after=event.digest, changes=dict(event.changes),
-        anew=anew, budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
-    )  # fmt: skip
+        "policy_load",
+        text,
+        what="reloaded",
+        operator=event.operator,
+        policy=event.name,
+        mode=event.mode,
+        before=event.before,
+        after=event.digest,
+        changes=dict(event.changes),
+        anew=anew,
+        budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
+    )
     unable = state.job.unable
     unable.pop("relaunch", None)
     unable.update(turn.policy.unable)
@@ -143,8 +156,14 @@ def _forget_rules(turn: StepContext, before: Mapping[tuple[str, int], str]) -> N
     firing = _firing(state.banks)
     for (rule_id, rank), severity in before.items():
         if (rule_id, rank) not in firing:
-            turn.say("rule", f"{rule_id} cleared: the policy was reloaded", rule=rule_id,
-                     severity=severity, what="cleared", rank=rank)  # fmt: skip
+            turn.say(
+                "rule",
+                f"{rule_id} cleared: the policy was reloaded",
+                rule=rule_id,
+                severity=severity,
+                what="cleared",
+                rank=rank,
+            )
     now = {rule_id for rule_id, _ in firing}
     state.rules.unmute_cleared(now)
     state.rules.forget_unknown({rule.id for rule in turn.policy.rules})
@@ -173,8 +192,12 @@ def _keep_runnable(turn: StepContext, incident: Incident) -> None:
         return
     gone = run.runbook.if_it_fails
     run.runbook = replace(run.runbook, if_it_fails=HOLD)
-    turn.say("note", f"{run.runbook.name} holds if it fails: {gone} is no runbook any more",
-             what="if-it-fails", runbook=run.runbook.name)  # fmt: skip
+    turn.say(
+        "note",
+        f"{run.runbook.name} holds if it fails: {gone} is no runbook any more",
+        what="if-it-fails",
+        runbook=run.runbook.name,
+    )
 
 
 def _firing(banks: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:

@@ -42,14 +42,24 @@ def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[i
             numbers = bank.numbers(rule)
             fired.append((rule, numbers))
             turn.say(
-                "rule", f"{rule.id} fired: {headline(numbers, rule.text)}", rule=rule.id,
-                severity=rule.severity, what="fired", when=rule.text, rank=rank, numbers=numbers,
-            )  # fmt: skip
+                "rule",
+                f"{rule.id} fired: {headline(numbers, rule.text)}",
+                rule=rule.id,
+                severity=rule.severity,
+                what="fired",
+                when=rule.text,
+                rank=rank,
+                numbers=numbers,
+            )
         else:
             turn.say(
-                "rule", f"{rule.id} cleared", rule=rule.id, severity=rule.severity,
-                what="cleared", rank=rank,
-            )  # fmt: skip
+                "rule",
+                f"{rule.id} cleared",
+                rule=rule.id,
+                severity=rule.severity,
+                what="cleared",
+                rank=rank,
+            )
         flapping.changed(turn, rule, rank)
         if began:
             flapping.hold_on(policy, state, rule, bank.rules[r])
@@ -90,9 +100,12 @@ def _answer(
         muted = _muted(turn.policy, state, bank, rule, firing, was_in)
         if muted is not None:
             turn.say(
-                "suppressed", f"{rule.id} is muted by {muted.partition(':')[2]}", rule=rule.id,
-                severity=rule.severity, suppressed_by=muted,
-            )  # fmt: skip
+                "suppressed",
+                f"{rule.id} is muted by {muted.partition(':')[2]}",
+                rule=rule.id,
+                severity=rule.severity,
+                suppressed_by=muted,
+            )
             state.rules.muted[rule.id] = muted
             continue
         text = headline(numbers, rule.text)
@@ -143,15 +156,25 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
-        turn.say("suppressed", f"{rule.id}: held, a person is needed", rule=rule.id,
-                 severity=rule.severity, suppressed_by="holding")  # fmt: skip
+        turn.say(
+            "suppressed",
+            f"{rule.id}: held, a person is needed",
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by="holding",
+        )
         return
     place = policy.rules.index(rule)
     watch, same = bank.rules[place], _answered(state.banks, bank, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
-        turn.say("suppressed", f"{rule.id} still fires on rank {same}, where it was answered",
-                 rule=rule.id, severity=rule.severity, suppressed_by="answered")  # fmt: skip
+        turn.say(
+            "suppressed",
+            f"{rule.id} still fires on rank {same}, where it was answered",
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by="answered",
+        )
         return
     if precedence.over(incident, bank, rule):
         why = f"{rule.id}: from before attempt {incident.recovery.back}"
@@ -162,8 +185,13 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
         _meanwhile(turn, bank, rule, incident.run, (name, rung))
         return
     if not aside and approvals.suspended(state, incident, rule.severity):
-        turn.say("suppressed", f"{rule.id}: {incident.id} waits for approval", rule=rule.id,
-                 severity=rule.severity, suppressed_by="approval")  # fmt: skip
+        turn.say(
+            "suppressed",
+            f"{rule.id}: {incident.id} waits for approval",
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by="approval",
+        )
         return
     last = state.history.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
@@ -173,8 +201,14 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     if again:
         why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
         why += f", and {name} was tried"
-        turn.say("suppressed", why, rule=rule.id, severity=rule.severity,
-                 suppressed_by="cooldown" if cooling else "probation", runbook=name)  # fmt: skip
+        turn.say(
+            "suppressed",
+            why,
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by="cooldown" if cooling else "probation",
+            runbook=name,
+        )
         incident.escalation.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
@@ -205,8 +239,13 @@ def _meanwhile(
         bank.rules[policy.rules.index(rule)].answered = True
         _preempt(turn, bank, rule, name, rung)
         return
-    turn.say("suppressed", f"{rule.id}: {run.runbook.name} is running", rule=rule.id,
-             severity=rule.severity, suppressed_by="acting")  # fmt: skip
+    turn.say(
+        "suppressed",
+        f"{rule.id}: {run.runbook.name} is running",
+        rule=rule.id,
+        severity=rule.severity,
+        suppressed_by="acting",
+    )
     if rung < 0 and rule.runbook != run.runbook.name:  # else it is judged by whether that one helps
         incident.deferred.waiting.append(rule.id)
 
@@ -226,8 +265,13 @@ def _preempt(turn: StepContext, bank: RankMonitor, rule: Rule, name: str, rung: 
     run = incident.run
     assert run is not None
     if run.busy():
-        turn.say("suppressed", f"{rule.id}: {run.runbook.name} is in the middle of an action",
-                 rule=rule.id, severity=rule.severity, suppressed_by="acting")  # fmt: skip
+        turn.say(
+            "suppressed",
+            f"{rule.id}: {run.runbook.name} is in the middle of an action",
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by="acting",
+        )
         incident.deferred.waiting.append(rule.id)
         return
     turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
@@ -279,8 +323,17 @@ def _shadow(turn: StepContext, rule: Rule, mode: str) -> None:
                 steps.append({"verb": verb, "args": action.aim(where)})
             except Refused as refusal:
                 steps.append({"verb": verb, "refused": str(refusal)})
-    turn.say("suppressed", f"{mode}: would have run {rule.runbook}", rule=rule.id,
-             severity=rule.severity, suppressed_by=f"mode:{mode}", runbook=rule.runbook,
-             would=steps)  # fmt: skip
-    turn.tell(incident.severity, f"{incident.id}: {rule.id}",
-              then=f"{mode} mode: would have run {rule.runbook}")  # fmt: skip
+    turn.say(
+        "suppressed",
+        f"{mode}: would have run {rule.runbook}",
+        rule=rule.id,
+        severity=rule.severity,
+        suppressed_by=f"mode:{mode}",
+        runbook=rule.runbook,
+        would=steps,
+    )
+    turn.tell(
+        incident.severity,
+        f"{incident.id}: {rule.id}",
+        then=f"{mode} mode: would have run {rule.runbook}",
+    )

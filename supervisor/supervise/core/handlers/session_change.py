@@ -35,8 +35,11 @@ def another(turn: StepContext, bank: RankMonitor, event: Announced) -> None:
         "note",
         f"another program of rank {rank} began after step {last}, in the same launch: its "
         "steps may have numbers that were there before",
-        what="program", rank=rank, pid=event.pid, last_step=last,
-    )  # fmt: skip
+        what="program",
+        rank=rank,
+        pid=event.pid,
+        last_step=last,
+    )
     if event.again:
         return
     _clear(turn, bank, rank)
@@ -90,8 +93,12 @@ def _not_done(turn: StepContext, incident: Incident, run: RunbookExecution, why:
         turn.tell("SEV2", f"{incident.id}: not done for {run.order.operator}", verdict=why)
     undoing, standing = run.failure.undoing, incident.recovery.standing
     if undoing and not any(undoing[0] is undo for _, undo in standing):
-        turn.tell("SEV1", f"{incident.id}: taking an action back failed", verdict=why,
-                  then="it may act on the next training")  # fmt: skip
+        turn.tell(
+            "SEV1",
+            f"{incident.id}: taking an action back failed",
+            verdict=why,
+            then="it may act on the next training",
+        )
 
 
 def _clear(turn: StepContext, bank: RankMonitor, rank: int) -> None:
@@ -99,8 +106,14 @@ def _clear(turn: StepContext, bank: RankMonitor, rank: int) -> None:
     policy, state = turn.policy, turn.state
     for rule, watch in zip(policy.rules, bank.rules, strict=True):
         if watch.firing or watch.blind:
-            turn.say("rule", f"{rule.id} cleared: its training ended", rule=rule.id,
-                     severity=rule.severity, what="cleared", rank=rank)  # fmt: skip
+            turn.say(
+                "rule",
+                f"{rule.id} cleared: its training ended",
+                rule=rule.id,
+                severity=rule.severity,
+                what="cleared",
+                rank=rank,
+            )
     bank.rules = [RuleWatch() for _ in bank.rules]
     firing = state.firing(policy)
     state.rules.unmute_cleared(firing)

@@ -51,37 +51,63 @@ def _excused(terms: Approval, incident: Incident) -> bool:
 
 
 def ask(
-    turn: StepContext, incident: Incident, book: Runbook, terms: Approval, rung: int, why: str,
-    *, climbed: bool,
-) -> None:  # fmt: skip
+    turn: StepContext,
+    incident: Incident,
+    book: Runbook,
+    terms: Approval,
+    rung: int,
+    why: str,
+    *,
+    climbed: bool,
+) -> None:
     """Ask people about a runbook; an older request of the incident is void."""
     state, requests = turn.state, turn.state.approvals
     settle(turn, "void", f"{book.name} is asked for instead")
     plan = action_planning.plan(state, incident, book)
     requests.asked += 1
     pending = requests.pending = Pending(
-        f"ask-{requests.asked}", incident.id, book.name, rung, why, climbed, incident.severity,
-        plan, sha256(plan), turn.policy.digest, state.at_ns + int(terms.timeout_s * 1e9),
+        f"ask-{requests.asked}",
+        incident.id,
+        book.name,
+        rung,
+        why,
+        climbed,
+        incident.severity,
+        plan,
+        sha256(plan),
+        turn.policy.digest,
+        state.at_ns + int(terms.timeout_s * 1e9),
         terms.on_timeout,
-    )  # fmt: skip
+    )
     steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
     turn.say(
-        "approval_requested", f"{pending.id}: may {book.name} run? {steps}",
-        severity=incident.severity, id=pending.id, verb=" ".join(one["verb"] for one in plan),
-        args=plan, args_sha256=pending.sha, policy=pending.policy, runbook=book.name,
-        deadline_ns=pending.deadline_ns, timeout_s=terms.timeout_s, on_timeout=terms.on_timeout,
-    )  # fmt: skip
+        "approval_requested",
+        f"{pending.id}: may {book.name} run? {steps}",
+        severity=incident.severity,
+        id=pending.id,
+        verb=" ".join(one["verb"] for one in plan),
+        args=plan,
+        args_sha256=pending.sha,
+        policy=pending.policy,
+        runbook=book.name,
+        deadline_ns=pending.deadline_ns,
+        timeout_s=terms.timeout_s,
+        on_timeout=terms.on_timeout,
+    )
     if incident.phase != HELD:
         incident.reopen()
     turn.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
     after += f"; {stall.word(turn.policy, state)} meanwhile"
     turn.tell(
-        incident.severity, f"{incident.id}: {book.name} waits for your approval", verdict=why,
-        why=steps, news=True,
+        incident.severity,
+        f"{incident.id}: {book.name} waits for your approval",
+        verdict=why,
+        why=steps,
+        news=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
         f"without an answer within {terms.timeout_s:.0f} s {after}",
-    )  # fmt: skip
+    )
 
 
 def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
@@ -98,9 +124,15 @@ def settle(turn: StepContext, what: str, why: str, operator: str = "") -> Pendin
         return None
     requests.settle(pending, f"{what} at step {turn.state.step}: {why}")
     turn.say(
-        "approval", f"{pending.id} {what}: {why}", what=what, id=pending.id, operator=operator,
-        args_sha256=pending.sha, policy=pending.policy, runbook=pending.runbook,
-    )  # fmt: skip
+        "approval",
+        f"{pending.id} {what}: {why}",
+        what=what,
+        id=pending.id,
+        operator=operator,
+        args_sha256=pending.sha,
+        policy=pending.policy,
+        runbook=pending.runbook,
+    )
     return pending
 
 

@@ -79,10 +79,16 @@ def close(
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
     turn.say(
-        "incident", f"closed: {why}", severity=incident.severity, what="closed", acted=acted,
-        opened_step=incident.opened_step, breach_step=incident.breach_step, rules=incident.rules,
+        "incident",
+        f"closed: {why}",
+        severity=incident.severity,
+        what="closed",
+        acted=acted,
+        opened_step=incident.opened_step,
+        breach_step=incident.breach_step,
+        rules=incident.rules,
         **data,
-    )  # fmt: skip
+    )
     if found is not None:
         diagnosis.remember_onset(turn.state.context, incident.case)
         why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then

@@ -54,10 +54,16 @@ def began(
     suspects = blame.suspects()
     if suspects:
         told = {name: blame.account(name) for name in suspects}
-        texts = [f"{name} ({it['blamed']} of {it['troubles']}, p {it['p']:.2g})"
-                 for name, it in told.items()]  # fmt: skip
-        turn.say("note", f"troubles keep beginning in {', '.join(texts)}"[:400],
-                 what="blame", suspects=told)  # fmt: skip
+        texts = [
+            f"{name} ({it['blamed']} of {it['troubles']}, p {it['p']:.2g})"
+            for name, it in told.items()
+        ]
+        turn.say(
+            "note",
+            f"troubles keep beginning in {', '.join(texts)}"[:400],
+            what="blame",
+            suspects=told,
+        )
 
 
 def joined(

@@ -36,8 +36,7 @@ ARTEFACT = "eval_artifact_hash"
 LOSSES = (LOSS, "train_loss_ema")
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 # What a planned event may move. A rule that reads anything else speaks during one, too.
-MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, RATE, "update_to_weight",
-                           "loss_scale"))  # fmt: skip
+MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, RATE, "update_to_weight", "loss_scale"))
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 # Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2

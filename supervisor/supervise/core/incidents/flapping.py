@@ -26,13 +26,20 @@ def changed(turn: StepContext, rule: Rule, rank: int) -> None:
     if busy and rule.id not in rules.flapping:
         rules.flapping.add(rule.id)
         then = f"; from now on it fires for {KEEP} at least" if _advisory(turn.policy, rule) else ""
-        turn.say("note", f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
-                 rule=rule.id, what="flapping")  # fmt: skip
+        turn.say(
+            "note",
+            f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
+            rule=rule.id,
+            what="flapping",
+        )
         if state.silence(rule.id) is not None:
             return
-        turn.tell(rule.severity, f"{rule.id} is flapping",
-                  verdict=f"{len(flips)} changes in {STEPS} steps",
-                  then="told no more of until it settles")  # fmt: skip
+        turn.tell(
+            rule.severity,
+            f"{rule.id} is flapping",
+            verdict=f"{len(flips)} changes in {STEPS} steps",
+            then="told no more of until it settles",
+        )
     elif not busy:
         rules.flapping.discard(rule.id)
 
@@ -61,8 +68,12 @@ def settled(turn: StepContext) -> None:
         text = f"{rule.id} flaps no more: it has been firing for {state.pace - newest} steps"
         turn.say("note", text, rule=rule.id, what="settled")
         if state.silence(rule.id) is None and rule.id not in rules.muted:
-            turn.tell(rule.severity, text, why=f"when: {rule.text}",
-                      then=f"read runbook {rule.see}" if rule.see else "watching")  # fmt: skip
+            turn.tell(
+                rule.severity,
+                text,
+                why=f"when: {rule.text}",
+                then=f"read runbook {rule.see}" if rule.see else "watching",
+            )
 
 
 def _advisory(policy: Policy, rule: Rule) -> bool:

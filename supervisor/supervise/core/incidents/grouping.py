@@ -47,8 +47,13 @@ def enlist(
     if told or rule.id in state.rules.flapping:
         return False
     then = f"watching; read runbook {rule.see}" if rule.see else "watching"
-    turn.tell(rule.severity, f"{incident.id}: {rule.id} at step {state.step}",
-              verdict=text, why=f"when: {rule.text}", then=then)  # fmt: skip
+    turn.tell(
+        rule.severity,
+        f"{incident.id}: {rule.id} at step {state.step}",
+        verdict=text,
+        why=f"when: {rule.text}",
+        then=then,
+    )
     return True
 
 
@@ -74,6 +79,13 @@ def _joins(
     if raised:
         what, reason = "raised", f"raised to {rule.severity} by {rule.id}: {text}"
     since: dict[str, Any] = {"breach_step": incident.breach_step} if moved or raised else {}
-    turn.say("incident", reason, rule=rule.id, severity=rule.severity, what=what,
-             runbook=rule.see, **since)  # fmt: skip
+    turn.say(
+        "incident",
+        reason,
+        rule=rule.id,
+        severity=rule.severity,
+        what=what,
+        runbook=rule.see,
+        **since,
+    )
     return raised or news or (incident.phase == HELD and rule.severity != "SEV2")

@@ -14,9 +14,15 @@ from . import diagnosis
 
 
 def open_incident(
-    turn: StepContext, bank: RankMonitor | None, severity: str, text: str, *,
-    breach: int, rule: str | None = None, see: str = "",
-) -> Incident:  # fmt: skip
+    turn: StepContext,
+    bank: RankMonitor | None,
+    severity: str,
+    text: str,
+    *,
+    breach: int,
+    rule: str | None = None,
+    see: str = "",
+) -> Incident:
     """Open an incident, and say so.
 
     Args:
@@ -27,17 +33,26 @@ def open_incident(
     state = turn.state
     state.history.opened += 1
     incident = state.incident = Incident(
-        f"inc-{state.history.opened}", state.step, breach, severity, [rule] if rule else [],
+        f"inc-{state.history.opened}",
+        state.step,
+        breach,
+        severity,
+        [rule] if rule else [],
         headline=text,
-    )  # fmt: skip
+    )
     case(turn.policy, state, bank, incident)
     band = incident.case.band
     title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
     turn.say(
-        "incident", title, rule=rule, severity=severity, what="opened", runbook=see,
-        breach_step=breach, band=None if band is None else {"level": band.level,
-                                                            "limit": band.limit},
-    )  # fmt: skip
+        "incident",
+        title,
+        rule=rule,
+        severity=severity,
+        what="opened",
+        runbook=see,
+        breach_step=breach,
+        band=None if band is None else {"level": band.level, "limit": band.limit},
+    )
     return incident
 
 
@@ -52,9 +67,13 @@ def crash(turn: StepContext, incident: Incident, text: str) -> None:
     bank = turn.state.banks.get(incident.case.rank)
     case(turn.policy, turn.state, bank, incident)
     turn.say(
-        "incident", f"raised to SEV1 by a crash: {text}", severity="SEV1", what="raised",
-        runbook="", breach_step=incident.breach_step,
-    )  # fmt: skip
+        "incident",
+        f"raised to SEV1 by a crash: {text}",
+        severity="SEV1",
+        what="raised",
+        runbook="",
+        breach_step=incident.breach_step,
+    )
 
 
 def case(policy: Policy, state: State, bank: RankMonitor | None, incident: Incident) -> None:

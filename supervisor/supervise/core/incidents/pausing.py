@@ -31,8 +31,12 @@ def ended(turn: StepContext, event: Noticed) -> None:
     if run is not None and _relies(run):
         run.failure.unpaused = event.message
     if not state.job.called_off:
-        turn.tell("SEV1", "the pause ended by itself, and the job goes on", verdict=event.message,
-                  then="to hold it again: supervise pause")  # fmt: skip
+        turn.tell(
+            "SEV1",
+            "the pause ended by itself, and the job goes on",
+            verdict=event.message,
+            then="to hold it again: supervise pause",
+        )
 
 
 def withdrawn(state: State) -> bool:

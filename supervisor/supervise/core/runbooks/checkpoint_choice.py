@@ -43,7 +43,7 @@ def again(turn: StepContext) -> None:
         f"{before['checkpoint']} of step {before['step']}",
         what="aimed-again",
         action={"id": intent.waiting_for, "verb": intent.verb, "args": args},
-    )  # fmt: skip
+    )
 
 
 def refused(
@@ -57,10 +57,12 @@ def refused(
     if turn.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
     turn.tell(
-        incident.severity, f"{incident.id}: {book.name} waits for a good checkpoint", news=True,
+        incident.severity,
+        f"{incident.id}: {book.name} waits for a good checkpoint",
+        news=True,
         then=f"checkpoints from before step {sought(turn.policy, turn.state)} are verified at "
         "once, the newest first; the relaunch follows the first good one",
-    )  # fmt: skip
+    )
 
 
 def lacked(policy: Policy, state: State, incident: Incident) -> tuple[str, int, str, bool] | None:

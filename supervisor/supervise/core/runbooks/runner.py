@@ -22,9 +22,16 @@ from . import checkpoint_choice, steps
 
 
 def start(
-    turn: StepContext, incident: Incident, name: str, rung: int, why: str, *,
-    climbed: bool = False, instead: bool = False, approved: Pending | None = None,
-) -> None:  # fmt: skip
+    turn: StepContext,
+    incident: Incident,
+    name: str,
+    rung: int,
+    why: str,
+    *,
+    climbed: bool = False,
+    instead: bool = False,
+    approved: Pending | None = None,
+) -> None:
     """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
 
     Args:
@@ -82,8 +89,15 @@ def start_waiting(turn: StepContext) -> None:
         if rule.id in incident.rules and rule.runbook is not None:
             state.history.cooldown[rule.id] = (state.pace, pending.rung)
     why = f"{pending.why}; approved by {pending.granted}"
-    start(turn, incident, pending.runbook, pending.rung, why, climbed=pending.climbed,
-          approved=pending)  # fmt: skip
+    start(
+        turn,
+        incident,
+        pending.runbook,
+        pending.rung,
+        why,
+        climbed=pending.climbed,
+        approved=pending,
+    )
 
 
 def start_asked(
@@ -103,8 +117,13 @@ def _stand_in(
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
     name = HOLD if turn.state.history.tried.get(book.if_refused) is False else book.if_refused
-    turn.say("abort", f"{book.name} cannot run: {refusal}; {name} is tried instead",
-             what="refused", runbook=book.name, instead=name)  # fmt: skip
+    turn.say(
+        "abort",
+        f"{book.name} cannot run: {refusal}; {name} is tried instead",
+        what="refused",
+        runbook=book.name,
+        instead=name,
+    )
     start(turn, incident, name, escalation.place(turn.policy.ladder, name, rung), why, instead=True)
 
 
@@ -184,8 +203,12 @@ def finished(turn: StepContext, event: Finished) -> None:
         turn.say("abort", why, action={"id": event.action_id}, result=result)
         fail(turn, incident, why)
         return
-    turn.say("commit", f"{event.action_id} done {brief(result)}".rstrip(),
-             action={"id": event.action_id}, result=result)  # fmt: skip
+    turn.say(
+        "commit",
+        f"{event.action_id} done {brief(result)}".rstrip(),
+        action={"id": event.action_id},
+        result=result,
+    )
     _committed(turn.state, incident, run, result)
     proceed(turn, incident)
 
@@ -220,8 +243,13 @@ def withdraw(turn: StepContext, incident: Incident, why: str, **data: Any) -> No
     """
     run, state = incident.run, turn.state
     assert run is not None
-    turn.say("abort", f"{run.runbook.name} withdrawn: {why}", what="withdrawn",
-             runbook=run.runbook.name, **data)  # fmt: skip
+    turn.say(
+        "abort",
+        f"{run.runbook.name} withdrawn: {why}",
+        what="withdrawn",
+        runbook=run.runbook.name,
+        **data,
+    )
     run.failure.withdrawn = True
     incident.escalation.rung = run.terms.entered
     state.history.tried.pop(run.runbook.name, None)
@@ -278,9 +306,14 @@ def _left_alone(turn: StepContext, incident: Incident, run: RunbookExecution) ->
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
     turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.why}")
-    turn.tell(incident.severity, f"{incident.id}: {run.runbook.name} withdrawn",
-              verdict=str(run.failure.why), why=incident.headline, news=True,
-              then="the job goes on; no action is under way")  # fmt: skip
+    turn.tell(
+        incident.severity,
+        f"{incident.id}: {run.runbook.name} withdrawn",
+        verdict=str(run.failure.why),
+        why=incident.headline,
+        news=True,
+        then="the job goes on; no action is under way",
+    )
     start_waiting(turn)
 
 
@@ -346,5 +379,9 @@ def verified(turn: StepContext, incident: Incident, why: str) -> None:
     turn.say("verify", why, what="passed", severity=incident.severity)
     _on_probation(turn, incident, why)
     if incident.phase == PROBATION:
-        turn.tell(incident.severity, f"{incident.id}: contained, on probation", verdict=why,
-                  then=f"on probation for {turn.policy.probation_steps} steps")  # fmt: skip
+        turn.tell(
+            incident.severity,
+            f"{incident.id}: contained, on probation",
+            verdict=why,
+            then=f"on probation for {turn.policy.probation_steps} steps",
+        )

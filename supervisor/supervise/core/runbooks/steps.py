@@ -88,18 +88,27 @@ def _spent(turn: StepContext, run: RunbookExecution, action: Action, verb: str) 
         name, budget, used = spent
         why = f"budget {name} is spent ({used} of {budget.max})"
         turn.say(
-            "suppressed", f"{verb}: {why}", suppressed_by=f"budget:{name}", verb=verb, used=used,
+            "suppressed",
+            f"{verb}: {why}",
+            suppressed_by=f"budget:{name}",
+            verb=verb,
+            used=used,
             max=budget.max,
-        )  # fmt: skip
+        )
         run.failure.exhausted = True
         return why
     if spent is not None:  # a person may, and it counts
         name, budget, used = spent
         turn.say(
-            "override", f"{verb} by {run.order.operator}, although budget {name} is spent "
-            f"({used} of {budget.max})", verb=verb, operator=run.order.operator, budget=name,
-            used=used, max=budget.max,
-        )  # fmt: skip
+            "override",
+            f"{verb} by {run.order.operator}, although budget {name} is spent "
+            f"({used} of {budget.max})",
+            verb=verb,
+            operator=run.order.operator,
+            budget=name,
+            used=used,
+            max=budget.max,
+        )
     state.ledger.spend(kind, state.pace, state.at_ns)
     return None
 

@@ -35,16 +35,28 @@ _WAS = {"was": _NUMBER, "is": _NUMBER}
 _STAMP = dict.fromkeys(("size", "mtime_ns", "inode", "device"), int)
 # What the supervisor reads of a notice's data, by its kind; each key may be missing. A mapping
 # stands for an object of that shape, of which the first key decides whether it is there.
-_TOLD = {"step": int, "ok": bool, "loss": _WAS, "lr": _WAS, "fingerprint": str,
-         "probe_batch": {"verdict": str}}  # fmt: skip
+_TOLD = {
+    "step": int,
+    "ok": bool,
+    "loss": _WAS,
+    "lr": _WAS,
+    "fingerprint": str,
+    "probe_batch": {"verdict": str},
+}
 DATA: dict[str, dict[str, Any]] = {
     "continuity": _TOLD,
     "resume-refused": _TOLD,
     "checkpoint-saved": {
-        "path": str, "file": _STAMP, "seconds": _NUMBER, "attempt": int, "how": str, "ranks": int,
-        "python": str | None, "probe_batch": dict | None,
+        "path": str,
+        "file": _STAMP,
+        "seconds": _NUMBER,
+        "attempt": int,
+        "how": str,
+        "ranks": int,
+        "python": str | None,
+        "probe_batch": dict | None,
     },
-}  # fmt: skip
+}
 # What is reckoned with of an ack's result, and what an ack of a verb that was done must hold.
 RESULT = {
     **dict.fromkeys(("attempt", "step", "seen_attempt", "ack_step"), int),
@@ -57,9 +69,12 @@ NEEDED = {"rollback": ("attempt", "step"), "loss_scale": ("loss_scale",), "clip"
 def header(found: wire.Header) -> str | None:
     """Return what of a segment's header cannot be, None when it is sound."""
     limits = {
-        "rank": MAX_RANKS, "world_size": MAX_RANKS + 1, "pid": MAX_PID, "start_ticks": MAX_NS,
+        "rank": MAX_RANKS,
+        "world_size": MAX_RANKS + 1,
+        "pid": MAX_PID,
+        "start_ticks": MAX_NS,
         "created_ns": MAX_NS,
-    }  # fmt: skip
+    }
     for name, limit in limits.items():
         value = getattr(found, name)
         if value >= limit:

@@ -233,10 +233,17 @@ class Segment:
             return  # half-written or damaged; frames that need it wait for it
         self._generation = generation
         self._names = tuple(names)
-        events.append(Announced(
-            self._clock(), self.rank, self.world_size, self.pid, self._names, self.created_ns,
-            self.again,
-        ))  # fmt: skip
+        events.append(
+            Announced(
+                self._clock(),
+                self.rank,
+                self.world_size,
+                self.pid,
+                self._names,
+                self.created_ns,
+                self.again,
+            )
+        )
 
     def _take_frames(self, head: int, limit: int, events: list[Event]) -> None:
         if self._tries >= wire.PATIENCE:
