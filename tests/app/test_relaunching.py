@@ -48,7 +48,7 @@ class Edges:
         self.asked = []
         self.error = None
         self.control = None
-        self.hurrying = False
+        self.is_verifying_now = False
         self.chosen = [ARGS]
         self.damaged, self.lost = (), ()
         self.busy_s = 0.0
@@ -60,13 +60,13 @@ class Edges:
             return False
         if isinstance(self.error, ValueError):
             raise self.error
-        self.hurrying = True
+        self.is_verifying_now = True
         threading.Timer(0.2, self._verified).start()
         return True
 
     def _verified(self):
         self.asked.append("verified")
-        self.hurrying = False
+        self.is_verifying_now = False
 
     def choose(self):
         time.sleep(self.busy_s)
@@ -311,7 +311,7 @@ def test_the_look_takes_no_longer_than_there_is_time(control, edges):
     large = {**ARGS, "bytes": int((60.0 - MARGIN_S - 1.0) * SLOWEST)}
 
     assert control.relaunch(large, key="r:1", deadline_s=60)["step"] == 99
-    assert edges.hurrying
+    assert edges.is_verifying_now
 
 
 def test_what_people_approved_is_not_looked_beyond(control, edges):

@@ -10,7 +10,7 @@ def test_suspects_are_told_apart():
     known = Checkpoints()
     for number, step in enumerate((10, 20, 30)):
         known.notice({"id": f"ckpt-{number}", "step": step, "path": "a.pt", "ok": True})
-    known.taint(0, 20, "saved after inc-1 began")
+    known.mark_suspect(0, 20, "saved after inc-1 began")
     known.notice({"id": "ckpt-2", "step": 30, "path": "a.pt", "ok": True})
 
     assert known.suspects() == {"ckpt-1", "ckpt-2"}

@@ -126,10 +126,10 @@ class Desk:
         self.told += news
         return [(e.data["id"], e.data["step"], e.data["ok"]) for e in news if e.data]
 
-    def hurry(self, **within):
+    def verify_now(self, **within):
         """Hurry, and wait until the guard says that it is done."""
-        self.guard.hurry(**within)
-        while self.guard.hurrying:
+        self.guard.verify_now(**within)
+        while self.guard.is_verifying_now:
             time.sleep(0.01)
 
     def entry(self, name):

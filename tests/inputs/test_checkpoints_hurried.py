@@ -27,7 +27,7 @@ def test_after_a_crash_the_guard_hurries(desk):
         desk.write(f"{number}.pt", f"good {number}", step=number * 10)
     desk.write("4.pt", "torn")
 
-    desk.hurry()
+    desk.verify_now()
 
     news = [(e.data["id"], e.data["ok"]) for e in desk.guard.poll()]
     assert news == [("ckpt-4", False), ("ckpt-3", True), ("ckpt-2", True)]
@@ -41,7 +41,7 @@ def test_a_hurry_that_has_a_good_one_is_soon_over(desk):
     desk.write("b.pt", "good 2", step=19)
     desk.write("c.pt", "bad 3", step=29)
 
-    desk.hurry()
+    desk.verify_now()
 
     news = [(e.data["id"], e.data["ok"]) for e in desk.guard.poll()]
     assert news == [("ckpt-3", False), ("ckpt-2", True)]
@@ -51,7 +51,7 @@ def test_a_hurry_is_bounded(desk):
     """What takes too long is left as it was found."""
     desk.write("a.pt", "hang", step=9)
 
-    desk.hurry(within_s=1.0)
+    desk.verify_now(within_s=1.0)
 
     assert desk.guard.poll() == [] and desk.entry("ckpt-1")["state"] == "found"
 
@@ -68,7 +68,7 @@ def test_before_a_relaunch_only_what_it_may_go_back_to_is_hurried(desk):
     desk.guard.poll()
     desk.write("e.pt", "torn")
 
-    desk.hurry(above=9, before=50)
+    desk.verify_now(above=9, before=50)
 
     news = [(e.data["id"], e.data["step"]) for e in desk.guard.poll()]
     assert news == [("ckpt-5", 60), ("ckpt-3", 29), ("ckpt-2", 19)]
@@ -84,7 +84,7 @@ def test_a_copy_that_is_being_verified_is_waited_for(desk):
         while not any(e.state == "copied" for e in desk.guard._register.entries):
             assert time.monotonic() < until
             time.sleep(0.005)
-    desk.hurry(above=0, before=10_000)
+    desk.verify_now(above=0, before=10_000)
 
     news = [(e.data["step"], e.data["ok"]) for e in desk.guard.poll() if e.data]
     assert news and news[-1] == (max(step for step, _ in news), True)
@@ -101,7 +101,7 @@ def test_what_is_still_verified_when_the_job_starts_again_yields(desk):
     desk.write("b.pt", "good b", step=4)
     desk.write("a.pt", "hang", step=9)
     others = psutil.Process().children()  # other tests' servers
-    desk.guard.hurry()
+    desk.guard.verify_now()
     until = time.monotonic() + 60
     while not (begun := desk.python.with_name("hanging")).exists() and time.monotonic() < until:
         time.sleep(0.01)
@@ -110,11 +110,11 @@ def test_what_is_still_verified_when_the_job_starts_again_yields(desk):
     (thread,) = (t for t in threading.enumerate() if t.name == "hurry")
     assert niceness(verifier.pid) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
-    desk.guard.calm()
+    desk.guard.lower_priority()
 
     assert niceness(verifier.pid) == {19}
     assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == 19
-    assert not desk.guard.hurrying
+    assert not desk.guard.is_verifying_now
     verifier.kill()
     thread.join(60)
     assert desk.states("found") == ["ckpt-1", "ckpt-2"]  # no other was begun
@@ -134,7 +134,7 @@ def test_while_an_incident_waits_the_newest_that_can_serve_comes_first(desk):
     desk.guard.look()
 
     assert seek(desk, before=35) == [("ckpt-3", False), ("ckpt-2", True)]
-    assert not desk.guard.hurrying, "the silence of a job that trains still means something"
+    assert not desk.guard.is_verifying_now, "the silence of a job that trains still means something"
     assert ("ckpt-5", 50, True) in desk.turn(), "after that it goes on as before"
 
 

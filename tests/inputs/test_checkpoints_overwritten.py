@@ -106,8 +106,8 @@ def test_a_copy_first_is_for_what_is_overtaken_while_the_job_runs(desk):
     """Nobody overwrites what a dead job left; and once there was time enough, there will be."""
     path = desk.write("ckpt.pt", "slow good 1", step=9)
     overtake(desk, lambda: desk.write("ckpt.pt", "slow good 2", step=19))
-    with slowly(desk, desk.hurry):
-        assert desk.guard.hurrying and copies(desk) == []
+    with slowly(desk, desk.verify_now):
+        assert desk.guard.is_verifying_now and copies(desk) == []
 
     def verify(step):
         desk.write("ckpt.pt", f"slow good {step}", step=step)

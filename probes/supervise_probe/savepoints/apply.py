@@ -20,7 +20,7 @@ from .serialize import WHAT, place_of
 from .store import Savepoint
 
 
-def graft(torch: ModuleType, saved: Dict[str, Any], live: Savepoint) -> List[str]:
+def apply_savepoint(torch: ModuleType, saved: Dict[str, Any], live: Savepoint) -> List[str]:
     """Exchange the contents of `live`, just taken here, for those of the document `saved`.
 
     Returns names of modules whose variables have no place here yet.

@@ -27,7 +27,7 @@ from ..capture.variable_walk import VariableWalker
 from ..runtime import rng as chance
 from ..torch_state.registry import Registry
 from . import serialize
-from .apply import graft
+from .apply import apply_savepoint
 from .store import Busy, Savepoint, SavepointStore
 
 __all__ = ["Busy", "CannotRestore", "Savepoints"]
@@ -261,7 +261,7 @@ class Savepoints:
         self._require_movable(frames)
         live = self._plan(0, 0, None, frames)
         live.copies.copy(Pool())
-        missed = graft(self._torch, document, live)
+        missed = apply_savepoint(self._torch, document, live)
         missed += self._write_back(live, frames, "restore")
         return {"step": live.step, "not_restored": missed}, live.extra
 

@@ -22,7 +22,7 @@ PATIENCE_S = 6.0  # with a loop that does nothing; delivering messages takes up 
 RELAUNCH_S = 60.0  # the same where the job is to be started again; project default
 DELIVER_S, LEAVE_S = 1.0, 3.2  # then for what can still be delivered, or kept for later
 LONGEST_S = 1.0  # from one look to the next that counts; longer, and we were stopped
-HURRY_S = 1.0  # for messages, after a signal that comes once the job has ended
+VERIFY_NOW_S = 1.0  # for messages, after a signal that comes once the job has ended
 
 
 class Foreground:
@@ -89,7 +89,7 @@ class Foreground:
             self._ended = process, self._now_s, asked
         _, since_s, asked_before = self._ended
         if self._hurry_s is None and asked > asked_before:
-            self._hurry_s = self._now_s + HURRY_S
+            self._hurry_s = self._now_s + VERIFY_NOW_S
         if self._hurry_s is not None and self._now_s >= self._hurry_s:
             self._outbox.cut_short()
         return self._now_s - since_s

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import children
-from ..checkpoints.service import HURRY_S
+from ..checkpoints.service import VERIFY_NOW_S
 from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdrawal
 from ..core.model.events import Event, Exited, Launched, Noticed, Tick
 from ..errors import ActionError, SegmentError
@@ -211,13 +211,13 @@ class App:
         if process is not self._gone and self._outlived(process):
             return False
         if process is not self._gone:
-            hurrying = self._guard.hurrying
+            is_verifying_now = self._guard.is_verifying_now
             while self._round(control) and not self._orphans.left:
                 pass  # a last burst may be longer than one poll takes
             performing = self.desk.performing
             if control.process is not process or performing == "stop":
                 return False  # another one runs; or what the stop comes to is told before the end
-            looked_at = performing == "relaunch" or not (hurrying or self._hurries(process))
+            looked_at = performing == "relaunch" or not (is_verifying_now or self._hurries(process))
             if self._forwarder.final is None and not looked_at:
                 return False  # what it left is verified before anybody chooses from it
             if process is not self._gone:  # else it was told for a relaunch
@@ -243,7 +243,7 @@ class App:
         if process is self._looked_after or not comes_back:
             return False
         self._looked_after = process
-        self._guard.hurry()
+        self._guard.verify_now()
         return True
 
     def _round(self, control: Control) -> int:
@@ -314,7 +314,7 @@ class App:
             with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
                 beats.append((segment.pid, segment.beat()))
-        if not self._guard.hurrying:  # the silence of a job that has ended means nothing
+        if not self._guard.is_verifying_now:  # the silence of a job that has ended means nothing
             judged, notices = self._phases.seen(beats, now_ns)
             for notice in notices:
                 desk.take(notice)
@@ -359,7 +359,7 @@ class App:
         process, steps = self.control.process, self.desk.range()
         if steps is not None and process is not self._looked_after:
             self._looked_after = process
-            self._guard.hurry(min(HURRY_S, within_s), above=steps[0], before=steps[1])
+            self._guard.verify_now(min(VERIFY_NOW_S, within_s), above=steps[0], before=steps[1])
         return steps is not None
 
     def choose(self) -> Mapping[str, Any]:
@@ -380,7 +380,7 @@ class App:
             control.exit_code = None
             raise ActionError(f"not started again after {forwarder.final}")
         self.desk.may_start()
-        self._guard.calm()
+        self._guard.lower_priority()
         with self._starting:
             process = self._launcher.start(self.desk.policy, launch)
             forwarder.attach(process)

@@ -77,7 +77,7 @@ class Guard(Protocol):
     """What this needs of the guard, see `checkpoints.service.Guard`."""
 
     @property
-    def hurrying(self) -> bool: ...
+    def is_verifying_now(self) -> bool: ...
     def prepare(self, name: str) -> None: ...
     def put_back(self, name: str) -> Mapping[str, Any]: ...
 
@@ -129,7 +129,7 @@ class Relauncher:
             self._carefully(lambda: self._guard.prepare(prepared))
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
-            job.insist()
+            job.raise_if_withdrawn()
             done |= self._stop(job, name, done)
             done["args"] = dict(args)
             self._write(name, done)
@@ -196,7 +196,7 @@ class Relauncher:
 
         if not in_time(self._loop.look_after):
             return order
-        while self._guard.hurrying and time.monotonic() < latest(order):
+        while self._guard.is_verifying_now and time.monotonic() < latest(order):
             time.sleep(LOOK_S)
         chosen = in_time(lambda _: self._loop.choose())
         return chosen if time.monotonic() < latest(chosen) else order

@@ -75,9 +75,9 @@ class Retention:
         """Give up a verification that is under way; its checkpoint is looked at again."""
         self._verifier.cancel()
 
-    def calm(self, niceness: int) -> None:
+    def lower_priority(self, niceness: int) -> None:
         """Let a verification that is under way be so nice from now on."""
-        self._verifier.calm(niceness)
+        self._verifier.lower_priority(niceness)
 
     def _stopped(self) -> bool:
         return self._over.is_set() or self._claimed.is_set()

@@ -33,7 +33,7 @@ LEAST_S = 0.25  # from one look to the next, also when the job tells of a save; 
 NICE = 19
 SHARE = 0.5  # project default
 CLOSE_S = 2.0  # for what is under way at the end of the run; the disk may hang
-HURRY_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
+VERIFY_NOW_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
 
 
 class CheckpointService:
@@ -55,7 +55,7 @@ class CheckpointService:
         facts: what a manifest tells of the run: its command, its policy.
         data: files whose hashes belong into a manifest, `policy.job["manifest"]`.
         runs: where other runs may be, besides the neighbours of this one.
-        every_s: between two looks. limit_s: see `verifier.LIMIT_S`. soon_s: see `hurry`.
+        every_s: between two looks. limit_s: see `verifier.LIMIT_S`. soon_s: see `verify_now`.
         share: of the time that may be spent verifying; of what is saved too often, the newest are.
 
     Raises:
@@ -170,12 +170,14 @@ class CheckpointService:
             self._judged = frozenset(self._news.delivered) - self._moment.on_trial
         return self._news.take()
 
-    def hurry(self, within_s: float = HURRY_S, *, above: float = -inf, before: float = inf) -> None:
+    def verify_now(
+        self, within_s: float = VERIFY_NOW_S, *, above: float = -inf, before: float = inf
+    ) -> None:
         """The job has ended, and may be started again: verify at once what it left, newest first.
 
         At normal priority and without a rest, for nobody is trained, and only what may be of a step
-        between `above` and `before`, both left out. Returns at once; see `hurrying`. Once one is
-        good, no other is begun after `soon_s`: large ones take long.
+        between `above` and `before`, both left out. Returns at once; see `is_verifying_now`. Once
+        one is good, no other is begun after `soon_s`: large ones take long.
         """
         self._hurry_s, self._sought = time.monotonic() + within_s, None
         steps = (above, before)
@@ -202,17 +204,17 @@ class CheckpointService:
         return self._sought is not None
 
     @property
-    def hurrying(self) -> bool:
+    def is_verifying_now(self) -> bool:
         """Whether that is under way and in time; if not, `poll` has what came of it."""
         return self._rush is not None and self._rush.is_alive() and self._pressed
 
-    def calm(self) -> None:
+    def lower_priority(self) -> None:
         """The job is about to run again: begin no more in a hurry, and what is under way yields."""
         self._hurry_s, self._sought = -inf, None
         if self._rush is not None and (thread := self._rush.native_id) is not None:
             with suppress(OSError):  # it is over
                 os.setpriority(os.PRIO_PROCESS, thread, NICE)
-            self._keeper.calm(NICE)
+            self._keeper.lower_priority(NICE)
 
     @property
     def _pressed(self) -> bool:
@@ -336,7 +338,7 @@ class CheckpointService:
         return True
 
     def _hurried(self, above: float, before: float) -> None:
-        """See `hurry`; what was under way, perhaps from a copy, comes to its end first."""
+        """See `verify_now`; what was under way, perhaps from a copy, comes to its end first."""
         began_s = time.monotonic()
         with self._keeper.lock:
             self._look_out()

@@ -103,7 +103,7 @@ class Verifier:
             self._cancelled = True
             process.hang_up()
 
-    def calm(self, niceness: int) -> None:
+    def lower_priority(self, niceness: int) -> None:
         """Let what is running be so nice from now on; for any thread."""
         if (process := self._process) is not None:
             with suppress(psutil.Error, OSError):  # it is over
@@ -126,7 +126,7 @@ class Verifier:
                 process.hang_up()
             niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
             if niceness > 0 or not urgent:  # `calm` may have come meanwhile
-                self.calm(niceness)
+                self.lower_priority(niceness)
             request = json.dumps({"paths": list(paths), **self._wanted})
             out, error = process.talk(request.encode(), limit_s)
             if self._cancelled:

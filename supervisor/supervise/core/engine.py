@@ -72,7 +72,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         runner.finished(turn, event)
         _waited(turn)
     elif isinstance(event, Gap):
-        turn.say(
+        turn.record(
             "gap",
             f"rank {event.rank}: {event.count} frames were lost",
             rank=event.rank,
@@ -165,9 +165,9 @@ def _jump(turn: StepContext, bank: RankMonitor, frame: Frame) -> None:
         return
     steps = f"step {first} has" if unseen == 1 else f"steps {first} to {last} have"
     text = f"rank {frame.rank}: {steps} no frame"
-    turn.say("gap", text, rank=frame.rank, first_step=first, last_step=last)
+    turn.record("gap", text, rank=frame.rank, first_step=first, last_step=last)
     if unseen > UNSEEN_STEPS:
-        turn.tell("SEV2", text, verdict="nobody has looked at these steps")
+        turn.notify("SEV2", text, verdict="nobody has looked at these steps")
 
 
 def _tick(turn: StepContext, tick: Tick) -> None:
@@ -184,7 +184,7 @@ def _tick(turn: StepContext, tick: Tick) -> None:
         if tick.at_ns > run.intent.overdue_ns:
             action_id = run.intent.waiting_for
             why = f"{action_id} has no outcome"
-            turn.say("in_doubt", why, action={"id": action_id})
+            turn.record("in_doubt", why, action={"id": action_id})
             runner.fail(turn, incident, why)
             _waited(turn)
     elif incident is not None:
@@ -196,7 +196,7 @@ def _tick(turn: StepContext, tick: Tick) -> None:
         return
     if state.held_ns is not None and tick.at_ns - state.held_ns > turn.policy.hold_max_s * 1e9:
         state.held_ns = tick.at_ns
-        turn.tell(
+        turn.notify(
             "SEV1", "still held, a person is needed", then="release the hold, or stop the run"
         )
 
@@ -216,7 +216,7 @@ def _notes(turn: StepContext, bank: RankMonitor) -> None:
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
         if state.pace >= noted.get((name, kind), 0):
             noted[name, kind] = state.pace + NOTE_STEPS
-            turn.say(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
+            turn.record(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
             incident.ending.rebaselined |= any(name in turn.policy.behind(rule) for rule in rules)
@@ -229,8 +229,8 @@ def _blind(turn: StepContext, rule: Rule, rank: int) -> None:
         return
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
-    turn.say("blind", why, rule=rule.id, severity=severity, rank=rank)
-    grouping.enlist(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
+    turn.record("blind", why, rule=rule.id, severity=severity, rank=rank)
+    grouping.group(turn, turn.state.banks[rank], replace(rule, severity=severity), {}, why)
     turn.move("notice", why)
 
 
@@ -269,14 +269,14 @@ def _settle(turn: StepContext, incident: Incident) -> None:
 
 def _classified(turn: StepContext, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no rung left means hold."""
-    turn.say(
+    turn.record(
         "incident",
         f"classified: {found.text}",
         severity=incident.severity,
         what="classified",
         spike=found.data(),
     )
-    turn.tell(
+    turn.notify(
         incident.severity,
         f"{incident.id}: {found.kind}",
         verdict=diagnosis.told(found),

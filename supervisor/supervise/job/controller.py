@@ -238,7 +238,7 @@ class Control:
             raise failure[0]
         return result[0]
 
-    def insist(self) -> None:
+    def raise_if_withdrawn(self) -> None:
         """Raise ActionError when the action under way is withdrawn; before it ends the job."""
         pids: list[int] = []
         for _ in range(2):  # the second round began after this call: it has read what came before
@@ -309,7 +309,7 @@ class Control:
             `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
             `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
         """
-        self.insist()
+        self.raise_if_withdrawn()
         seen = halt(self, grace_s=grace_s, term_s=term_s)
         if seen["how"] != "ended":
             self.exit_code = exit_code

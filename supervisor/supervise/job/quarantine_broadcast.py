@@ -25,7 +25,7 @@ class Ranks(Protocol):
 
     @property
     def world_size(self) -> int: ...
-    def insist(self) -> None: ...
+    def raise_if_withdrawn(self) -> None: ...
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
     ) -> dict[str, Any]: ...
@@ -43,7 +43,7 @@ def quarantine(
     With one rank it takes effect at the next step boundary. With several it waits for the next
     launch: ranks that pass over different numbers of batches would wait for each other for ever.
     """
-    job.insist()
+    job.raise_if_withdrawn()
     if manifest is None:
         raise ActionError("this run keeps no quarantine")
     live = job.world_size == 1

@@ -104,7 +104,7 @@ class ScenarioRunner:
     def frame(self) -> None:
         """One frame's time, and the frames of all ranks at its end."""
         for evil in self.evils.get(self.slot, ()):
-            inflict(self, evil)
+            inject(self, evil)
         self.advance(self.now + self.every)
         while self.job.paused_until is not None and self.alive():
             self.tick()
@@ -275,7 +275,7 @@ class ScenarioRunner:
 # ── what a scenario does to the run, or to its supervisor (`inject` in the form) ──────────────────
 
 
-def inflict(player: ScenarioRunner, evil: InjectForm) -> None:
+def inject(player: ScenarioRunner, evil: InjectForm) -> None:
     """Do it, before the frame that comes."""
     until = FOREVER if evil.for_ is None else player.slot + evil.for_
     if evil.gap is not None:

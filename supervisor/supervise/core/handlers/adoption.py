@@ -17,8 +17,8 @@ def take(turn: StepContext, event: Adopted) -> None:
         f"process {event.pid} took over from a supervisor that died, "
         f"after {event.unwatched_ns / 1e9:.0f} s unwatched; {job}"
     )
-    turn.say("note", text, what="adopted", alive=event.alive)
-    turn.tell("INFO", "the run is watched again", verdict=text)
+    turn.record("note", text, what="adopted", alive=event.alive)
+    turn.notify("INFO", "the run is watched again", verdict=text)
     state = turn.state
     for bank in state.banks.values():
         bank.awake(event.at_ns)

@@ -43,7 +43,7 @@ def launched(turn: StepContext, event: Launched) -> None:
     for verb in ("rollback", "portable"):  # of the process that is gone
         job.unable.pop(verb, None)
     if event.attempt:
-        turn.say(
+        turn.record(
             "note",
             f"the job was started again as attempt {event.attempt}",
             what="launched",
@@ -54,7 +54,7 @@ def launched(turn: StepContext, event: Launched) -> None:
 def noticed(turn: StepContext, event: Noticed) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = turn.state, turn.state.job
-    turn.say(
+    turn.record(
         "note",
         event.message,
         what=event.kind,
@@ -92,9 +92,9 @@ def noticed(turn: StepContext, event: Noticed) -> None:
         for rank, bank in state.banks.items():
             bank.deaf |= event.rank is None or event.rank == rank
     if event.kind == "stopped":
-        turn.tell("SEV2", event.message, verdict="nothing is done about it")
+        turn.notify("SEV2", event.message, verdict="nothing is done about it")
     if event.kind == "slow-start":
-        turn.tell(
+        turn.notify(
             "SEV2",
             event.message,
             verdict="it is not stopped while it does",
@@ -104,17 +104,17 @@ def noticed(turn: StepContext, event: Noticed) -> None:
         gone = event.kind == "orphans-left"
         if gone:  # a start would end them first
             job.unable["relaunch"] = event.message
-        turn.tell(
+        turn.notify(
             "SEV1" if gone else "SEV2",
             event.message,
             verdict=str(event.data.get("verdict", "")),
             then=f"to end them: {event.data.get('end', '')}",
         )
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
-        turn.tell("SEV2", event.message, verdict="this run is not watched, or only in part")
+        turn.notify("SEV2", event.message, verdict="this run is not watched, or only in part")
     # Each rank reports the same, so people are told by one.
     if event.kind == "report" and event.rank == min(state.banks, default=event.rank):
-        turn.tell("SEV2", event.message, verdict="rules that read these are not judged")
+        turn.notify("SEV2", event.message, verdict="rules that read these are not judged")
 
 
 def exited(turn: StepContext, event: Exited) -> None:
@@ -124,7 +124,7 @@ def exited(turn: StepContext, event: Exited) -> None:
     if incident is not None:
         incident.recovery.standing.clear()  # it ended with the process
     if _relaunching(state) is not None and not (state.job.called_off or _started(state)):
-        turn.say("note", f"the job {_how(state.job)}, to be started again", what="relaunching")
+        turn.record("note", f"the job {_how(state.job)}, to be started again", what="relaunching")
     else:
         _ended(turn)
 
@@ -156,7 +156,7 @@ def _ended(turn: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = turn.state, _relaunching(turn.state)
     if relaunch is not None and state.job.called_off:
-        turn.say(
+        turn.record(
             "abort",
             f"{relaunch} failed: the end of the job was asked for meanwhile",
             action={"id": relaunch},
@@ -205,7 +205,7 @@ def _answer(turn: StepContext, name: str, text: str) -> None:
     job, crashes = state.job, state.job.restarts.crashes
     farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
-        turn.say(
+        turn.record(
             "suppressed",
             f"{policy.mode}: would have run {name}",
             runbook=name,
@@ -259,7 +259,7 @@ def given_up(turn: StepContext, incident: Incident, name: str) -> bool:
     incident.run.terms.reason = withdrawal.reason(policy, turn.state, incident)
     incident.headline += f"; {why}"
     turn.move("run", f"given up: {why}")
-    turn.tell(
+    turn.notify(
         incident.severity,
         f"{incident.id}: given up",
         verdict=why,
@@ -284,7 +284,7 @@ def conclude(turn: StepContext) -> None:
     if job.ended:
         job.ended, job.stays = False, ""
         if failed:
-            turn.say("verify", how, what="failed")
+            turn.record("verify", how, what="failed")
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
@@ -301,16 +301,16 @@ def conclude(turn: StepContext) -> None:
     if job.stopping:
         by = job.stopped_by
         about = incident.headline if incident is not None and by == "policy" else ""
-        turn.tell(
+        turn.notify(
             "SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about, news=True
         )
     elif job.returncode == 0:
-        turn.tell("INFO", f"finished at step {state.step}", news=True)
+        turn.notify("INFO", f"finished at step {state.step}", news=True)
     elif job.interrupted and job.returncode in INTERRUPTED:
-        turn.tell("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
+        turn.notify("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
     elif failed:
         title = f"the job was started again, and {_how(job)} before its first step"
-        turn.tell(
+        turn.notify(
             "SEV1",
             title,
             verdict=why,
@@ -319,4 +319,4 @@ def conclude(turn: StepContext) -> None:
             news=True,
         )
     else:
-        turn.tell("SEV1", how + where, verdict=why, then="look at its last output", news=True)
+        turn.notify("SEV1", how + where, verdict=why, then="look at its last output", news=True)

@@ -95,7 +95,7 @@ def _run(turn: StepContext, event: Told, book: Runbook, before: int | None) -> N
         text = f"{book.name} asked by {event.operator}"
         incident = opening.open_incident(turn, bank, "SEV2", text, breach=state.step + 1)
     elif incident.run is not None:
-        turn.say(
+        turn.record(
             "verify", f"{incident.run.runbook.name} gives way to {event.operator}", what="preempted"
         )
     runner.start_asked(turn, incident, book, event.operator, before)

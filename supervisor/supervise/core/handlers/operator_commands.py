@@ -21,14 +21,16 @@ SILENT_STEPS = 1000  # of `silence` without a number; project default
 def told(turn: StepContext, event: Told) -> None:
     """Answer a word, then do what it says."""
     if event.word == "reload":  # its answer is the policy that follows
-        turn.say("note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args))
+        turn.record(
+            "note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args)
+        )
         return
     try:
         answer = _answer(turn, event)
     except Refused as no:
         answer = Answer(str(no), ok=False)
     said = brief({key: value for key, value in event.args.items() if key != "key"})
-    turn.say(
+    turn.record(
         "note",
         f"{event.operator}: {event.word} {said}".rstrip() + f": {answer.text}",
         what="operator",
@@ -72,7 +74,7 @@ def _release(turn: StepContext, event: Told) -> Answer:
 
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
-        turn.say("note", f"{by}: what is saved from here on is good again", what="accepted")
+        turn.record("note", f"{by}: what is saved from here on is good again", what="accepted")
 
     if not held:
         return Answer("what this launch saves from here on is good again", then=take_as_it_is)

@@ -66,14 +66,14 @@ def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:
 def take(turn: StepContext, event: Reloaded) -> None:
     """Let `turn.policy` take over; a refused one is only told."""
     if event.refused is not None:
-        turn.say(
+        turn.record(
             "policy_load",
             f"the policy was not reloaded: {event.refused}",
             what="refused",
             operator=event.operator,
             before=event.before,
         )
-        turn.tell(
+        turn.notify(
             "SEV2",
             "the policy was not reloaded",
             verdict=event.refused,
@@ -92,7 +92,7 @@ def take(turn: StepContext, event: Reloaded) -> None:
     text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
     if restart := event.changes.get("restart"):
         text += f"; {', '.join(restart)}: as at the start until the job is started again"
-    turn.say(
+    turn.record(
         "policy_load",
         text,
         what="reloaded",
@@ -115,7 +115,7 @@ def take(turn: StepContext, event: Reloaded) -> None:
     approval_answers.again(turn, "the policy was reloaded")
     if state.incident is not None:
         _keep_runnable(turn, state.incident)
-    turn.tell("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
+    turn.notify("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
 
 
 def rebind(bank: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:
@@ -156,7 +156,7 @@ def _forget_rules(turn: StepContext, before: Mapping[tuple[str, int], str]) -> N
     firing = _firing(state.banks)
     for (rule_id, rank), severity in before.items():
         if (rule_id, rank) not in firing:
-            turn.say(
+            turn.record(
                 "rule",
                 f"{rule_id} cleared: the policy was reloaded",
                 rule=rule_id,
@@ -192,7 +192,7 @@ def _keep_runnable(turn: StepContext, incident: Incident) -> None:
         return
     gone = run.runbook.if_it_fails
     run.runbook = replace(run.runbook, if_it_fails=HOLD)
-    turn.say(
+    turn.record(
         "note",
         f"{run.runbook.name} holds if it fails: {gone} is no runbook any more",
         what="if-it-fails",

@@ -41,7 +41,7 @@ def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[i
         if began:
             numbers = bank.numbers(rule)
             fired.append((rule, numbers))
-            turn.say(
+            turn.record(
                 "rule",
                 f"{rule.id} fired: {headline(numbers, rule.text)}",
                 rule=rule.id,
@@ -52,7 +52,7 @@ def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[i
                 numbers=numbers,
             )
         else:
-            turn.say(
+            turn.record(
                 "rule",
                 f"{rule.id} cleared",
                 rule=rule.id,
@@ -99,7 +99,7 @@ def _answer(
     for rule, numbers in fired:
         muted = _muted(turn.policy, state, bank, rule, firing, was_in)
         if muted is not None:
-            turn.say(
+            turn.record(
                 "suppressed",
                 f"{rule.id} is muted by {muted.partition(':')[2]}",
                 rule=rule.id,
@@ -109,7 +109,7 @@ def _answer(
             state.rules.muted[rule.id] = muted
             continue
         text = headline(numbers, rule.text)
-        told |= grouping.enlist(turn, bank, rule, numbers, text, told=told)
+        told |= grouping.group(turn, bank, rule, numbers, text, told=told)
         if rule.runbook is None:
             continue
         mode = turn.policy.mode_of(rule)
@@ -156,7 +156,7 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
-        turn.say(
+        turn.record(
             "suppressed",
             f"{rule.id}: held, a person is needed",
             rule=rule.id,
@@ -168,7 +168,7 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     watch, same = bank.rules[place], _answered(state.banks, bank, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
-        turn.say(
+        turn.record(
             "suppressed",
             f"{rule.id} still fires on rank {same}, where it was answered",
             rule=rule.id,
@@ -178,14 +178,14 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
         return
     if precedence.over(incident, bank, rule):
         why = f"{rule.id}: from before attempt {incident.recovery.back}"
-        turn.say("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by="acting")
+        turn.record("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by="acting")
         incident.deferred.waiting.append(rule.id)
         return
     if incident.run is not None:
         _meanwhile(turn, bank, rule, incident.run, (name, rung))
         return
     if not aside and approvals.suspended(state, incident, rule.severity):
-        turn.say(
+        turn.record(
             "suppressed",
             f"{rule.id}: {incident.id} waits for approval",
             rule=rule.id,
@@ -201,7 +201,7 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     if again:
         why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
         why += f", and {name} was tried"
-        turn.say(
+        turn.record(
             "suppressed",
             why,
             rule=rule.id,
@@ -212,7 +212,7 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
         incident.escalation.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
-        opening.taint(state, incident)
+        opening.mark_suspect(state, incident)
         data_suspicion.began(turn, bank, incident, rule, incident.breach_step)
     watch.answered = True
     still = stall.told_by(bank, rule)
@@ -239,7 +239,7 @@ def _meanwhile(
         bank.rules[policy.rules.index(rule)].answered = True
         _preempt(turn, bank, rule, name, rung)
         return
-    turn.say(
+    turn.record(
         "suppressed",
         f"{rule.id}: {run.runbook.name} is running",
         rule=rule.id,
@@ -265,7 +265,7 @@ def _preempt(turn: StepContext, bank: RankMonitor, rule: Rule, name: str, rung: 
     run = incident.run
     assert run is not None
     if run.busy():
-        turn.say(
+        turn.record(
             "suppressed",
             f"{rule.id}: {run.runbook.name} is in the middle of an action",
             rule=rule.id,
@@ -274,10 +274,10 @@ def _preempt(turn: StepContext, bank: RankMonitor, rule: Rule, name: str, rung: 
         )
         incident.deferred.waiting.append(rule.id)
         return
-    turn.say("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
+    turn.record("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
     incident.run = None
     if rung >= 0:
-        opening.distrust(turn.state, incident)
+        opening.invalidate_attempt(turn.state, incident)
     turn.state.history.cooldown[rule.id] = (turn.state.pace, rung)
     still = stall.told_by(bank, rule)
     withdrawal.asked(incident.trigger, rule, still=still)
@@ -323,7 +323,7 @@ def _shadow(turn: StepContext, rule: Rule, mode: str) -> None:
                 steps.append({"verb": verb, "args": action.aim(where)})
             except Refused as refusal:
                 steps.append({"verb": verb, "refused": str(refusal)})
-    turn.say(
+    turn.record(
         "suppressed",
         f"{mode}: would have run {rule.runbook}",
         rule=rule.id,
@@ -332,7 +332,7 @@ def _shadow(turn: StepContext, rule: Rule, mode: str) -> None:
         runbook=rule.runbook,
         would=steps,
     )
-    turn.tell(
+    turn.notify(
         incident.severity,
         f"{incident.id}: {rule.id}",
         then=f"{mode} mode: would have run {rule.runbook}",

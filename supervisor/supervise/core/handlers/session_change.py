@@ -31,7 +31,7 @@ NEXT = "the next one is watched from nothing"
 def another(turn: StepContext, bank: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
     state, rank, last = turn.state, event.rank, bank.step
-    turn.say(
+    turn.record(
         "note",
         f"another program of rank {rank} began after step {last}, in the same launch: its "
         "steps may have numbers that were there before",
@@ -90,10 +90,10 @@ def _take_back(turn: StepContext, incident: Incident, action: Action) -> None:
 def _not_done(turn: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.order.operator:
-        turn.tell("SEV2", f"{incident.id}: not done for {run.order.operator}", verdict=why)
+        turn.notify("SEV2", f"{incident.id}: not done for {run.order.operator}", verdict=why)
     undoing, standing = run.failure.undoing, incident.recovery.standing
     if undoing and not any(undoing[0] is undo for _, undo in standing):
-        turn.tell(
+        turn.notify(
             "SEV1",
             f"{incident.id}: taking an action back failed",
             verdict=why,
@@ -106,7 +106,7 @@ def _clear(turn: StepContext, bank: RankMonitor, rank: int) -> None:
     policy, state = turn.policy, turn.state
     for rule, watch in zip(policy.rules, bank.rules, strict=True):
         if watch.firing or watch.blind:
-            turn.say(
+            turn.record(
                 "rule",
                 f"{rule.id} cleared: its training ended",
                 rule=rule.id,

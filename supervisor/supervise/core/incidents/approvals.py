@@ -80,7 +80,7 @@ def ask(
         terms.on_timeout,
     )
     steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
-    turn.say(
+    turn.record(
         "approval_requested",
         f"{pending.id}: may {book.name} run? {steps}",
         severity=incident.severity,
@@ -99,7 +99,7 @@ def ask(
     turn.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
     after += f"; {stall.word(turn.policy, state)} meanwhile"
-    turn.tell(
+    turn.notify(
         incident.severity,
         f"{incident.id}: {book.name} waits for your approval",
         verdict=why,
@@ -123,7 +123,7 @@ def settle(turn: StepContext, what: str, why: str, operator: str = "") -> Pendin
     if pending is None:
         return None
     requests.settle(pending, f"{what} at step {turn.state.step}: {why}")
-    turn.say(
+    turn.record(
         "approval",
         f"{pending.id} {what}: {why}",
         what=what,

@@ -21,7 +21,7 @@ def hold(turn: StepContext, incident: Incident, why: str, *, exhausted: bool = F
     policy, state = turn.policy, turn.state
     approvals.settle(turn, "withdrawn", f"{incident.id} is held")
     incident.phase, incident.run, incident.deferred.anew = HELD, None, None
-    opening.distrust(state, incident)
+    opening.invalidate_attempt(state, incident)
     if state.job.returncode is not None:
         state.job.stays = why
         return
@@ -32,8 +32,8 @@ def hold(turn: StepContext, incident: Incident, why: str, *, exhausted: bool = F
     then += stall.word(policy, state)
     turn.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
-    turn.say("incident", f"held: {why}", what="held", severity=incident.severity, **data)
-    turn.tell(
+    turn.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
+    turn.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: held, a person is needed",
         verdict=why if found is None else f"{why}; {found.text}",
@@ -52,11 +52,11 @@ def hold_by(turn: StepContext, incident: Incident, run: RunbookExecution) -> Non
     hold(turn, incident, why, exhausted=run.terms.climbed)
 
 
-def helpless(turn: StepContext, incident: Incident, name: str, refusal: str) -> None:
+def report_unactionable(turn: StepContext, incident: Incident, name: str, refusal: str) -> None:
     """Say that the runbook that is wanted cannot work here, and why."""
-    turn.say("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
+    turn.record("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
     turn.state.job.stays = f"{name}: {refusal}"
-    turn.tell(
+    turn.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: nothing can be done about it here",
         verdict=incident.headline,
@@ -78,7 +78,7 @@ def close(
         found = diagnosis.conclude(turn.policy, turn.state, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
-    turn.say(
+    turn.record(
         "incident",
         f"closed: {why}",
         severity=incident.severity,
@@ -92,7 +92,7 @@ def close(
     if found is not None:
         diagnosis.remember_onset(turn.state.context, incident.case)
         why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then
-    turn.tell(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
+    turn.notify(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
         turn.state.history.floor = (incident.escalation.rung, turn.state.pace)
     turn.state.incident = None

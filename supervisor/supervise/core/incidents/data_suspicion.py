@@ -58,7 +58,7 @@ def began(
             f"{name} ({it['blamed']} of {it['troubles']}, p {it['p']:.2g})"
             for name, it in told.items()
         ]
-        turn.say(
+        turn.record(
             "note",
             f"troubles keep beginning in {', '.join(texts)}"[:400],
             what="blame",

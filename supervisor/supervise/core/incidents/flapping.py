@@ -26,7 +26,7 @@ def changed(turn: StepContext, rule: Rule, rank: int) -> None:
     if busy and rule.id not in rules.flapping:
         rules.flapping.add(rule.id)
         then = f"; from now on it fires for {KEEP} at least" if _advisory(turn.policy, rule) else ""
-        turn.say(
+        turn.record(
             "note",
             f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
             rule=rule.id,
@@ -34,7 +34,7 @@ def changed(turn: StepContext, rule: Rule, rank: int) -> None:
         )
         if state.silence(rule.id) is not None:
             return
-        turn.tell(
+        turn.notify(
             rule.severity,
             f"{rule.id} is flapping",
             verdict=f"{len(flips)} changes in {STEPS} steps",
@@ -66,9 +66,9 @@ def settled(turn: StepContext) -> None:
         if rule.id not in state.firing(turn.policy):
             continue
         text = f"{rule.id} flaps no more: it has been firing for {state.pace - newest} steps"
-        turn.say("note", text, rule=rule.id, what="settled")
+        turn.record("note", text, rule=rule.id, what="settled")
         if state.silence(rule.id) is None and rule.id not in rules.muted:
-            turn.tell(
+            turn.notify(
                 rule.severity,
                 text,
                 why=f"when: {rule.text}",

@@ -18,7 +18,7 @@ from ..state.run_state import StepContext
 from . import data_suspicion, opening
 
 
-def enlist(
+def group(
     turn: StepContext,
     bank: RankMonitor,
     rule: Rule,
@@ -47,7 +47,7 @@ def enlist(
     if told or rule.id in state.rules.flapping:
         return False
     then = f"watching; read runbook {rule.see}" if rule.see else "watching"
-    turn.tell(
+    turn.notify(
         rule.severity,
         f"{incident.id}: {rule.id} at step {state.step}",
         verdict=text,
@@ -79,7 +79,7 @@ def _joins(
     if raised:
         what, reason = "raised", f"raised to {rule.severity} by {rule.id}: {text}"
     since: dict[str, Any] = {"breach_step": incident.breach_step} if moved or raised else {}
-    turn.say(
+    turn.record(
         "incident",
         reason,
         rule=rule.id,

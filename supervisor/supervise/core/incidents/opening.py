@@ -43,7 +43,7 @@ def open_incident(
     case(turn.policy, state, bank, incident)
     band = incident.case.band
     title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
-    turn.say(
+    turn.record(
         "incident",
         title,
         rule=rule,
@@ -66,7 +66,7 @@ def crash(turn: StepContext, incident: Incident, text: str) -> None:
     incident.breach_step = incident.recovery.crashed = turn.state.step + 1
     bank = turn.state.banks.get(incident.case.rank)
     case(turn.policy, turn.state, bank, incident)
-    turn.say(
+    turn.record(
         "incident",
         f"raised to SEV1 by a crash: {text}",
         severity="SEV1",
@@ -80,10 +80,10 @@ def case(policy: Policy, state: State, bank: RankMonitor | None, incident: Incid
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if bank is not None:
         diagnosis.open_case(policy, state, bank, _rank_of(state.banks, bank), incident)
-    taint(state, incident)
+    mark_suspect(state, incident)
 
 
-def taint(state: State, incident: Incident) -> None:
+def mark_suspect(state: State, incident: Incident) -> None:
     """Suspect checkpoints saved at or after the first breach, for good. Not for advisory rules:
 
     one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
@@ -92,7 +92,7 @@ def taint(state: State, incident: Incident) -> None:
         _taint(state.checkpoints, incident, state.attempt, incident.breach_step)
 
 
-def distrust(state: State, incident: Incident) -> None:
+def invalidate_attempt(state: State, incident: Incident) -> None:
     """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
     attempt = max(state.attempt, state.job.launched)
     tainted = incident.recovery.tainted
@@ -103,7 +103,7 @@ def distrust(state: State, incident: Incident) -> None:
 def _taint(checkpoints: Checkpoints, incident: Incident, attempt: int, step: int) -> None:
     tainted = incident.recovery.tainted
     first = tainted[attempt] = min(step, tainted.get(attempt, step))
-    checkpoints.taint(attempt, first, _since(incident))
+    checkpoints.mark_suspect(attempt, first, _since(incident))
 
 
 def _since(incident: Incident) -> str:

@@ -31,7 +31,7 @@ def ended(turn: StepContext, event: Noticed) -> None:
     if run is not None and _relies(run):
         run.failure.unpaused = event.message
     if not state.job.called_off:
-        turn.tell(
+        turn.notify(
             "SEV1",
             "the pause ended by itself, and the job goes on",
             verdict=event.message,

@@ -82,7 +82,7 @@ class Checkpoints:
             del self._known[next(iter(self._known))]
         return found
 
-    def taint(self, attempt: int, from_step: int, why: str) -> list[str]:
+    def mark_suspect(self, attempt: int, from_step: int, why: str) -> list[str]:
         """Make every checkpoint of `attempt` that was saved at or after `from_step` suspect."""
         hit = [
             found.id

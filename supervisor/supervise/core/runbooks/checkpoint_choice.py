@@ -37,7 +37,7 @@ def again(turn: StepContext) -> None:
         return
     intent.args = args
     intent.overdue_ns = turn.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
-    turn.say(
+    turn.record(
         "note",
         f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
         f"{before['checkpoint']} of step {before['step']}",
@@ -50,13 +50,13 @@ def refused(
     turn: StepContext, incident: Incident, book: Runbook, refusal: str, why: str, *, climbed: bool
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
-    closing.helpless(turn, incident, book.name, refusal)
+    closing.report_unactionable(turn, incident, book.name, refusal)
     if not action_planning.lacks_checkpoint(turn.state, incident, book):
         return
     incident.deferred.lacked = (incident.escalation.runs, book.name, why, climbed)
     if turn.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
-    turn.tell(
+    turn.notify(
         incident.severity,
         f"{incident.id}: {book.name} waits for a good checkpoint",
         news=True,

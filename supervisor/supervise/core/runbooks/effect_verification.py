@@ -73,7 +73,7 @@ def heard(turn: StepContext, event: Noticed) -> None:
             text += f"; it did not take all of its checkpoint, whose loss is under {limit:.4g}"
     if anew and turn.state.job.launched:
         turn.state.checkpoints.began_anew(turn.state.job.launched)
-    turn.tell("SEV1" if anew else "SEV2", text)
+    turn.notify("SEV1" if anew else "SEV2", text)
     if run is not None and broken:
         run.verification.denied = text
 
@@ -107,7 +107,7 @@ def watch(turn: StepContext, incident: Incident, frame: Frame) -> None:
     broken = seen.denied or _missing_effect(bank, run, frame)
     broken = broken or _back_again(policy, state.banks, incident, run)
     if broken:
-        turn.say("verify", broken, what="failed")
+        turn.record("verify", broken, what="failed")
         incident.run = None
         runner.climb(turn, incident, broken)
         return
@@ -132,7 +132,7 @@ def watch(turn: StepContext, incident: Incident, frame: Frame) -> None:
         runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
     elif state.pace > seen.until:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not quiet for long enough'}"
-        turn.say("verify", why, what="failed", clear_steps=seen.clear_steps)
+        turn.record("verify", why, what="failed", clear_steps=seen.clear_steps)
         incident.run = None
         runner.climb(turn, incident, why)
 
@@ -152,7 +152,7 @@ def overdue(turn: StepContext, incident: Incident, *, waits: bool) -> None:
     starting = state.attempt < state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
-        turn.say("verify", why, what="failed")
+        turn.record("verify", why, what="failed")
         incident.run = None
         runner.climb(turn, incident, why)
 

@@ -67,7 +67,7 @@ def start(
             _acts(turn, incident, f"runbook {name}: {why}")
             state.history.floor = (rung, state.pace)
             title = f"{incident.id}: running {name}"
-            turn.tell(incident.severity, title, why=why, then=f"runbook {name} runs")
+            turn.notify(incident.severity, title, why=why, then=f"runbook {name} runs")
     proceed(turn, incident)
 
 
@@ -117,7 +117,7 @@ def _stand_in(
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
     name = HOLD if turn.state.history.tried.get(book.if_refused) is False else book.if_refused
-    turn.say(
+    turn.record(
         "abort",
         f"{book.name} cannot run: {refusal}; {name} is tried instead",
         what="refused",
@@ -139,7 +139,7 @@ def proceed(turn: StepContext, incident: Incident) -> None:
             return  # nothing follows, see `session_change`
         failure = run.failure
         if failure.unpaused and failure.why is None:
-            turn.say("abort", f"{run.runbook.name}: {failure.unpaused}", what="unpaused")
+            turn.record("abort", f"{run.runbook.name}: {failure.unpaused}", what="unpaused")
             fail(turn, incident, failure.unpaused, sent=False)
             return
         if failure.why is not None:
@@ -158,10 +158,10 @@ def proceed(turn: StepContext, incident: Incident) -> None:
         elif verb == "verify":
             run.verification.until = turn.state.pace + int(getattr(action, "within", 100))
             run.verification.frame_ns = turn.state.at_ns
-            turn.say("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
+            turn.record("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
             return
         elif verb == "notify":
-            turn.tell(incident.severity, f"{incident.id}: {incident.headline}")
+            turn.notify(incident.severity, f"{incident.id}: {incident.headline}")
             run.index += 1
         elif verb == HOLD:
             closing.hold_by(turn, incident, run)
@@ -185,7 +185,7 @@ def finished(turn: StepContext, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
     incident, run = turn.state.incident, turn.state.run()
     if incident is None or run is None or run.intent.waiting_for != event.action_id:
-        turn.say("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
+        turn.record("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
     run.intent.waiting_for, result = None, dict(event.result)
     job = turn.state.job
@@ -200,10 +200,10 @@ def finished(turn: StepContext, event: Finished) -> None:
         why = f"{event.action_id} failed: {event.error}"
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.why is None and refused and not failure.unpaused
-        turn.say("abort", why, action={"id": event.action_id}, result=result)
+        turn.record("abort", why, action={"id": event.action_id}, result=result)
         fail(turn, incident, why)
         return
-    turn.say(
+    turn.record(
         "commit",
         f"{event.action_id} done {brief(result)}".rstrip(),
         action={"id": event.action_id},
@@ -243,7 +243,7 @@ def withdraw(turn: StepContext, incident: Incident, why: str, **data: Any) -> No
     """
     run, state = incident.run, turn.state
     assert run is not None
-    turn.say(
+    turn.record(
         "abort",
         f"{run.runbook.name} withdrawn: {why}",
         what="withdrawn",
@@ -274,7 +274,7 @@ def fail(turn: StepContext, incident: Incident, why: str, *, sent: bool = True) 
         rest = failure.undoing[1:] if failure.why else compensation.of_run(recovery, run, None)
         failure.why, failure.undoing, failure.exhausted = failure.why or why, rest, True
         incident.severity = "SEV0"
-        turn.tell("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
+        turn.notify("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
     proceed(turn, incident)
 
 
@@ -306,7 +306,7 @@ def _left_alone(turn: StepContext, incident: Incident, run: RunbookExecution) ->
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
     turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.why}")
-    turn.tell(
+    turn.notify(
         incident.severity,
         f"{incident.id}: {run.runbook.name} withdrawn",
         verdict=str(run.failure.why),
@@ -319,7 +319,7 @@ def _left_alone(turn: StepContext, incident: Incident, run: RunbookExecution) ->
 
 def climb(turn: StepContext, incident: Incident, why: str) -> None:
     """What was tried did not help: it is taken back, and then comes the next rung."""
-    opening.distrust(turn.state, incident)
+    opening.invalidate_attempt(turn.state, incident)
     standing = compensation.everything(incident.recovery)
     if standing:
         incident.phase = ACTING
@@ -350,7 +350,7 @@ def _handed_back(turn: StepContext, incident: Incident, run: RunbookExecution) -
     """What an operator asked for is done, or could not be: the incident goes on from there."""
     order, failed = run.order, run.failure.why
     if failed is not None:
-        turn.tell("SEV2", f"{incident.id}: not done for {order.operator}", verdict=failed)
+        turn.notify("SEV2", f"{incident.id}: not done for {order.operator}", verdict=failed)
     if order.held:
         incident.phase = HELD
     elif failed is None:
@@ -376,10 +376,10 @@ def verified(turn: StepContext, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
     steps.helped(turn.state.history, incident)
     incident.run = None
-    turn.say("verify", why, what="passed", severity=incident.severity)
+    turn.record("verify", why, what="passed", severity=incident.severity)
     _on_probation(turn, incident, why)
     if incident.phase == PROBATION:
-        turn.tell(
+        turn.notify(
             incident.severity,
             f"{incident.id}: contained, on probation",
             verdict=why,

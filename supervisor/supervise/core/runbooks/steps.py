@@ -27,13 +27,13 @@ def intend(
         args = action.aim(action_planning.aim(turn.state, incident, order.before, order.operator))
     except Refused as refusal:
         why = f"{verb} refused: {refusal}"
-        turn.say("abort", why, what="refused", verb=verb)
+        turn.record("abort", why, what="refused", verb=verb)
         return why
     approved = run.terms.approved
     allowed = approved is None or {"verb": verb, "args": args} in approved
     if action.touches_job and not allowed:
         why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
-        turn.say("abort", why, what="refused", verb=verb)
+        turn.record("abort", why, what="refused", verb=verb)
         run.failure.exhausted = True
         return why
     spent = _spent(turn, run, action, verb)
@@ -87,7 +87,7 @@ def _spent(turn: StepContext, run: RunbookExecution, action: Action, verb: str) 
     if spent is not None and not run.order.operator:
         name, budget, used = spent
         why = f"budget {name} is spent ({used} of {budget.max})"
-        turn.say(
+        turn.record(
             "suppressed",
             f"{verb}: {why}",
             suppressed_by=f"budget:{name}",
@@ -99,7 +99,7 @@ def _spent(turn: StepContext, run: RunbookExecution, action: Action, verb: str) 
         return why
     if spent is not None:  # a person may, and it counts
         name, budget, used = spent
-        turn.say(
+        turn.record(
             "override",
             f"{verb} by {run.order.operator}, although budget {name} is spent "
             f"({used} of {budget.max})",
@@ -125,7 +125,7 @@ def _intend(
     state, action_id = turn.state, f"{incident.id}/{run.number}/{label}"
     overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
     run.intent = Intent(action_id, action, verb, args, overdue_ns)
-    turn.say(
+    turn.record(
         "intent",
         f"{verb} {brief(args)}".rstrip(),
         severity=incident.severity,

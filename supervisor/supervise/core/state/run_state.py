@@ -112,7 +112,7 @@ class StepContext:
         self.decisions: list[Decision] = []
         self._message: dict[str, Any] | None = None
 
-    def say(
+    def record(
         self,
         kind: str,
         reason: str,
@@ -153,13 +153,13 @@ class StepContext:
             self.policy.machine or state_machine.DEFAULT, state.machine, event
         )
         if target is None:
-            self.say("state", f"{event} has no move in {state.machine}", event=event)
+            self.record("state", f"{event} has no move in {state.machine}", event=event)
         elif target != state.machine:
             before, state.machine = state.machine, target
             state.held_ns = state.at_ns if target == state_machine.HOLDING else None
-            self.say("state", why, event=event, before=before, after=target)
+            self.record("state", why, event=event, before=before, after=target)
 
-    def tell(
+    def notify(
         self,
         severity: str,
         title: str,
@@ -188,7 +188,7 @@ class StepContext:
         if self._message is not None:
             blank = {"verdict": "", "why": "", "next": "", "step": self.state.step}
             message: dict[str, Any] = blank | self._message
-            self.say(
+            self.record(
                 "notify_intent", message["title"], severity=message["severity"], message=message
             )
         return self.decisions
