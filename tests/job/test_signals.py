@@ -14,13 +14,22 @@ from supervise.job.signals import FORWARDED, Forwarder
 
 PYTHON = sys.executable
 # Says every signal that it gets, unlike `print` also within the last one; ends when its stdin does.
+# One that comes just before a `read` would be said behind it only: the wakeup pipe ends the wait.
 LISTENER = """
-import os, signal, sys
+import os, select, signal
 def say(number, _): os.write(1, signal.Signals(number).name.encode() + b"\\n")
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)
 for name in "TERM INT HUP QUIT USR1 USR2 WINCH CONT".split():
     signal.signal(getattr(signal, "SIG" + name), say)
 os.write(1, b"listening\\n")
-sys.stdin.read()
+while True:
+    ready, _, _ = select.select([0, woken], [], [])
+    if woken in ready:
+        os.read(woken, 100)
+    if 0 in ready and not os.read(0, 100):
+        break
 """
 
 

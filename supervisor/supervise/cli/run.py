@@ -130,17 +130,9 @@ def supervise(
             tell(f"supervise: warning: {warning}")
         reloader = Reloader(run, policy, load_policy, *again)
         facts = {"drills": list(told), "channels": [sender.name for sender in senders]}
+        command = clean.command(argv)
         settings = Settings(
-            clean.command(argv),
-            policy,
-            reloader,
-            run,
-            directory,
-            tier,
-            reason,
-            tell,
-            facts,
-            redactor=clean,
+            command, policy, reloader, run, directory, tier, reason, tell, facts, redactor=clean
         )
         app = App(settings, launcher, forwarder, record(run, tell))
         outbox = Outbox(senders, app.desk.delivered)

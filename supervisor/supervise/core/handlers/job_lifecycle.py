@@ -91,6 +91,12 @@ def noticed(turn: StepContext, event: Noticed) -> None:
     if event.kind in ("probe-off", "segment-fault"):
         for rank, bank in state.banks.items():
             bank.deaf |= event.rank is None or event.rank == rank
+    _tell_people(turn, event)
+
+
+def _tell_people(turn: StepContext, event: Noticed) -> None:
+    """Say to people what they have to know of it."""
+    state, job = turn.state, turn.state.job
     if event.kind == "stopped":
         turn.notify("SEV2", event.message, verdict="nothing is done about it")
     if event.kind == "slow-start":

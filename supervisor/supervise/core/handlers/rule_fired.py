@@ -156,42 +156,26 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
     aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
-        turn.record(
-            "suppressed",
-            f"{rule.id}: held, a person is needed",
-            rule=rule.id,
-            severity=rule.severity,
-            suppressed_by="holding",
-        )
+        _suppress(turn, rule, f"{rule.id}: held, a person is needed", "holding")
         return
     place = policy.rules.index(rule)
     watch, same = bank.rules[place], _answered(state.banks, bank, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
-        turn.record(
-            "suppressed",
-            f"{rule.id} still fires on rank {same}, where it was answered",
-            rule=rule.id,
-            severity=rule.severity,
-            suppressed_by="answered",
+        _suppress(
+            turn, rule, f"{rule.id} still fires on rank {same}, where it was answered", "answered"
         )
         return
     if precedence.over(incident, bank, rule):
         why = f"{rule.id}: from before attempt {incident.recovery.back}"
-        turn.record("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by="acting")
+        _suppress(turn, rule, why, "acting")
         incident.deferred.waiting.append(rule.id)
         return
     if incident.run is not None:
         _meanwhile(turn, bank, rule, incident.run, (name, rung))
         return
     if not aside and approvals.suspended(state, incident, rule.severity):
-        turn.record(
-            "suppressed",
-            f"{rule.id}: {incident.id} waits for approval",
-            rule=rule.id,
-            severity=rule.severity,
-            suppressed_by="approval",
-        )
+        _suppress(turn, rule, f"{rule.id}: {incident.id} waits for approval", "approval")
         return
     last = state.history.cooldown.get(rule.id)
     cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
@@ -201,14 +185,7 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
     if again:
         why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
         why += f", and {name} was tried"
-        turn.record(
-            "suppressed",
-            why,
-            rule=rule.id,
-            severity=rule.severity,
-            suppressed_by="cooldown" if cooling else "probation",
-            runbook=name,
-        )
+        _suppress(turn, rule, why, "cooldown" if cooling else "probation", runbook=name)
         incident.escalation.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
         incident.breach_step = first_breach(bank.numbers(rule), bank.step)
@@ -225,6 +202,11 @@ def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
         runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
     if state.approvals.pending is None:  # else nothing was tried yet
         state.history.cooldown[rule.id] = (state.pace, rung)
+
+
+def _suppress(turn: StepContext, rule: Rule, why: str, by: str, **data: Any) -> None:
+    """Record that a rule fired and is not answered, and what keeps it."""
+    turn.record("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by=by, **data)
 
 
 def _meanwhile(
