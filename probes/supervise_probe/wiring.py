@@ -216,6 +216,8 @@ class Parts:
 class RankParts:
     """What there is once the process is a rank: frames, commands, savepoints."""
 
+    rollbacks: Any = None  # until it is made: the status is asked for if that fails
+
     def __init__(self, parts: Parts, mailbox: Mailbox, times: Times) -> None:
         parts.rank = self
         context, config, wired = parts.context, parts.context.config, parts.wired

@@ -59,7 +59,7 @@ def around_save(
     """
 
     def saved(seconds: float, args: Any, kwargs: Any) -> None:
-        hold.listeners.saves.saved_by_library(seconds, *what(*args, **kwargs))
+        hold.listeners.saves.saved_by_library(seconds, functools.partial(what, *args, **kwargs))
 
     part = hold.guard.part("library")
     return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, saved)

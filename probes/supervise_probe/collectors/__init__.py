@@ -19,6 +19,7 @@ where caches are cold.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from time import thread_time_ns
@@ -217,6 +218,7 @@ class Collectors:
             collector.rewind(state)
 
 
+@functools.lru_cache(maxsize=None)  # a forked child must not read the disk again
 def modules() -> List[Tuple[str, ModuleType]]:
     """Return (name, module) of every collector, sorted by name."""
     found = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")

@@ -74,9 +74,14 @@ class SaveListener:
             self._reports.tell(self._told.setdefault(how, {}), path, seconds, how, place)
             self._drills.saved(path)
 
-    def saved_by_library(self, seconds: float, path: str, step: int) -> None:
-        """A library has saved its own checkpoint of `step` by its count; "": another rank tells."""
+    def saved_by_library(self, seconds: float, what: Callable[[], Tuple[str, int]]) -> None:
+        """A library has saved its own checkpoint.
+
+        Args:
+            what: returns its path, "" where another rank tells, and the library's count of steps.
+        """
         self._library.saved(seconds)
+        path, step = what()
         if path:
             path = os.path.abspath(path)
             told = {"path": path, "step": step, **about(self._position, seconds, "its library")}
