@@ -168,12 +168,12 @@ class Parts:
         )
         shards = wired.shards.shards
         self.loader = LoaderListener(context, self.inferred, wired.batch, shards, wired.quarantine)
-        self.save_reports = SaveReports(context, wired.library, self._settle)
+        self.save_reports = SaveReports(context, wired.framework, self._settle)
         self.saves = SaveListener(
-            context, self.optimizers, self.drills, self.save_reports, wired.library
+            context, self.optimizers, self.drills, self.save_reports, wired.framework
         )
         self.resume = Resume(context, self._life.open, self.appeared, self._from_its_start)
-        self.trainer = TrainerListener(wired.library, self.resume)
+        self.trainer = TrainerListener(wired.framework, self.resume)
         self.reports = JobReports(context, self.extra, shards, wired.quarantine)
 
     # ── what parts are told of each other ─────────────────────────────────────────────────────
@@ -250,7 +250,7 @@ class RankParts:
             Companions(background, self.tape, skips, handover, self.probe_batch),
             self._rewound,
         )
-        on_demand = OnDemand(context, wired.library, parts.save_reports, lambda: self.tape.finite)
+        on_demand = OnDemand(context, wired.framework, parts.save_reports, lambda: self.tape.finite)
         self._parts, self._run_all = parts, context.guard.run_all
         self._plan = parts.collectors.plan
         self.commands.register(self.rollbacks, wired.quarantine, on_demand, parts.sampling)

@@ -53,7 +53,7 @@ except KeyError as error:
 
 
 def state_of(job):
-    return job.segment().status()["collectors"]["library"]
+    return job.segment().status()["collectors"]["framework"]
 
 
 def test_a_version_without_the_place_to_listen_at(pair):

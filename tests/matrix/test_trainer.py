@@ -102,7 +102,7 @@ RESUMED = (
     .replace(
         "trainer.train()",
         """trainer.train()
-library = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.library
+library = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.framework
 tell(note={"total": library.total_steps, "before": library.steps_before})
 trainer.train(resume_from_checkpoint="saved/checkpoint-16")
 tell(note={"total": library.total_steps, "before": library.steps_before})

@@ -31,4 +31,4 @@ def listen(hold: Hold, library: Any) -> None:
         else:
             ADAPTERS[key](hold, library)
     except Exception as error:  # a version that is made differently: nothing was replaced
-        hold.guard.switch_off(hold.guard.part("library"), f"{name}: {describe(error)}")
+        hold.guard.switch_off(hold.guard.part("framework"), f"{name}: {describe(error)}")

@@ -26,7 +26,7 @@ class Hold(NamedTuple):
 
 
 def beside(
-    hold: Hold, original: Callable[..., Any], heard: Callable[..., None], name: str = "library"
+    hold: Hold, original: Callable[..., Any], heard: Callable[..., None], name: str = "framework"
 ) -> Callable[..., Any]:
     """Return a function that calls `heard` with the same arguments, and then `original`.
 
@@ -61,7 +61,7 @@ def around_save(
     def saved(seconds: float, args: Any, kwargs: Any) -> None:
         hold.listeners.saves.saved_by_library(seconds, functools.partial(what, *args, **kwargs))
 
-    part = hold.guard.part("library")
+    part = hold.guard.part("framework")
     return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, saved)
 
 
@@ -76,7 +76,7 @@ def resuming(
     signature = inspect.signature(original)
     if parameter not in signature.parameters:
         raise AttributeError(f"{original.__qualname__} takes no {parameter}")
-    guard, part = hold.guard, hold.guard.part("library")
+    guard, part = hold.guard, hold.guard.part("framework")
 
     @functools.wraps(original)
     @uncounted

@@ -25,7 +25,7 @@ from .layout_entries import Now
 from .variable_lookup import Name, VariableScope
 
 if TYPE_CHECKING:
-    from ..collectors.library import Collector as LibraryCollector
+    from ..collectors.framework import Collector as FrameworkCollector
     from ..context import ProbeContext
     from .save_reports import SaveReports
 
@@ -59,7 +59,7 @@ class OnDemand:
     def __init__(
         self,
         context: ProbeContext,
-        library: LibraryCollector,
+        library: FrameworkCollector,
         reports: SaveReports,
         finite: Callable[[], bool],
     ) -> None:

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 if TYPE_CHECKING:
-    from ..collectors.library import Collector as LibraryCollector
+    from ..collectors.framework import Collector as FrameworkCollector
     from ..context import ProbeContext
     from ..runtime.position import Position
 
@@ -31,7 +31,7 @@ class SaveReports:
     """
 
     def __init__(
-        self, context: ProbeContext, library: LibraryCollector, settle: Callable[[], None]
+        self, context: ProbeContext, library: FrameworkCollector, settle: Callable[[], None]
     ) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._library, self._settle = library, settle

@@ -10,9 +10,9 @@ from . import (
     clipping,
     counters,
     flops,
+    framework,
     gradient,
     groups,
-    library,
     limits,
     loss,
     loss_scale,
@@ -65,7 +65,7 @@ class Wired(NamedTuple):
     flops: flops.Collector
     gradient: gradient.Collector
     groups: groups.Collector
-    library: library.Collector
+    framework: framework.Collector
     limits: limits.Collector
     loss: loss.Collector
     quarantine: quarantine.Collector
@@ -80,7 +80,7 @@ def make(
     look_inside: Callable[[], None],
     step_is_over: Callable[[], None],
 ) -> Wired:
-    """Make them; for the two callables see `batch` and `library`."""
+    """Make them; for the two callables see `batch` and `framework`."""
     gradients = gradient.Collector(context, sources.scaling)
     batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
     return Wired(
@@ -90,7 +90,7 @@ def make(
         flops=flops.Collector(context),
         gradient=gradients,
         groups=groups.Collector(context, sources.scaling, gradients),
-        library=library.Collector(context, sources.extra, step_is_over),
+        framework=framework.Collector(context, sources.extra, step_is_over),
         limits=limits.Collector(context, sources.in_force),
         loss=loss.Collector(context),
         quarantine=quarantine.Collector(context, batches, origins),
@@ -111,7 +111,7 @@ def beside(context: ProbeContext, sources: Sources, wired: Wired) -> Dict[str, C
             context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
         ),
         "optimizer_state": optimizer_state.Collector(context, wired.groups),
-        "phase": phase.Collector(context, sources.optimizers, sources.rate, wired.library),
+        "phase": phase.Collector(context, sources.optimizers, sources.rate, wired.framework),
         "rates": rates.Collector(context, sources.rate),
         "sketch": sketches,
         "timing": timing.Collector(context, sources.times),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.optimizers import Optimizers
     from ..torch_state.records import Step
-    from .library import Collector as LibraryCollector
+    from .framework import Collector as FrameworkCollector
 
 METRICS = (
     MetricSpec(
@@ -56,7 +56,7 @@ class Collector(Base):
         context: ProbeContext,
         optimizers: Optimizers,
         rate: LearningRate,
-        library: LibraryCollector,
+        library: FrameworkCollector,
     ) -> None:
         super().__init__(context)
         self._optimizers, self._learning_rate, self._library = optimizers, rate, library

@@ -42,9 +42,6 @@ ALONE_ONLY = (*CHANGE_TRAINING, "pause")
 class Commands:
     """Reads the mailbox at each boundary and acts.
 
-    Attributes:
-        paused: whether the job is held.
-
     Args:
         batches: returns the newest ones, for evidence.
         no_optimizer: returns why what needs an optimizer is out of reach, "" where it is not.
@@ -77,10 +74,6 @@ class Commands:
     def register(self, *doers: Any) -> None:
         """Let the methods `do_<verb>` of these carry out their verbs too."""
         self._doers += doers
-
-    @property
-    def paused(self) -> bool:
-        return self._paused_ns > 0
 
     def run(self) -> None:
         """Carry out what has arrived; return when the job may go on.

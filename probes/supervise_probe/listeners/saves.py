@@ -13,7 +13,7 @@ from ..checkpoints.save_reports import Told, about, name_of
 
 if TYPE_CHECKING:
     from ..checkpoints.save_reports import SaveReports
-    from ..collectors.library import Collector as LibraryCollector
+    from ..collectors.framework import Collector as FrameworkCollector
     from ..context import ProbeContext
     from ..control.fault_injector import FaultInjector
     from ..torch_state.optimizers import Optimizers
@@ -33,7 +33,7 @@ class SaveListener:
         optimizers: Optimizers,
         drills: FaultInjector,
         reports: SaveReports,
-        library: LibraryCollector,
+        library: FrameworkCollector,
     ) -> None:
         self._torch, self._registry = context.torch, context.registry
         self._guard, self._reporter = context.guard, context.reporter
@@ -127,10 +127,6 @@ class SaveListener:
             if local is not None:
                 shapes.add(tuple(local.shape))
         return shapes, sum(p.numel() for p in parameters.values())
-
-
-def _is_optimizer(state: Dict[Any, Any]) -> bool:
-    return set(dict.keys(state)) >= OPTIMIZER
 
 
 def _forget(thing: Any, path: str) -> None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..checkpoints.resume import Resume
-    from ..collectors.library import Collector as LibraryCollector
+    from ..collectors.framework import Collector as FrameworkCollector
 
 
 class TrainerListener:
     """One for each process: implements `TrainerEvents`."""
 
-    def __init__(self, library: LibraryCollector, resume: Resume) -> None:
+    def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
         self.trained_by, self.length = library.trained_by, library.length
         self.epoch, self.tell = library.epoch, library.tell
         self.take_order = library.take_order
