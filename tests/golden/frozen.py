@@ -6,7 +6,8 @@
 `decisions/`: every decision of every scenario, a file per pack or test file. A line is the frame,
 the kind, the incident, the severity, the rule, the reason, and a digest of the rest. `recordings`:
 a digest per recorded run of all decisions that `nano` takes on it. `run`: journal and audit log of
-one run, and what the reading commands say of it. `help`: every command. `exit-codes`: every error.
+one run, and what the reading commands say of it. `messages`: what people receive. `help`: every
+command. `exit-codes`: every error.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from supervise.store import audit, journal
 
 from ..fuzz.recorded import events
 from ..fuzz.recorded import record as record_run
+from .messages import messages
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -162,6 +164,7 @@ def write() -> None:
     for name, text in decisions():
         (HERE / name).write_text(text)
     (HERE / "run.txt").write_text(run())
+    (HERE / "messages.txt").write_text(messages())
     (HERE / "help.txt").write_text(helps())
     (HERE / "exit-codes.txt").write_text(exit_codes())
     if (DATA / "logs").is_dir():

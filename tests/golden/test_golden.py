@@ -29,8 +29,13 @@ def test_every_recording_comes_to_the_same_decisions():
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("run", frozen.run), ("help", frozen.helps), ("exit-codes", frozen.exit_codes)],
+    [
+        ("run", frozen.run),
+        ("messages", frozen.messages),
+        ("help", frozen.helps),
+        ("exit-codes", frozen.exit_codes),
+    ],
 )
 def test_what_users_read_is_the_same(name, text):
-    """Records and what is read of them, help texts, exit codes."""
+    """Records and what is read of them, messages, help texts, exit codes."""
     assert text().splitlines() == (frozen.HERE / f"{name}.txt").read_text().splitlines()
