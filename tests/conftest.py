@@ -1,17 +1,18 @@
-"""What all tests begin with, and a run as the supervisor leaves it behind."""
+"""Fixtures of all tests; helpers are in `tests/support`."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.support import probed_job, recorded_run
 
 # A shell ignores these for what it starts in the background, and our jobs would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT):
@@ -21,138 +22,35 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
 
-WALL = "2026-01-05T10:11:12.345Z"
-SECOND = 1_000_000_000
-
-# Loss above 5 runs `calm`, a learning rate halved; gradient above 9 for two steps is only told.
-SMALL = """\
-version: supervise/v1
-policy: small
-mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 5.0}
-  wild: {kind: threshold, metric: grad_global_norm, gt: 9.0}
-  gone: {kind: threshold, metric: my_score, gt: 1.0}
-  z: {kind: robust_z, metric: train_loss_raw, gt: 6.0, freeze: 16, m_of_n: [2, 3]}
-baseline: {window: 32, min: 16}
-rules:
-  - {id: spike, when: high, sev: SEV1, run: calm, cooldown: 50}
-  - {id: grad, when: wild, sev: SEV2, for: 2}
-  - {id: odd, when: z and not high, sev: SEV2}
-  - {id: blind, when: gone, sev: SEV2}
-inhibit:
-  - {by_state: [acting, probation], mute: [grad]}
-runbooks:
-  calm:
-    meaning: The loss is high.
-    impact: It may not come back.
-    steps: [{lr_scale: {set: 0.5, rewarm: 10}}]
-    verify: {within: 30, clear_for: 5}
-budgets:
-  all: {max: 3, per: 1000}
-  lr_scale: {max: 2, per: 1000}
-escalate: {ladder: [calm, hold], reset_after: 500}
-warmup: 10
-probation: 20
-"""
-
 
 @pytest.fixture(autouse=True, scope="session")
 def no_pages_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs of tests neither send what waits in the outbox of who starts them nor add to it."""
+    """Neither send from nor add to the outbox of whoever runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture
 def make_frames() -> Callable[..., list[Any]]:
-    """A function that makes frames of rank 0, one a second, beginning with step `first`."""
-    from supervise.core.model.events import Frame
-
-    def make(
-        first: int, *losses: float | None, grad: float | None = 1.0, attempt: int = 0
-    ) -> list[Any]:
-        return [
-            Frame((10 + step) * SECOND, 0, attempt, step, (loss, grad))
-            for step, loss in enumerate(losses, first)
-        ]
-
-    return make
+    """See `recorded_run.make_frames`."""
+    return recorded_run.make_frames
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A file with a small policy of its own."""
+    """The file of a small policy."""
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL)
+    path.write_text(recorded_run.SMALL)
     return path
 
 
 @pytest.fixture
 def keep_run(tmp_path: Path, small: Path) -> Callable[..., Any]:
-    """A function that judges events as the supervisor does, and returns the run directory."""
-    from supervise.catalog import load_policy
-    from supervise.core import engine
-    from supervise.core.model.events import Announced, Finished, Launched, Told
-    from supervise.store.audit import Audit
-    from supervise.store.journal import Journal
-    from supervise.store.policies import Reloader
-    from supervise.store.recorder import Recorder
-    from supervise.store.run_directory import RunDir
+    """A function that judges events as the supervisor does: see `recorded_run.record_run`."""
 
     def keep(
-        events: Iterable[Any],
-        *,
-        policy: Path = small,
-        mode: str | None = None,
-        ended: bool = True,
-        answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda action: {},
-        name: str = "run",
-    ) -> RunDir:
-        chosen = load_policy(policy, mode=mode)
-        run = RunDir.create(tmp_path / name, argv=["train"], policy=chosen, wall=WALL)
-        audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
-        ticks = itertools.count()
-        recorder = Recorder(
-            Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print
-        )
-        started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
-        started |= {"channels": ["console"]}
-        recorder.note("run_start", -1, "the job was started", started)
-        reloader = Reloader(run, chosen, load_policy, str(policy), mode)
-        state = engine.start(chosen)
-        first = [
-            Launched(1, 2**22 + 7, 0),
-            Announced(2, 0, 1, 7, ("train_loss_raw", "grad_global_norm")),
-        ]
-        queue = [*first, *events]
-        while queue:
-            event = queue.pop(0)
-            number = recorder.event(event)
-            state, made = engine.step(chosen, state, event)
-            follow: list[Any] = []
-            for decision in made:
-                seq = recorder.decision(decision, number, event.at_ns)
-                if decision.kind == "intent":
-                    action = decision.data["action"]
-                    result = answer(action)
-                    if result is not None:
-                        ok = "error" not in result
-                        seen = {"ack_step": state.step, **result} if ok else {}
-                        error = None if ok else str(result["error"])
-                        follow.append(Finished(event.at_ns + 5, action["id"], ok, seen, error))
-                elif decision.kind == "notify_intent":
-                    keys = [f"{run.id}:{seq}"]
-                    told = {"channel": "console", "ok": True, "keys": keys, "tries": 1}
-                    recorder.note("notify_result", state.step, "console: printed", told)
-            if isinstance(event, Told) and event.word == "reload":
-                chosen, loaded = reloader.reload(event, chosen, state)
-                follow += loaded
-            queue = follow + queue
-        run.write_json("state.json", {"rules": {r.id: "OK" for r in chosen.rules}})
-        if ended:
-            recorder.note("run_end", state.step, "exit code 0", {"exit_code": 0})
-        recorder.close()
-        return run
+        events: Iterable[Any], *, policy: Path = small, name: str = "run", **options: Any
+    ) -> Any:
+        return recorded_run.record_run(tmp_path / name, events, policy=policy, **options)
 
     return keep
 
@@ -163,3 +61,19 @@ def no_threads() -> Iterator[None]:
     before = threading.stack_size(1 << 50)  # more memory than there can be, for each
     yield
     threading.stack_size(before)
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory):
+    """A function that makes the folder of a job."""
+    return lambda: tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture
+def launch(make_folder):
+    """Starts Python itself with the probe on its path: see `probed_job.launch`."""
+
+    def run(script, *argv, folder=None, **options):
+        return probed_job.launch(folder or make_folder(), script, *argv, **options)
+
+    return run

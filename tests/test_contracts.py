@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.import_graph import PACKAGES, edges, rings
 from tests.test_architecture import ROOT, Module, read_modules, within
 

@@ -1,22 +1,12 @@
 """Every kind of job with the probe and without, and what its author would have computed."""
 
-import importlib.util
 import math
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-_spec = importlib.util.spec_from_file_location(
-    "matrix_live", HERE.parent / "probe" / "live" / "conftest.py"
-)
-live = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(live)
+from tests.support import probed_job
+from tests.support.probed_job import JobServer
 
 LIBRARIES = ("transformers.trainer", "accelerate", "lightning.pytorch.trainer.trainer")
 # Nothing is fetched, no progress bar is drawn, nothing is looked up on other devices.
@@ -50,7 +40,7 @@ class Ledger:
 
     def after(self, **known):
         moved = norm(p.detach().double() - q for p, q in zip(self.params(), self.old))
-        tell(**self.row, **known, update_norm=moved, update_to_weight=moved / norm(self.old))
+        emit(**self.row, **known, update_norm=moved, update_to_weight=moved / norm(self.old))
 
 
 def pass_by(step):
@@ -59,26 +49,6 @@ def pass_by(step):
 """
 
 KEEP = {"every": 3, "keep": 4, "max_bytes": 1 << 26}
-
-
-class Server(live.Server):
-    """Forks jobs that have `libraries` loaded; `disabled`: with SUPERVISE_DISABLE=1."""
-
-    def __init__(self, make_folder, disabled, libraries):
-        self.make_folder = make_folder
-        environ = {**os.environ, **live.surroundings(make_folder()), **QUIET}
-        if disabled:
-            environ["SUPERVISE_DISABLE"] = "1"
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(HERE / "server.py"), *libraries],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-
-    def start(self, script, environ=(), **config):
-        return super().start(PREAMBLE + script, environ=environ, **config)
 
 
 class Pair:
@@ -96,8 +66,8 @@ class Pair:
         """
         untouched = self.bare.run(script)
         job = self.probed.run(script, **config)
-        assert job.told == untouched.told, "with the probe it computed something else"
-        assert job.told[-1]["sha"] and said(job) == said(untouched)
+        assert job.output == untouched.output, "with the probe it computed something else"
+        assert job.output[-1]["sha"] and said(job) == said(untouched)
         assert not untouched.marks
         self.compare(job, rel)
         return job
@@ -106,7 +76,7 @@ class Pair:
     def compare(job, rel=1e-5):
         """One rank, one frame for each row with what it says, and every collector still at work."""
         assert len(list((job.folder / "shm").iterdir())) == 1
-        rows = [row for row in job.told if not {"sha", "note"} & set(row)]
+        rows = [row for row in job.output if not {"sha", "note"} & set(row)]
         assert [frame["step"] for frame in job.frames] == list(range(len(rows)))
         for frame, row in zip(job.frames, rows, strict=True):
             for name, value in row.items():
@@ -138,13 +108,12 @@ def close(seen, told, rel):
     return math.isclose(seen, told, rel_tol=rel, abs_tol=1e-12)
 
 
-make_folder = live.make_folder
-launch = live.launch
-
-
 def pair_of_servers(make_folder, libraries):
     """Yield a pair whose processes have imported these, next to torch."""
-    servers = [Server(make_folder, disabled, libraries) for disabled in (False, True)]
+    servers = [
+        JobServer(make_folder, environ=QUIET | disabled, libraries=libraries, preamble=PREAMBLE)
+        for disabled in ({}, {"SUPERVISE_DISABLE": "1"})
+    ]
     yield Pair(*servers)
     for server in servers:
         server.close()
@@ -165,7 +134,7 @@ def library_pair(make_folder):
 @pytest.fixture(scope="session")
 def pair_preamble():
     """What comes in front of a script of this directory."""
-    return live.PREAMBLE + PREAMBLE
+    return probed_job.PREAMBLE + PREAMBLE
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def test_accumulation_under_a_scaler(pair):
 
     again, answer = pair.back(AMP, at=11, to=8)
     assert answer.ok, answer.error
-    assert again.told[-1] == job.told[-1]
+    assert again.output[-1] == job.output[-1]
 
 
 # Too early a clip, as found in the wild: what it sees is multiplied by the scale.

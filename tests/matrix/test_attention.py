@@ -93,4 +93,4 @@ def test_attention(pair, spelling):
 
     again, answer = pair.back(script, at=9, to=5)
     assert answer.ok, answer.error
-    assert again.told[-1] == job.told[-1]
+    assert again.output[-1] == job.output[-1]

@@ -34,7 +34,7 @@ while step < 8:
     first = evaluations[0]
     book.after(train_loss_raw=first[0], grad_global_norm=first[1], tokens_per_update=64)
     schedule.step()
-    tell(note=[len(evaluations), float(returned)])
+    emit(note=[len(evaluations), float(returned)])
     step += 1
 finish(model)
 """
@@ -43,8 +43,8 @@ finish(model)
 def test_a_line_search_is_one_step(pair):
     """However often it evaluates: loss, gradient and tokens are those of the first evaluation."""
     job = pair.run(SEARCH)
-    assert max(row["note"][0] for row in job.told if "note" in row) > 5
+    assert max(row["note"][0] for row in job.output if "note" in row) > 5
 
     again, answer = pair.back(SEARCH, at=6, to=5)
     assert answer.ok, answer.error
-    assert again.told[-1] == job.told[-1]
+    assert again.output[-1] == job.output[-1]

@@ -46,7 +46,7 @@ while step < 7:
     book.after()
     step += 1
 from torch._dynamo.utils import counters
-tell(note=[counters['stats']['unique_graphs'], sum(counters['recompiles'].values())])
+emit(note=[counters['stats']['unique_graphs'], sum(counters['recompiles'].values())])
 finish(model)
 """
 EAGER = "optimizer.step"
@@ -71,7 +71,7 @@ def test_compiled(pair, model, update):
     if update == EAGER:
         again, answer = pair.back(script, at=6, to=5)
         assert answer.ok, answer.error
-        assert again.told[-1] == job.told[-1]
+        assert again.output[-1] == job.output[-1]
 
 
 INDUCTOR = """
@@ -90,7 +90,7 @@ for step in range(4):
     optimizer.step()
     book.after()
 from torch._dynamo.utils import counters
-tell(note=counters["inductor"]["fxgraph_cache_hit"])
+emit(note=counters["inductor"]["fxgraph_cache_hit"])
 finish(model)
 """
 
@@ -100,7 +100,7 @@ def test_inductor(pair, tmp_path):
     environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     untouched = pair.bare.wait(pair.bare.start(INDUCTOR, environ=environ))
     job = pair.probed.wait(pair.probed.start(INDUCTOR, environ=environ))
-    *steps, hits, sha = job.told
-    assert (*steps, sha) == (*untouched.told[:-2], untouched.told[-1])
-    assert untouched.told[-2]["note"] == 0 and hits["note"] == 2
+    *steps, hits, sha = job.output
+    assert (*steps, sha) == (*untouched.output[:-2], untouched.output[-1])
+    assert untouched.output[-2]["note"] == 0 and hits["note"] == 2
     pair.compare(job)

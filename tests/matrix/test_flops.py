@@ -25,23 +25,23 @@ for name, config, further in (
         model(input_ids=ids, labels=ids).loss.backward()
     found = count(torch, [model])
     needed = found.per_token * ids.numel() + found.per_pair * ids.numel() * ids.shape[1]
-    tell(name=name, counted=counter.get_total_flops(), needed=needed)
+    emit(name=name, counted=counter.get_total_flops(), needed=needed)
 
 sizes |= dict(intermediate_size=48, num_local_experts=4, num_experts_per_tok=2)
 sizes |= dict(num_key_value_heads=4)
 mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
-tell(name="Mixtral", found=count(torch, [mixtral]))
+emit(name="Mixtral", found=count(torch, [mixtral]))
 translator = transformers.T5ForConditionalGeneration(
     transformers.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
 )
-tell(name="T5", found=count(torch, [translator]))
+emit(name="T5", found=count(torch, [translator]))
 """
 
 
 @pytest.mark.slow
 def test_models_of_a_library(library_pair):
     """Grouped heads, matrices stored the other way round, experts stacked in one tensor."""
-    rows = library_pair.probed.run(COUNT).told
+    rows = library_pair.probed.run(COUNT).output
 
     for row in rows[:3]:
         assert row["needed"] == row["counted"] > 0, row["name"]

@@ -43,7 +43,7 @@ class Base(pl.LightningModule):
         self.log("val_loss", self.loss(batch))
 
     def on_validation_epoch_end(self):
-        tell(note={"val_loss": float(self.trainer.callback_metrics["val_loss"])})
+        emit(note={"val_loss": float(self.trainer.callback_metrics["val_loss"])})
 
 def run(model, workers=0, **options):
     trainer = pl.Trainer(
@@ -88,7 +88,7 @@ def test_automatic_optimisation(library_pair):
     """Forward and backward run inside the step, and every number is right; the rest is heard of."""
     job = library_pair.run(AUTOMATIC.replace("WORKERS", "0"))
     assert len(job.frames) == 10
-    first, last = [row["note"]["val_loss"] for row in job.told if "note" in row][-2:]
+    first, last = [row["note"]["val_loss"] for row in job.output if "note" in row][-2:]
     assert {f["step"]: f["val_loss"] for f in job.frames if "val_loss" in f} == {
         5: pytest.approx(first)
     }
@@ -118,7 +118,7 @@ def test_the_loop_of_lightning_cannot_go_back(library_pair):
     job, answer = library_pair.back(script, at=8, to=7)
     assert not answer.ok
     assert "belongs to a library, whose loop cannot be moved back; relaunch goes" in answer.error
-    assert job.told[-1] == library_pair.bare.run(script).told[-1]
+    assert job.output[-1] == library_pair.bare.run(script).output[-1]
 
 
 MANUAL = (

@@ -112,4 +112,4 @@ def test_muon_and_adamw(pair, order):
     job = pair.run(script)
     again, answer = pair.back(script, at=10, to=7)
     assert answer.ok, answer.error
-    assert again.told[-1] == job.told[-1]
+    assert again.output[-1] == job.output[-1]

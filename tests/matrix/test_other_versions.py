@@ -48,7 +48,7 @@ assert library.Trainer()._save_checkpoint("here") == "here"
 try:
     handler.call_event("raise")
 except KeyError as error:
-    tell(raised=str(error))
+    emit(raised=str(error))
 """
 
 
@@ -67,7 +67,7 @@ def test_a_version_without_the_place_to_listen_at(pair):
     job = pair.probed.run(script)
     assert job.err == "" and len(job.frames) == 2
     assert state_of(job).startswith("off: transformers.trainer: AttributeError")
-    assert job.told == pair.bare.run(script).told
+    assert job.output == pair.bare.run(script).output
 
 
 def test_a_version_that_calls_otherwise(pair):
@@ -76,8 +76,8 @@ def test_a_version_that_calls_otherwise(pair):
     job = pair.probed.run(script)
     assert job.err == "" and len(job.frames) == 2
     assert state_of(job).startswith("off: ")
-    assert job.told == pair.bare.run(script).told
-    assert job.told[0] == {"raised": "'raise'"}
+    assert job.output == pair.bare.run(script).output
+    assert job.output[0] == {"raised": "'raise'"}
     assert job.kinds() == ["collector-off"]
 
 

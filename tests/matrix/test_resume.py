@@ -110,7 +110,7 @@ def test_the_trainer_goes_on_where_it_was(library_pair):
     resumed, inexact = go_on(library_pair, asked, whole, saved["path"], 6)
     assert inexact == ""
     assert "; the job asked for False" in resumed.notices[0].message
-    assert resumed.told[-1] == whole.told[-1]
+    assert resumed.output[-1] == whole.output[-1]
     for before, after in zip(whole.frames[6:], resumed.frames, strict=True):
         for name in ("batch_fingerprint", "train_loss_raw", "learning_rate", "grad_global_norm"):
             assert after[name] == before[name]
@@ -135,7 +135,7 @@ def test_lightning_goes_on_between_two_epochs(library_pair):
     resumed, inexact = go_on(library_pair, LIGHTNING, whole, saved["path"], 4)
 
     assert inexact == "random state is not put back"
-    assert resumed.told[-1] == whole.told[-1]
+    assert resumed.output[-1] == whole.output[-1]
     for before, after in zip(whole.frames[4:], resumed.frames, strict=True):
         for name in ("batch_fingerprint", "train_loss_raw", "learning_rate"):
             assert after[name] == before[name]

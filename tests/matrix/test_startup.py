@@ -79,4 +79,4 @@ def test_what_was_rehearsed_does_not_hinder_a_rollback(pair):
     script = REHEARSALS.format(**STARTS["all"])
     again, answer = pair.back(script, at=7, to=5)
     assert answer.ok, answer.error
-    assert again.told[-1] == pair.bare.run(script).told[-1]
+    assert again.output[-1] == pair.bare.run(script).output[-1]

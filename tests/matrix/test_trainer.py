@@ -50,7 +50,7 @@ trainer = Counting(model, arguments, train_dataset=data, callbacks=[Book()],
 trainer.remove_callback(__import__("transformers").PrinterCallback)
 trainer.train()
 for row in trainer.state.log_history:
-    tell(note={k: v for k, v in row.items() if not k.endswith(("_runtime", "_per_second"))})
+    emit(note={k: v for k, v in row.items() if not k.endswith(("_runtime", "_per_second"))})
 finish(model)
 """
 
@@ -58,7 +58,7 @@ finish(model)
 def test_the_trainer(library_pair):
     """Its own log says the same of every step; epochs, evaluations and saves are heard of."""
     job = library_pair.run(TRAIN.replace("WORKERS", "0"))
-    log = [row["note"] for row in job.told if "note" in row]
+    log = [row["note"] for row in job.output if "note" in row]
     steps = [row for row in log if "grad_norm" in row]
     assert len(steps) == len(job.frames) == 20
     for frame, row in zip(job.frames, steps, strict=True):
@@ -93,7 +93,7 @@ def test_the_loop_of_the_trainer_cannot_go_back(library_pair):
     assert not answer.ok
     assert "trainer.py" in answer.error
     assert "belongs to a library, whose loop cannot be moved back; relaunch goes" in answer.error
-    assert job.told[-1] == library_pair.bare.run(script).told[-1]
+    assert job.output[-1] == library_pair.bare.run(script).output[-1]
 
 
 RESUMED = (
@@ -103,9 +103,9 @@ RESUMED = (
         "trainer.train()",
         """trainer.train()
 library = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.framework
-tell(note={"total": library.total_steps, "before": library.steps_before})
+emit(note={"total": library.total_steps, "before": library.steps_before})
 trainer.train(resume_from_checkpoint="saved/checkpoint-16")
-tell(note={"total": library.total_steps, "before": library.steps_before})
+emit(note={"total": library.total_steps, "before": library.steps_before})
 """,
     )
 )
@@ -117,7 +117,7 @@ def test_a_trainer_that_resumes(library_pair):
     job = library_pair.probed.run(RESUMED)
     library_pair.compare(job)
     assert len(job.frames) == 24
-    notes = [row["note"] for row in job.told if "note" in row]
+    notes = [row["note"] for row in job.output if "note" in row]
     assert notes[0] == {"total": 20, "before": 0} and notes[1] == {"total": 20, "before": -4}
     assert job.frames[20]["epoch"] == pytest.approx(31 / 19)  # 12 of 19 batches of the second
     log = {row["step"]: row for row in notes[2:] if "eval_code_loss" in row}

@@ -1,39 +1,14 @@
 """Ranks, odd processes and updates by hand: each script once with the probe, and once without."""
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
 
-from supervise.inputs.segment import Segments
-
-LIVE = Path(__file__).parents[1] / "probe" / "live" / "conftest.py"
-
-_spec = importlib.util.spec_from_file_location("matrix_jobs_live", LIVE)
-live = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(live)
-
-make_folder = live.make_folder
-launch = live.launch
-
-
-class Untouched(live.Server):
-    """Forks jobs of a process that was started with the probe on its path and SUPERVISE_DISABLE."""
-
-    def __init__(self, make_folder):
-        self.make_folder = make_folder
-        environ = {**os.environ, **live.surroundings(make_folder()), "SUPERVISE_DISABLE": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(LIVE.parent / "server.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
+from supervise.core.model.events import Frame
+from supervise.inputs.segment import Segment, Segments
+from tests.support import probed_job
+from tests.support.probed_job import Job, JobServer
 
 
 class Pair:
@@ -52,10 +27,10 @@ class Pair:
         untouched = self.bare.run(script)
         assert untouched.marks == {}, "SUPERVISE_DISABLE=1 is to be a no-op"
         job = self.probed.run(script, **config)
-        assert job.told == untouched.told, "with the probe it computed something else"
+        assert job.output == untouched.output, "with the probe it computed something else"
         assert job.err == untouched.err == ""
         assert len(list((job.folder / "shm").iterdir())) == 1
-        *rows, last = job.told
+        *rows, last = job.output
         assert last["sha"] and job.column("step") == list(range(len(rows)))
         for frame, row in zip(job.frames, rows, strict=True):
             for name, value in row.items():
@@ -67,7 +42,9 @@ class Pair:
 @pytest.fixture(scope="session")
 def pair(make_folder):
     """Runs scripts that need torch alone."""
-    servers = live.Server(make_folder, injected=True), Untouched(make_folder)
+    servers = [
+        JobServer(make_folder, environ=disabled) for disabled in ({}, {"SUPERVISE_DISABLE": "1"})
+    ]
     yield Pair(*servers)
     for server in servers:
         server.close()
@@ -76,7 +53,7 @@ def pair(make_folder):
 @pytest.fixture(scope="session")
 def preamble():
     """What stands in front of every script that a server runs."""
-    return live.PREAMBLE
+    return probed_job.PREAMBLE
 
 
 @pytest.fixture(scope="session")
@@ -86,8 +63,8 @@ def ranks():
     def read(folder):
         found = []
         for path in (folder / "shm").glob("rank-*.seg"):
-            each = live.Job(folder)
-            each._segment = live.Segment.open(path, live.time.monotonic_ns)
+            each = Job(folder)
+            each._segment = Segment.open(path, time.monotonic_ns)
             each.poll()
             found.append(each)
         return sorted(found, key=lambda job: (job._segment.rank, job._segment.created_ns))
@@ -100,10 +77,10 @@ def segments():
     """The steps of the frames that a supervisor would read, in the order in which it reads them."""
 
     def read(folder):
-        found = Segments(folder / "shm", folder / "probe", live.time.monotonic_ns)
+        found = Segments(folder / "shm", folder / "probe", time.monotonic_ns)
         events = [event for _ in range(8) for event in found.poll()]
         found.close()
-        return [event.step for event in events if isinstance(event, live.Frame)]
+        return [event.step for event in events if isinstance(event, Frame)]
 
     return read
 
@@ -111,4 +88,4 @@ def segments():
 @pytest.fixture(scope="session")
 def surroundings():
     """Writes what a supervisor would have written into a folder, returns the environment."""
-    return live.surroundings
+    return probed_job.job_environment

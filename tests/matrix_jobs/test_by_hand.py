@@ -18,7 +18,7 @@ def step_told(loss, old, tokens):
     # what the author computes of a step, once its update is written
     global count
     moved = norm(p.detach() - q for p, q in zip(params, old))
-    tell(step=count, train_loss_raw=loss, grad_global_norm=told_norm, update_norm=moved,
+    emit(step=count, train_loss_raw=loss, grad_global_norm=told_norm, update_norm=moved,
          update_to_weight=moved / norm(old), tokens_per_update=tokens)
     count += 1
 """
@@ -164,8 +164,8 @@ def test_a_hand_written_update_ends_a_step(pair, name, late):
     script = MODEL + script + "finish(model)"
     untouched = pair.bare.run(script)
     job = pair.probed.run(script, late=late, standing_orders={"skip_nonfinite": {"max": 3}})
-    assert job.told == untouched.told and job.err == ""
-    rows = {row["step"]: row for row in job.told[:-1]}
+    assert job.output == untouched.output and job.err == ""
+    rows = {row["step"]: row for row in job.output[:-1]}
     seen = [frame["step"] for frame in job.frames]
     assert seen == list(range(seen[0], len(rows))) and seen[0] <= latest
     assert [frame["steps_seen"] for frame in job.frames] == [step + 1 for step in seen]
@@ -193,7 +193,7 @@ for n in range(3):
     for _ in range(50):
         x, y = batch()
         (F.cross_entropy(model(x), y) / 50).backward()
-    tell(step=n)
+    emit(step=n)
     optimizer.step()
     optimizer.zero_grad()
 """,
@@ -207,7 +207,7 @@ for n in range(3):
     x, y = batch()
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
-    tell(step=n)
+    emit(step=n)
     optimizer.step()
 """,
     "rebound": """
@@ -228,7 +228,7 @@ for n in range(3):
         loss.backward()
         return loss
 
-    tell(step=n)
+    emit(step=n)
     optimizer.step(closure)
 """,
     "one-of-two": """
@@ -239,7 +239,7 @@ for n in range(80):   # the second optimizer begins late
     critic.zero_grad()
     model.zero_grad()
     (F.cross_entropy(critic(x), y) + F.cross_entropy(model(x), y)).backward()
-    tell(step=n)
+    emit(step=n)
     first.step()
     if n > 60:
         second.step()
@@ -253,8 +253,8 @@ def test_nothing_is_inferred_where_it_would_be_wrong(pair, name):
     script = MODEL + NO_INFERENCE[name] + "finish(model)"
     untouched = pair.bare.run(script)
     job = pair.probed.run(script)
-    assert job.told == untouched.told and job.err == ""
-    assert job.column("step") == [row["step"] for row in job.told[:-1]]
+    assert job.output == untouched.output and job.err == ""
+    assert job.column("step") == [row["step"] for row in job.output[:-1]]
     assert "steps" not in job.segment().status() and job.kinds() == []
 
 
@@ -280,11 +280,11 @@ def test_the_first_optimizer_ends_it_for_good(pair):
     """From then on steps are the optimizer's, rates included; numbers go on where they were."""
     untouched = pair.bare.run(SWITCH)
     job = pair.probed.run(SWITCH)
-    assert job.told == untouched.told and job.err == ""
+    assert job.output == untouched.output and job.err == ""
     seen = job.column("step")
     assert seen == list(range(seen[0], 60))
     for frame in job.frames:
-        row = job.told[frame["step"]]
+        row = job.output[frame["step"]]
         for metric in ("train_loss_raw", "grad_global_norm", "update_norm", "tokens_per_update"):
             assert math.isclose(frame[metric], row[metric], rel_tol=1e-5), (metric, frame, row)
         assert ("learning_rate" in frame) == (frame["step"] >= 50)
@@ -321,4 +321,4 @@ def test_what_needs_an_optimizer_is_refused_the_rest_works(pair):
     assert job.kinds() == ["rollback-unavailable", "note"]
     bare = pair.bare.start(COMMANDED)
     bare.go()
-    assert pair.bare.wait(bare).told == job.told
+    assert pair.bare.wait(bare).output == job.output

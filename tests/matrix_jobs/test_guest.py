@@ -164,7 +164,7 @@ SETS = ("attention", "activations", "routing", "weights", "gradients")
 def watched(loop, below=True):
     body = "".join(f"    {line}\n" for line in LOOPS[loop].splitlines())
     where = "Below()" if below else "torch.enable_grad()"
-    return f"import sys\n{WATCH}\nwith {where}:\n{body}\ntell(waited=waited)\nfinish(model)\n"
+    return f"import sys\n{WATCH}\nwith {where}:\n{body}\nemit(waited=waited)\nfinish(model)\n"
 
 
 @pytest.mark.parametrize(
@@ -185,15 +185,15 @@ def test_nothing_waits_for_a_device(pair, loop, below):
     }
     script = watched(loop, below)
     job = pair.probed.run(script, late=True, sampling=sampling, standing_orders=standing)
-    assert job.told[0]["waited"] == {} and job.err == ""
+    assert job.output[0]["waited"] == {} and job.err == ""
     assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
     if loop == "experts":
         shown = {"router_weight_similarity", "router_conditioning"}
         shown |= set() if below else {"attn_entropy", "moe_drop_rate", "residual_rms", "logz_mean"}
         assert shown <= {name for frame in job.frames for name in frame}
-    assert job.told[-1] == pair.bare.run(script).told[-1]
+    assert job.output[-1] == pair.bare.run(script).output[-1]
     on_the_host = pair.probed.run(script)
-    assert on_the_host.told[0]["waited"], "what counts the calls has seen none where there are many"
+    assert on_the_host.output[0]["waited"], "the counter of calls is broken"
 
 
 def test_a_clip_waits_for_no_device_either(pair):
@@ -206,10 +206,10 @@ def test_a_clip_waits_for_no_device_either(pair):
     job.go()
     assert job.answer(key).ok
     pair.probed.wait(job)
-    assert job.told[0]["waited"] == {} and job.frames[-1]["clip_bound"] == 1e6
+    assert job.output[0]["waited"] == {} and job.frames[-1]["clip_bound"] == 1e6
     untouched = bare.start(script)
     untouched.go()
-    assert bare.wait(untouched).told[-1] == job.told[-1]
+    assert bare.wait(untouched).output[-1] == job.output[-1]
 
 
 LEFT = """
@@ -244,7 +244,7 @@ for thing in gc.garbage:
         kind = f"{name}.{type(thing).__name__}"
         left[kind] = left.get(kind, 0) + 1
 gc.set_debug(0)
-tell(left=left)
+emit(left=left)
 """
 
 
@@ -255,7 +255,7 @@ def test_no_cycle_of_ours_is_left_to_the_collector(pair, late):
     job = pair.probed.run(
         LEFT, late=late, sampling=sampling, savepoints={"every": 5, "keep": 2, "max_bytes": 1 << 20}
     )
-    assert job.told == [{"left": {}}] and job.err == ""
+    assert job.output == [{"left": {}}] and job.err == ""
 
 
 GROWTH = """
@@ -282,7 +282,7 @@ for n in range(2500):
             before = pages(), len(gc.get_objects()), descriptors()
 gc.collect()
 after = pages(), len(gc.get_objects()), descriptors()
-tell(kib=4 * (after[0] - before[0]), objects=after[1] - before[1], descriptors=after[2] - before[2])
+emit(kib=4 * (after[0] - before[0]), objects=after[1] - before[1], descriptors=after[2] - before[2])
 """
 
 
@@ -299,5 +299,5 @@ def test_nothing_grows(pair, optimizer, update):
     job = pair.probed.run(GROWTH.format(optimizer=optimizer, update=update))
     assert job.segment().beat().phase == "exiting" and job.err == ""
     assert job.frames[-1]["step"] == 2499
-    (told,) = job.told
+    (told,) = job.output
     assert told["kib"] <= 1024 and told["objects"] <= 64 and told["descriptors"] <= 0

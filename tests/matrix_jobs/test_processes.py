@@ -254,7 +254,7 @@ def main():
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
-            tell(train_loss_raw=loss.item(), grad_global_norm=norm(
+            emit(train_loss_raw=loss.item(), grad_global_norm=norm(
                 p.grad for p in model.parameters()), tokens_per_update=6)
             optimizer.step()
         if epoch == 1:

@@ -28,7 +28,7 @@ whole = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 24), nn.Tanh(), nn.Lin
 torch.manual_seed(1 + rank)   # each rank its own data
 
 
-def tell(**values):
+def emit(**values):
     told.write(json.dumps(values) + "\\n")
 
 
@@ -60,7 +60,7 @@ def step(model, optimizer, several):
     optimizer.step()
     optimizer.zero_grad()
     moved = norm(p - q for p, q in zip(local(params), old))
-    tell(train_loss_raw=total, grad_global_norm=true, update_norm=moved,
+    emit(train_loss_raw=total, grad_global_norm=true, update_norm=moved,
          tokens_per_update=sum(7 * (2 + part) for part in range(several)))
 
 
@@ -74,7 +74,7 @@ for n in range(6):
     step(model, optimizer, 2)
     if n == 3:
         before = descriptors()
-tell(note="descriptors", grown=descriptors() - before)
+emit(note="descriptors", grown=descriptors() - before)
 optimizer.zero_grad()
 for layer in whole:
     if list(layer.parameters()):
@@ -86,8 +86,8 @@ for n in range(6):
 digest = hashlib.sha256()
 for value in whole.state_dict().values():
     digest.update(value.full_tensor().numpy().tobytes())
-tell(note="sha", sha=digest.hexdigest(), dtensor=type(value).__name__)
-tell(note="collectives", count=dist.distributed_c10d._get_default_group().
+emit(note="sha", sha=digest.hexdigest(), dtensor=type(value).__name__)
+emit(note="collectives", count=dist.distributed_c10d._get_default_group().
      _get_sequence_number_for_group())
 told.close()
 dist.barrier()
@@ -217,7 +217,7 @@ for kind, mean in ((ScheduleGPipe, True), (Schedule1F1B, True), (ScheduleGPipe, 
         moved = norm(p - q for p, q in zip(local(params), old))
         loss = sum(part.item() for part in losses) / (4 if mean else 1)
         known = {"train_loss_raw": loss} if rank else {}
-        tell(grad_global_norm=true, update_norm=moved, **known)
+        emit(grad_global_norm=true, update_norm=moved, **known)
 told.close()
 dist.barrier()
 dist.destroy_process_group()
@@ -267,7 +267,7 @@ for wrap in (
             total = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()
         optimizer.step()
         optimizer.zero_grad()
-        tell(train_loss_raw=loss.item(), total=total.item())
+        emit(train_loss_raw=loss.item(), total=total.item())
 told.close()
 dist.barrier()
 dist.destroy_process_group()

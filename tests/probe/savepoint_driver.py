@@ -53,7 +53,7 @@ class Driver:
         )
         self.step = 0
 
-    def tell(self, **event):
+    def emit(self, **event):
         self.events.write(json.dumps(event) + "\n")
         self.events.flush()
 
@@ -70,18 +70,18 @@ class Driver:
                 plan = self.rollbacks.pop(0)
                 result, extra = self.savepoints.restore(plan["before"], plan["rng"])
                 self.step, loss = extra
-                self.tell(restored=result, steps=self.savepoints.steps)
+                self.emit(restored=result, steps=self.savepoints.steps)
             elif self.every and self.step % self.every == 0:
                 extra = self.step, None if loss is None else loss.detach().clone()
                 taken = self.savepoints.take(self.step, 0, extra)
-                self.tell(taken={**taken, "allocated": allocated(self.savepoints)})
+                self.emit(taken={**taken, "allocated": allocated(self.savepoints)})
                 while self.savepoints.busy:
                     time.sleep(0.001)
-                self.tell(troubles=self.savepoints.troubles())
+                self.emit(troubles=self.savepoints.troubles())
         except Busy as problem:
-            self.tell(busy=str(problem), steps=self.savepoints.steps)
+            self.emit(busy=str(problem), steps=self.savepoints.steps)
         except CannotRestore as refusal:
-            self.tell(refused=str(refusal), step=self.step, steps=self.savepoints.steps)
+            self.emit(refused=str(refusal), step=self.step, steps=self.savepoints.steps)
         self.step += 1
         return loss
 
@@ -127,7 +127,7 @@ def run(job):
                 raise
         finally:
             sys.stdout.flush()
-            driver.tell(end=driver.savepoints.steps)
+            driver.emit(end=driver.savepoints.steps)
 
 
 def serve():

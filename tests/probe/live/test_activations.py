@@ -56,7 +56,7 @@ for step in range(8):
     outliers = [(x.abs() > 6 * r).double().mean() for x, r in zip(some, rms)]
     z = outputs[0].reshape(-1, 50)[::max(1, -(-outputs[0].numel() // 50 // 256))]
     columns = range(LAYERS) if LAYERS <= 8 else [i * (LAYERS - 1) // 7 for i in range(8)]
-    tell(step=step, residual_rms=max(rms).item(),
+    emit(step=step, residual_rms=max(rms).item(),
          activation_outlier_rate=100 * max(outliers).item(),
          logz_mean=z.exp().sum(-1).log().mean().item(),
          **{f"residual_rms.{i}": rms[i].item() for i in columns})
@@ -77,7 +77,7 @@ def test_blocks_and_logits(probed, bare):
     job = probed.run(text, sampling=SAMPLING)
     compare(job)
     assert job.frames[6]["activation_outlier_rate"] > 0
-    assert job.told[-1] == bare.run(text).told[-1]
+    assert job.output[-1] == bare.run(text).output[-1]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
@@ -124,13 +124,13 @@ while number < 7:
     optimizer.step()
     number += 1
     torch.save(model, "model.pt")
-tell(saved=[len(m._forward_hooks) for m in torch.load("model.pt", weights_only=False).modules()])
+emit(saved=[len(m._forward_hooks) for m in torch.load("model.pt", weights_only=False).modules()])
 """
 
 
 def test_nothing_is_left_behind_when_a_forward_raises(probed):
     job = probed.run(RAISES, sampling={**SAMPLING, "attention": 3})
     assert job.err == ""
-    assert not any(job.told[0]["saved"])
+    assert not any(job.output[0]["saved"])
     # The step was tried again, and its first forward was the one that was watched.
     assert job.frames[6]["residual_rms"] > 0

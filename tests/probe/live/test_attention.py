@@ -109,7 +109,7 @@ for step in range(8):
     for part in x.chunk(2) if step == 3 else [x]:
         model(part).square().mean().backward()
     del seen[3:]
-    tell(step=step, **expected())
+    emit(step=step, **expected())
     seen.clear()
     optimizer.step()
 finish(model)
@@ -124,7 +124,7 @@ def script(kind, length):
 
 def compare(job, every=3, rel=2e-5):
     """Sampled frames hold what the script told of their step; the others hold none of it."""
-    told = [row for row in job.told if "sha" not in row]
+    told = [row for row in job.output if "sha" not in row]
     assert [frame["step"] for frame in job.frames] == [row["step"] for row in told]
     compared = 0
     for frame, row in zip(job.frames, told, strict=True):
@@ -145,7 +145,7 @@ def test_logits_and_entropies_are_right_however_attention_is_spelt(probed, bare,
     compare(job)
     assert [frame.get("attn_logit_heads_over_100") for frame in job.frames][6] > 0
     if kind in ("sdpa", "functional"):
-        assert job.told[-1] == bare.run(text).told[-1]  # the weights, to the last bit
+        assert job.output[-1] == bare.run(text).output[-1]  # the weights, to the last bit
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "functional"])
@@ -188,7 +188,7 @@ for step in range(7):
     optimizer.zero_grad()
     model(torch.randn(4, 20, 8) * (math.nan if step == BROKEN else 1)).square().mean().backward()
     seen = torch.cat(shares) if shares else torch.full((1,), math.nan)
-    tell(step=step, attn_entropy=seen.mean().item(), attn_entropy_min=seen.min().item())
+    emit(step=step, attn_entropy=seen.mean().item(), attn_entropy_min=seen.min().item())
     shares.clear()
     optimizer.step()
 """
@@ -279,7 +279,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(7):
     optimizer.zero_grad()
     model(torch.randint(0, 30, (4, LENGTH))).square().mean().backward()
-    tell(step=step, **(expected() if seen else {}))
+    emit(step=step, **(expected() if seen else {}))
     seen.clear()
     optimizer.step()
 """

@@ -49,7 +49,7 @@ for step in range({steps}):
         {after}
     optimizer.step()
     optimizer.zero_grad()
-    tell(**counted(batches))
+    emit(**counted(batches))
 finish(model)
 """
 TOKENS = {
@@ -69,7 +69,7 @@ def script(tokens, micro=1, after="pass", steps=6, floor=10**12):
 
 def compare(job):
     """Every step from the second: the outermost module is known by then."""
-    *told, _ = job.told
+    *told, _ = job.output
     assert not any(name in job.frames[0] for name in NAMES) and len(job.frames) >= 6
     for frame, row in list(zip(job.frames, told, strict=True))[1:]:
         for name in NAMES:
@@ -89,7 +89,7 @@ def test_micro_batches_are_counted_together(probed, bare, late):
     source = script(TOKENS["text"], micro=3, after="x.zero_()")
     job = probed.run(source, late=late)
     compare(job)
-    assert job.told[-1] == bare.run(source).told[-1]
+    assert job.output[-1] == bare.run(source).output[-1]
     assert job.err == ""
 
 
@@ -105,7 +105,7 @@ def test_short_steps_are_looked_at_less_often(probed):
     job = probed.run(script(TOKENS["text"], steps=100, floor=0))
     seen = [frame["step"] for frame in job.frames if NAMES[0] in frame]
     assert seen == [4, 8, 16, 24, 32, 48, 64, 80, 96]
-    rows = job.told
+    rows = job.output
     for step in seen:
         assert job.frames[step][NAMES[0]] == pytest.approx(rows[step][NAMES[0]], rel=1e-12)
 

@@ -65,9 +65,9 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_scale_composes_with_any_schedule(probed, bare, name):
     """Half the rate from the next step on, then linearly back; the job's schedule never notices."""
-    tell = 'tell(lr=float(optimizer.param_groups[0]["lr"])); '
+    report = 'emit(lr=float(optimizer.param_groups[0]["lr"])); '
     parts = {**SCHEDULES[name]}
-    parts["after"] = tell + parts.get("after", "pass")
+    parts["after"] = report + parts.get("after", "pass")
     job = probed.start(loop(**parts))
     ack = command(probed, job, "lr_scale", value=0.5, rewarm_steps=10)
     probed.wait(job)
@@ -76,8 +76,8 @@ def test_the_scale_composes_with_any_schedule(probed, bare, name):
     factors = [1.0] * first + [0.5 + 0.05 * k for k in range(10)] + [1.0] * 30
     untouched = bare.start(loop(**parts))
     untouched.go()
-    own = [row["lr"] for row in bare.wait(untouched).told[:-1]]
-    assert [row["lr"] for row in job.told[:-1]] == own
+    own = [row["lr"] for row in bare.wait(untouched).output[:-1]]
+    assert [row["lr"] for row in job.output[:-1]] == own
     assert job.column("learning_rate_scheduled") == pytest.approx(own)
     assert job.column("lr_scale") == pytest.approx(factors[:30])
     assert job.column("learning_rate") == pytest.approx(
@@ -174,7 +174,7 @@ def test_a_pause_holds_the_job_until_resume(probed, bare):
     assert job.column("step_time")[ack.step + 1] < 0.2
     untouched = bare.start(loop())
     untouched.go()
-    assert job.told[-1] == bare.wait(untouched).told[-1]
+    assert job.output[-1] == bare.wait(untouched).output[-1]
 
 
 @pytest.mark.parametrize("asked_s", [0.2, 1e6])
@@ -205,14 +205,14 @@ signal.signal(signal.SIGUSR1, interrupt)
             """    try:
         optimizer.step()
     except TimeoutError:
-        tell(caught=step)
+        emit(caught=step)
 """,
         )
     )
     command(probed, job, "pause", lease_s=60)
     os.kill(job.segment().pid, signal.SIGUSR1)
     probed.wait(job)
-    assert "caught" in job.told[0]
+    assert "caught" in job.output[0]
     assert [n.message[:14] for n in job.notices if n.kind == "pause-ended"] == ["an exception i"]
     assert not job.segment().status()["paused"]
 
@@ -222,22 +222,22 @@ def test_stop_interrupts_at_the_boundary(probed):
     job = probed.start(
         "try:\n    "
         + loop().replace("\n", "\n    ")
-        + "\nexcept KeyboardInterrupt:\n    tell(saved=step)\n    raise SystemExit(3)"
+        + "\nexcept KeyboardInterrupt:\n    emit(saved=step)\n    raise SystemExit(3)"
     )
     ack = command(probed, job, "stop", how="interrupt")
     probed.wait(job, code=3)
-    assert job.told == [{"saved": ack.result["stopping_step"]}]
+    assert job.output == [{"saved": ack.result["stopping_step"]}]
     assert len(job.frames) == ack.step + 1
 
 
 def test_a_skipped_step_leaves_the_weights_alone(probed):
     """The update is not applied, is counted, and its frame says so."""
     weight = "old = model.weight.detach().clone()"
-    job = probed.start(loop(before=weight, after="tell(same=bool((old == model.weight).all()))"))
+    job = probed.start(loop(before=weight, after="emit(same=bool((old == model.weight).all()))"))
     ack = command(probed, job, "skip_step", count=2)
     probed.wait(job)
     assert ack.result == {"will_skip": 2}
-    skipped = [i for i, row in enumerate(job.told[:-1]) if row["same"]]
+    skipped = [i for i, row in enumerate(job.output[:-1]) if row["same"]]
     assert skipped == [ack.step + 1, ack.step + 2]
     assert [i for i, n in enumerate(job.column("update_skipped")) if n] == skipped
     assert [job.column("update_norm")[i] for i in skipped] == [0.0, 0.0]
@@ -332,7 +332,7 @@ def test_without_rewarm_a_rolled_back_run_ends_as_an_undisturbed_one(probed, bar
     probed.wait(job)
     straight = bare.start(script)
     straight.go(), straight.go("more")
-    assert job.told[-1] == bare.wait(straight).told[-1]
+    assert job.output[-1] == bare.wait(straight).output[-1]
 
 
 def test_a_loop_that_cannot_go_back_says_so(probed):

@@ -5,7 +5,7 @@ Needs a device; without one the same paths are walked by the tests with `late=Tr
 
 import pytest
 
-from .conftest import PREAMBLE
+from tests.support.probed_job import PREAMBLE
 
 pytestmark = pytest.mark.slow
 
@@ -89,19 +89,19 @@ for step, (x, y) in enumerate(data):
         try:
             loss.item()
         except RuntimeError as error:
-            tell(noticed=str(error))
+            emit(noticed=str(error))
     torch.cuda.set_sync_debug_mode("default")
     kept.append((logits.detach().clone(), y, gradients, old, held(), seen[:]))
     seen.clear()
 
 parts = probe.parts.context.guard.parts.items() if probe else ()
-tell(busy=busy, waiting=waiting, errors={name: part.errors for name, part in parts if part.errors})
+emit(busy=busy, waiting=waiting, errors={name: part.errors for name, part in parts if part.errors})
 for step, (logits, y, gradients, old, new, seen) in enumerate(kept):
     moved = norm(b.double() - a.double() for a, b in zip(old, new))
     ahead = torch.ones(12, 12, dtype=torch.bool, device=device).triu(1)
     tops = [(q.double() @ k.double().transpose(-2, -1) / math.sqrt(8)).masked_fill(ahead, -math.inf)
             for q, k in seen]
-    tell(step=step, train_loss_raw=F.cross_entropy(logits.double(), y).item(),
+    emit(step=step, train_loss_raw=F.cross_entropy(logits.double(), y).item(),
          grad_global_norm=norm(gradients), update_norm=moved, update_to_weight=moved / norm(old),
          max_attn_logit=max(top.max().item() for top in tops))
 finish(model.cpu())
@@ -131,13 +131,13 @@ def test_the_host_never_waits_and_nothing_changes(launch, devices, number):
     job = launch(script, environ=ENVIRON, config={"sampling": SAMPLING})
 
     for each in (bare, job):
-        assert "synchroniz" in each.told[0]["noticed"]
-        assert all(each.told[1]["busy"][WARM:]), "the host has waited for the device"
-    assert job.told[1]["errors"] == {} and job.kinds() == [] and "supervise" not in job.err
-    assert set(job.told[1]["waiting"][WARM:]) == {1}
-    assert job.told[2:] == bare.told[2:]  # the numbers and the weights, to the last bit
+        assert "synchroniz" in each.output[0]["noticed"]
+        assert all(each.output[1]["busy"][WARM:]), "the host has waited for the device"
+    assert job.output[1]["errors"] == {} and job.kinds() == [] and "supervise" not in job.err
+    assert set(job.output[1]["waiting"][WARM:]) == {1}
+    assert job.output[2:] == bare.output[2:]  # the numbers and the weights, to the last bit
 
-    rows = job.told[2:-1]
+    rows = job.output[2:-1]
     assert [frame["step"] for frame in job.frames] == [row["step"] for row in rows]
     for frame, row in zip(job.frames, rows, strict=True):
         for name in row.keys() - {"step", "max_attn_logit"}:

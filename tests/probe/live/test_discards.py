@@ -23,7 +23,7 @@ def true():
     return norm(p.grad for p in model.parameters())
 
 def told(loss, tokens=16, **more):
-    tell(train_loss_raw=loss.item(), grad_global_norm=true(), tokens_per_update=tokens,
+    emit(train_loss_raw=loss.item(), grad_global_norm=true(), tokens_per_update=tokens,
          update_skipped=0, **more)
 """
 
@@ -36,7 +36,7 @@ for step in range(10):  # the job keeps a batch that is not finite from its weig
     if not torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 0.5)):
         ZERO
         continue
-    tell(train_loss_raw=loss.item(), grad_global_norm=before, tokens_per_update=16,
+    emit(train_loss_raw=loss.item(), grad_global_norm=before, tokens_per_update=16,
          update_skipped=0, clip_threshold=0.5)
     optimizer.step()
 finish(model)
@@ -173,7 +173,7 @@ for step in range(6):  # zeroed in between, but other parameters
     second.zero_grad(SET)
     second_loss.backward()
     gradients = [p.grad for p in (*model.parameters(), *critic.parameters())]
-    tell(train_loss_raw=(first_loss + second_loss).item(), grad_global_norm=norm(gradients),
+    emit(train_loss_raw=(first_loss + second_loss).item(), grad_global_norm=norm(gradients),
          tokens_per_update=16)
     optimizer.step()
     second.step()
@@ -273,8 +273,8 @@ def test_a_frame_is_of_what_reached_the_step(probed, bare, name):
     takes thrown away ones for these, and the weights end as without the probe."""
     script = MODEL + LOOPS[name]
     job = probed.run(script, standing_orders=ORDER)
-    assert job.err == "" and job.told == bare.run(script).told
-    *rows, _ = job.told
+    assert job.err == "" and job.output == bare.run(script).output
+    *rows, _ = job.output
     at = [row.pop("at", step) for step, row in enumerate(rows)]
     assert [frame["step"] for frame in job.frames] == list(range(at[-1] + 1))
     for step, row in zip(at, rows, strict=True):
@@ -298,7 +298,7 @@ for step in range(16):  # each batch again and again
     if step in THROWN_AWAY:
         optimizer.zero_grad()
         continue
-    tell(batch=step % 4)
+    emit(batch=step % 4)
     optimizer.step()
 """
 )
@@ -309,7 +309,7 @@ def test_a_batch_keeps_its_fingerprint_behind_one_that_did_not_count(probed, whe
     other = {"LEFT_OUT": "THROWN_AWAY", "THROWN_AWAY": "LEFT_OUT"}[where]
     job = probed.run(FINGERPRINTS.replace(where, "(5, 10)").replace(other, "()"))
     prints = {}
-    for row, frame in zip(job.told[1:], job.frames[1:], strict=True):  # the model is known by then
+    for row, frame in zip(job.output[1:], job.frames[1:], strict=True):  # the model is known
         prints.setdefault(row["batch"], set()).add(frame["batch_fingerprint"])
     assert sorted(map(len, prints.values())) == [1, 1, 1, 1]
     assert len(set.union(*prints.values())) == 4

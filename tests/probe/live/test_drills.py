@@ -35,7 +35,7 @@ while step < 20:
     {clip}
     old = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
-    tell(step=step, lr=optimizer.param_groups[0]["lr"], same_input=bool((model.saw == x).all()),
+    emit(step=step, lr=optimizer.param_groups[0]["lr"], same_input=bool((model.saw == x).all()),
          finite=all(bool(p.isfinite().all()) for p in model.parameters()),
          same=all(bool((p == q).all()) for p, q in zip(model.parameters(), old)))
     step += 1
@@ -74,7 +74,7 @@ def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
     assert spiked == [8, 9, 10, 11, 12]
     assert job.column("learning_rate")[8] == pytest.approx(0.3)
     assert set(job.column("lr_scale")) == {1.0}
-    assert {row.get("lr", 1e-2) for row in job.told} == {1e-2}
+    assert {row.get("lr", 1e-2) for row in job.output} == {1e-2}
     assert job.kinds() == ["drill"] and "lr_spike begins at step 8" in job.notices[0].message
 
 
@@ -83,7 +83,7 @@ def test_nan_grad_strikes_once(probed, clip):
     """The gradient norm is NaN in that step, and without a reflex the weights are NaN after it."""
     job = probed.run(loop(clip), drills=[drill("nan_grad")])
     assert next(s for s, n in enumerate(job.column("grad_global_norm")) if math.isnan(n)) == 8
-    assert [row["finite"] for row in job.told[:-1]] == [True] * 8 + [False] * 12
+    assert [row["finite"] for row in job.output[:-1]] == [True] * 8 + [False] * 12
     assert job.frames[8]["nan_inf_events"] == 2  # the gradient, and the update it made
 
 
@@ -92,8 +92,8 @@ def test_skip_nonfinite_keeps_the_step_from_the_weights(probed, clip):
     """Weights and optimizer state are untouched, the step is counted as skipped and reported."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
     job = probed.run(loop(clip), drills=[drill("nan_grad")], standing_orders=order)
-    assert all(row["finite"] for row in job.told[:-1])
-    assert [row["step"] for row in job.told[:-1] if row["same"]] == [8]
+    assert all(row["finite"] for row in job.output[:-1])
+    assert [row["step"] for row in job.output[:-1] if row["same"]] == [8]
     assert [s for s, n in enumerate(job.column("update_skipped")) if n] == [8]
     assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[8]["nan_inf_events"] == 1
     assert job.kinds() == ["drill", "standing-order"] and job.notices[1].step == 8
@@ -120,7 +120,7 @@ for step in range(10):
     else:
         closure()
         optimizer.step()
-    tell(calls=calls, same=bool((old == model.weight).all()), state=len(optimizer.state))
+    emit(calls=calls, same=bool((old == model.weight).all()), state=len(optimizer.state))
 """
 
 
@@ -130,8 +130,8 @@ def test_a_run_that_is_not_finite_for_good_does_not_idle_on(probed, deferred):
     optimizer = "SGD(model.parameters(), lr=0.1)"
     script = STUBBORN.format(optimizer=optimizer, deferred=deferred)
     job = probed.run(script, standing_orders={"skip_nonfinite": {"max": 2, "per": 100}})
-    assert [row["same"] for row in job.told] == [False] * 4 + [True] * 2 + [False] * 4
-    assert {row["calls"] for row in job.told} == {1}
+    assert [row["same"] for row in job.output] == [False] * 4 + [True] * 2 + [False] * 4
+    assert {row["calls"] for row in job.output} == {1}
     assert job.kinds() == ["standing-order"] * 2
 
 
@@ -140,8 +140,8 @@ def test_skip_nonfinite_leaves_the_state_of_a_closure_optimizer_alone(probed):
     optimizer = "LBFGS(model.parameters(), lr=0.5, max_iter=3)"
     script = STUBBORN.format(optimizer=optimizer, deferred=True)
     job = probed.run(script, standing_orders={"skip_nonfinite": {"max": 9, "per": 100}})
-    assert [row["same"] for row in job.told] == [False] * 4 + [True] * 6
-    assert [row["calls"] for row in job.told][4:] == [1] * 6
+    assert [row["same"] for row in job.output] == [False] * 4 + [True] * 6
+    assert [row["calls"] for row in job.output][4:] == [1] * 6
     assert [frame["update_skipped"] for frame in job.frames] == [0] * 4 + [1] * 6
 
 
@@ -149,7 +149,7 @@ def test_on_a_device_the_order_says_that_it_cannot_act(probed):
     """A value that the host does not have is not waited for."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
     job = probed.run(loop(), drills=[drill("nan_grad")], standing_orders=order, late=True)
-    assert not job.told[-2]["finite"]
+    assert not job.output[-2]["finite"]
     assert "live on a device" in job.segment().status()["standing_orders"]["skip_nonfinite"]
     assert next(s for s, n in enumerate(job.column("nan_inf_events")) if n) == 8
 
@@ -157,7 +157,7 @@ def test_on_a_device_the_order_says_that_it_cannot_act(probed):
 def test_bad_batch_feeds_random_tokens(probed):
     """Other tokens for so many steps, from a generator of its own; the job's draws are the same."""
     job = probed.run(loop(), drills=[drill("bad_batch", steps=3)])
-    assert [row["step"] for row in job.told[:-1] if not row["same_input"]] == [8, 9, 10]
+    assert [row["step"] for row in job.output[:-1] if not row["same_input"]] == [8, 9, 10]
     undisturbed = probed.run(loop()).column("train_loss_raw")
     losses = job.column("train_loss_raw")
     assert losses[:8] == undisturbed[:8] and losses[8] > 1.1 * undisturbed[8]
@@ -194,7 +194,7 @@ def test_a_hang_may_end(probed, bare):
     """With `seconds` the job goes on, and nothing but time was lost."""
     job = probed.run(loop(), drills=[drill("hang", seconds=0.3)])
     assert job.column("step_time")[8] > 0.3
-    assert job.told[-1] == bare.run(loop()).told[-1]
+    assert job.output[-1] == bare.run(loop()).output[-1]
 
 
 def test_a_drill_fires_once_per_run(probed, make_folder):

@@ -18,19 +18,19 @@ for step in range(6):
     old = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     moved = norm(p - q for p, q in zip(model.parameters(), old))
-    tell(update_norm=moved, update_to_weight=moved / norm(old))
+    emit(update_norm=moved, update_to_weight=moved / norm(old))
 """
 
 
 def test_a_sampled_update_is_close_to_the_exact_one(probed):
     """Where the exact update is too dear, a third of the weights estimates it within 5 %."""
     job = probed.run(SAMPLED)
-    for frame, row in zip(job.frames, job.told, strict=True):
+    for frame, row in zip(job.frames, job.output, strict=True):
         rel = 1e-6 if frame["step"] < 2 else 0.05
         for metric, value in row.items():
             assert math.isclose(frame[metric], value, rel_tol=rel)
     assert job.segment().status()["update_to_weight"] == "sampled"
-    exact = [row["update_norm"] for row in job.told]
+    exact = [row["update_norm"] for row in job.output]
     assert job.column("update_norm")[5] != pytest.approx(exact[5], rel=1e-6)
 
 
@@ -61,7 +61,7 @@ for step in range(10):
         F.cross_entropy(model(x).reshape(-1, 20), x.reshape(-1))  # evaluation does not count
     loss.backward()
     optimizer.step()
-    tell(tokens_per_update=40 - 4 * step)
+    emit(tokens_per_update=40 - 4 * step)
 """
 
 
@@ -69,7 +69,7 @@ for step in range(10):
 def test_tokens_are_targets_that_carry_loss(probed, late):
     """Ignored targets and evaluation do not count; rates and sums follow."""
     job = probed.run(TOKENS, late=late)
-    told = [row["tokens_per_update"] for row in job.told]
+    told = [row["tokens_per_update"] for row in job.output]
     assert job.column("tokens_per_update") == told
     assert job.column("tokens_seen") == [sum(told[: i + 1]) for i in range(10)]
     assert all(

@@ -30,7 +30,7 @@ for step in range(20):
     optimizer.step()
     seen = model.saw
     now = [s["exp_avg_sq"] for s in optimizer.state.values()]
-    tell(step=step, rows=len(seen[0]),
+    emit(step=step, rows=len(seen[0]),
          constant=bool((seen[0] == seen[0][0, 0]).all() and (seen[1] == seen[0][0, 0]).all()),
          inputs=torch.equal(seen[0], x), targets=torch.equal(seen[1], y),
          sorted_targets=torch.equal(seen[1].sort().values, y.sort().values)
@@ -48,7 +48,7 @@ def drill(fault, step=8, **params):
 
 
 def steps_where(job, is_so):
-    return [row["step"] for row in job.told[:-1] if is_so(row)]
+    return [row["step"] for row in job.output[:-1] if is_so(row)]
 
 
 def test_repeated_tokens_are_one_token_in_inputs_and_targets(probed):
@@ -60,12 +60,12 @@ def test_repeated_tokens_are_one_token_in_inputs_and_targets(probed):
 def test_shuffled_labels_keep_their_tokens_and_lose_their_order(probed):
     job = probed.run(LOOP, drills=[drill("shuffled_labels", steps=3)])
     assert steps_where(job, lambda row: not row["targets"]) == [8, 9, 10]
-    assert all(row["inputs"] and row["sorted_targets"] for row in job.told[:-1])
+    assert all(row["inputs"] and row["sorted_targets"] for row in job.output[:-1])
 
 
 def test_batch_cut_keeps_an_eighth_of_the_rows_of_all_inputs(probed):
     job = probed.run(LOOP, drills=[drill("batch_cut", steps=3)])
-    assert [row["rows"] for row in job.told[6:13]] == [8, 8, 1, 1, 1, 8, 8]
+    assert [row["rows"] for row in job.output[6:13]] == [8, 8, 1, 1, 1, 8, 8]
     assert job.column("tokens_per_update")[7:9] == [128, 16]
 
 
@@ -74,15 +74,15 @@ def test_moments_are_damaged_once(probed, how, shrinks, age):
     """beta2 0.999 lets second moments fall by a thousandth a step, and no faster."""
     job = probed.run(LOOP, drills=[drill("moments", how=how)])
     assert steps_where(job, lambda row: row["step"] and row["shrunk"] < 0.5) == [8]
-    assert job.told[8]["age"] == age and job.told[8]["shrunk"] < shrinks
-    assert all(row["finite"] for row in job.told[:-1])
+    assert job.output[8]["age"] == age and job.output[8]["shrunk"] < shrinks
+    assert all(row["finite"] for row in job.output[:-1])
 
 
 def test_weight_noise_strikes_one_vector(probed):
     """The last vector is the bias of the head; the noise is as large as its deviation."""
     job = probed.run(LOOP, drills=[drill("weight_noise", target="vector", std=5.0)])
     assert steps_where(job, lambda row: row["moved"][4] > 0.3) == [8]
-    assert all(row["moved"][3] < 0.1 for row in job.told[:-1])
+    assert all(row["moved"][3] < 0.1 for row in job.output[:-1])
 
 
 def test_an_overflow_storm_strikes_a_share_of_the_steps(probed):
@@ -91,44 +91,44 @@ def test_an_overflow_storm_strikes_a_share_of_the_steps(probed):
     storm = drill("overflow_storm", share=0.5, steps=6)
     job = probed.run(LOOP, drills=[storm], standing_orders=order)
     assert [s for s, n in enumerate(job.column("update_skipped")) if n] == [9, 11, 13]
-    assert all(row["finite"] for row in job.told[:-1])
+    assert all(row["finite"] for row in job.output[:-1])
 
 
 def test_slow_input_costs_time_and_nothing_else(probed, bare):
     job = probed.run(LOOP, drills=[drill("slow_input", seconds=0.1, steps=3)])
     times = job.column("step_time")[1:]  # the first step has no begin
     assert min(times[7:10]) > 0.1 > 2 * statistics.median(times)
-    assert job.told[-1] == bare.run(LOOP).told[-1]
+    assert job.output[-1] == bare.run(LOOP).output[-1]
 
 
 def test_slow_compute_is_in_the_forward_and_leaves_no_hook(probed, bare):
     job = probed.run(LOOP, drills=[drill("slow_compute", seconds=0.1, steps=3)])
     times = [time or 0.0 for time in job.column("forward_time")]
     assert min(times[8:11]) > 0.1 > 2 * max(times[:8] + times[11:])
-    assert job.told[-1] == bare.run(LOOP).told[-1]
+    assert job.output[-1] == bare.run(LOOP).output[-1]
 
 
 def test_a_blackout_drops_frames_and_the_job_goes_on(probed, bare):
     job = probed.run(LOOP, drills=[drill("blackout", steps=4)])
-    assert [row["step"] for row in job.told[:-1]] == list(range(20))
+    assert [row["step"] for row in job.output[:-1]] == list(range(20))
     assert job.column("step") == [*range(8), *range(12, 20)]
-    assert job.told[-1] == bare.run(LOOP).told[-1]
+    assert job.output[-1] == bare.run(LOOP).output[-1]
 
 
 def test_a_crash_is_a_crash(probed):
     job = probed.start(LOOP, drills=[drill("crash", signal=9)])
     probed.wait(job, code=-9)
-    assert [row["step"] for row in job.told] == list(range(8))
+    assert [row["step"] for row in job.output] == list(range(8))
 
 
 def test_memory_creeps(probed):
     """Five megabytes in each of ten steps, given back when it is over."""
-    script = LOOP.replace("tell(step=step,", "tell(step=step, pages=pages(),").replace(
+    script = LOOP.replace("emit(step=step,", "emit(step=step, pages=pages(),").replace(
         "class Words",
         'pages = lambda: int(open("/proc/self/statm").read().split()[1])\nclass Words',
     )
     job = probed.run(script, drills=[drill("memory_creep", megabytes=5.0, steps=10)])
-    grown = (job.told[16]["pages"] - job.told[7]["pages"]) * os.sysconf("SC_PAGE_SIZE")
+    grown = (job.output[16]["pages"] - job.output[7]["pages"]) * os.sysconf("SC_PAGE_SIZE")
     assert grown > 40 << 20
 
 
@@ -151,7 +151,7 @@ for step in range(6):
     out = model(torch.zeros(1))
     (out * weight).sum().backward()
     total = (out * weight).sum().detach()
-    tell(step=step, out=float(total), q=float(q.grad.norm()), k=float(k.grad.norm()),
+    emit(step=step, out=float(total), q=float(q.grad.norm()), k=float(k.grad.norm()),
          v=float(v.grad.norm()))
     optimizer.step()
 """
@@ -161,7 +161,7 @@ for step in range(6):
 def test_attention_bias_is_in_the_backward_alone(probed, bits):
     """With no bits it is plain attention, rounded to bfloat16 in one place; with 32 dQ is wrong."""
     job = probed.run(ATTENTION, drills=[drill("attention_bias", step=3, bits=bits, steps=2)])
-    _, _, right, biased, _, after = job.told
+    _, _, right, biased, _, after = job.output
     assert biased["out"] == pytest.approx(right["out"], rel=1e-6)
     assert biased["v"] == pytest.approx(right["v"], rel=1e-6)
     assert after["q"] == pytest.approx(right["q"], rel=1e-6)
@@ -186,7 +186,7 @@ for step in range(6):
     optimizer.zero_grad()
     model(torch.randn(4, 8)).backward()
     optimizer.step()
-    tell(step=step, spread=spread)
+    emit(step=step, spread=spread)
 """
 
 
@@ -194,7 +194,7 @@ for step in range(6):
 def test_router(probed, how, times):
     """The centred rows are what softmax sees."""
     job = probed.run(ROUTER, drills=[drill("router", step=3, how=how)])
-    spreads = [row["spread"] for row in job.told]
+    spreads = [row["spread"] for row in job.output]
     assert spreads[4] == pytest.approx(times * spreads[3], rel=1e-3)
     assert spreads[5] == pytest.approx(spreads[4], rel=1e-3)
 
@@ -208,7 +208,7 @@ for step in range(8):
     torch.save({"model": model.state_dict()}, f"ckpt-{step}.pt")
     torch.save({"model": model.state_dict()}, "twin.pt")
     now, twin = (open(name, "rb").read() for name in (f"ckpt-{step}.pt", "twin.pt"))
-    tell(same=len(now), twin=len(twin), other=sum(a != b for a, b in zip(now, twin)))
+    emit(same=len(now), twin=len(twin), other=sum(a != b for a, b in zip(now, twin)))
 """
 
 
@@ -216,19 +216,19 @@ def test_a_checkpoint_is_damaged_once(probed):
     """Names are in the file too, hence the twin's few bytes that differ in any case."""
     script = SAVING.replace('f"ckpt-{step}.pt"', '"here.pt"')
     job = probed.run(script, drills=[drill("bad_checkpoint", step=4)])
-    usual = job.told[0]["other"]
-    assert [row["other"] - usual for row in job.told].count(0) == 7
-    assert max(row["other"] - usual for row in job.told) == 1
+    usual = job.output[0]["other"]
+    assert [row["other"] - usual for row in job.output].count(0) == 7
+    assert max(row["other"] - usual for row in job.output) == 1
 
 
 def test_a_fault_that_finds_nothing_to_damage_says_so(probed):
     """The job goes on, and the drill is told to have failed."""
     job = probed.run(ROUTER, drills=[drill("shuffled_labels", step=3)])
-    assert len(job.told) == 6
+    assert len(job.output) == 6
     assert any("found no targets" in notice.message for notice in job.notices)
 
 
 def test_a_drill_may_strike_one_rank(probed):
     """This is rank 0."""
     job = probed.run(LOOP, drills=[{**drill("batch_cut"), "rank": 1}])
-    assert {row["rows"] for row in job.told[:-1]} == {8} and job.kinds() == []
+    assert {row["rows"] for row in job.output[:-1]} == {8} and job.kinds() == []

@@ -39,7 +39,7 @@ def told(members, **more):
         moved = norm(p.detach() - q for p, q in zip(params, old[name]))
         if old[name]:
             row[f"update_to_weight.{name}"] = moved / norm(old[name])
-    tell(**row, **more)
+    emit(**row, **more)
 """
 
 TWO = (
@@ -250,7 +250,7 @@ for step in range(8):
     first.step()
     second.step()
     model.zero_grad()
-    tell(**row)
+    emit(**row)
 """
 )
 
@@ -275,7 +275,7 @@ for step in range(6):
     model.zero_grad()
     for k, ps in members.items():
         row[f"update_to_weight.{k}"] = norm(p - q for p, q in zip(ps, old[k])) / norm(old[k])
-    tell(**row, **rates)
+    emit(**row, **rates)
 """
 
 # Two ranks, one of which speaks: the gradients are those that the ranks have averaged.
@@ -343,9 +343,9 @@ def test_each_group_is_measured_as_the_job_would(probed, bare, name, late):
     computes what it does without the probe, to the bit."""
     job = probed.run(LOOPS[name], late=late, sampling=ALWAYS)
     assert job.err == "" and job.kinds() == []
-    assert job.told == bare.run(LOOPS[name]).told
-    assert [frame["step"] for frame in job.frames] == list(range(len(job.told)))
-    for frame, row in zip(job.frames, job.told, strict=True):
+    assert job.output == bare.run(LOOPS[name]).output
+    assert [frame["step"] for frame in job.frames] == list(range(len(job.output)))
+    for frame, row in zip(job.frames, job.output, strict=True):
         of_groups = {metric for metric in row if metric.startswith(SAMPLED)}
         kinds = tuple(metric.partition(".")[0] + "." for metric in of_groups)
         if frame["step"] < 2:  # nothing is sampled yet
@@ -396,7 +396,7 @@ for training in range(4):
             optimizer.zero_grad()
     gone.append(weakref.ref(model.weight))
     del model, optimizers, optimizer
-tell(left=[reference() is not None for reference in gone])
+emit(left=[reference() is not None for reference in gone])
 """
 
 
@@ -404,4 +404,4 @@ def test_what_is_counted_together_keeps_no_weights_alive(probed):
     """Those of optimizers that are gone are freed when the next one steps, without the collector
     of cycles."""
     job = probed.run(REPLACED, sampling=ALWAYS)
-    assert job.told[0]["left"][:-1] == [False, False, False]
+    assert job.output[0]["left"][:-1] == [False, False, False]

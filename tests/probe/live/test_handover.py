@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PREAMBLE
+from tests.support.probed_job import PREAMBLE
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def train():
         progress.losses.append(value)
         progress.by_kind["all"] += 1
         progress.step += 1
-    tell(smooth=smooth, shadow=shadow.sum().item(), scale=scaler.get_scale(), **progress.__dict__)
+    emit(smooth=smooth, shadow=shadow.sum().item(), scale=scaler.get_scale(), **progress.__dict__)
     finish(model)
 
 
@@ -122,7 +122,7 @@ def test_a_new_process_ends_as_one_that_never_died(probed, bare, tmp_path, kind)
     again = probed.start(SCRIPT, environ={"KIND": kind}, **resumed(path, step))
     probed.wait(again)
     straight = bare.wait(bare.start(SCRIPT, environ={"KIND": kind}))
-    assert again.told == straight.told
+    assert again.output == straight.output
     assert [n.data["not_restored"] for n in again.notices if n.kind == "resumed"] == [[]]
     assert again.frames[0]["step"] == step + 1
     assert {f["attempt"] for f in again.frames} == {1}
@@ -141,7 +141,7 @@ def test_python_itself_starts_both(launch, bare, tmp_path):
     (path,) = (n.data["path"] for n in saved(job) if n.data["step"] == 10)
     again = launch(script, config=resumed(path, 10), environ={"KIND": "plain"})
     assert [n.kind for n in again.notices] == ["resumed"]
-    assert again.told == straight.told
+    assert again.output == straight.output
 
 
 def test_what_goes_on_is_compared_with_the_tape_of_the_launch_before(probed, life, tmp_path):
@@ -260,7 +260,7 @@ while step < 20:
     if step == 18:
         barrier("back")
     if step == 13 and os.path.exists("back"):
-        tell(left=sorted(os.listdir(os.environ["SAVEPOINTS"])))
+        emit(left=sorted(os.listdir(os.environ["SAVEPOINTS"])))
 """
 
 
@@ -277,4 +277,4 @@ def test_after_a_rollback_savepoints_of_the_abandoned_steps_are_gone(probed, tmp
     probed.wait(job)
     told = [(n.data["attempt"], n.data["step"]) for n in saved(job)]
     assert told == [(0, 1), (0, 5), (0, 10), (0, 15), (1, 10), (1, 15)]
-    assert job.told[0]["left"] == ["savepoint-000000010.pt", "savepoint-000000010.pt.sha256"]
+    assert job.output[0]["left"] == ["savepoint-000000010.pt", "savepoint-000000010.pt.sha256"]

@@ -70,14 +70,14 @@ for trial in range(20):  # 60 steps: with 64, the next one is another training
     assert gone() is None, trial
     if trial == 5:
         base = len(gc.get_objects())
-tell(grown=len(gc.get_objects()) - base, known=len(probe.parts.optimizers.living()))
+emit(grown=len(gc.get_objects()) - base, known=len(probe.parts.optimizers.living()))
 """
 
 
 def test_nothing_is_kept_alive(probed):
     """Models go when the job lets them go, without the garbage collector; nothing grows."""
     job = probed.run(FREED)
-    assert job.told[0]["known"] == 0 and job.told[0]["grown"] < 60
+    assert job.output[0]["known"] == 0 and job.output[0]["grown"] < 60
 
 
 BROKEN = (
@@ -119,7 +119,7 @@ def test_a_collector_that_fails_or_is_dear_is_switched_off(probed, bare, call, p
     assert status.pop(part).startswith(f"off: {why}") and set(status.values()) == {"on"}
     assert job.kinds() == ["collector-off"] and len(job.frames) == 70
     straight = bare.run(MODEL + "for _ in range(70):\n    step()\nfinish(model)")
-    assert job.told == straight.told and job.err == ""
+    assert job.output == straight.output and job.err == ""
 
 
 DEAD = (
@@ -141,7 +141,7 @@ def test_a_broken_probe_goes_off_and_the_job_goes_on(probed, bare, what):
     job = probed.run(DEAD.format(what=what))
     assert "TypeError" in job.marks["off"] and job.segment().status()["tier"] == "T0"
     straight = bare.run(MODEL + "for n in range(10):\n    step()\nfinish(model)")
-    assert job.told == straight.told and job.err == ""
+    assert job.output == straight.output and job.err == ""
 
 
 ALARM = (
@@ -167,7 +167,7 @@ probe.parts.collectors.plan.now["{call}"].append((probe.parts.context.guard.part
 try:
     step()
 except TooLate:
-    tell(caught=True)
+    emit(caught=True)
 """
 )
 
@@ -175,7 +175,7 @@ except TooLate:
 @pytest.mark.parametrize("call", ["after_backward", "before_update", "collect"])
 def test_what_a_signal_handler_raises_reaches_the_job(probed, call):
     """Even if the signal comes while the probe runs."""
-    assert probed.run(ALARM.format(call=call)).told == [{"caught": True}]
+    assert probed.run(ALARM.format(call=call)).output == [{"caught": True}]
 
 
 RAISES = """
@@ -196,7 +196,7 @@ while step < 8:
     try:
         optimizer.step()
     except ValueError as error:
-        tell(error=str(error), lr=optimizer.param_groups[0]["lr"].item())
+        emit(error=str(error), lr=optimizer.param_groups[0]["lr"].item())
         optimizer.step()
     step += 1
 """
@@ -208,7 +208,7 @@ def test_a_step_that_raises_is_put_right(probed):
     job.send("lr_scale", value=0.5)
     job.go()
     probed.wait(job)
-    assert job.told == [{"error": "not today", "lr": pytest.approx(0.1)}]
+    assert job.output == [{"error": "not today", "lr": pytest.approx(0.1)}]
     assert [frame["step"] for frame in job.frames] == list(range(8))
     assert job.column("learning_rate")[6] == pytest.approx(0.05)
 

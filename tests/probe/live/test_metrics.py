@@ -18,7 +18,7 @@ for step in range(30):
     gradient = norm(p.grad for p in model.parameters())
     optimizer.step()
     moved = norm(p - q for p, q in zip(model.parameters(), old))
-    tell(train_loss_raw=loss.item(), grad_global_norm=gradient, learning_rate=0.05,
+    emit(train_loss_raw=loss.item(), grad_global_norm=gradient, learning_rate=0.05,
          update_norm=moved, update_to_weight=moved / norm(old))
 finish(model)
 """
@@ -42,7 +42,7 @@ for step in range(20):
     scaler.step(optimizer)
     scaler.update()
     moved = norm(p - q for p, q in zip(model.parameters(), old))
-    tell(step=step, loss=loss.item(), grad_global_norm={norm}, learning_rate=1e-2,
+    emit(step=step, loss=loss.item(), grad_global_norm={norm}, learning_rate=1e-2,
          update_to_weight=moved / norm(old), loss_scale=scale, tokens_per_update=16)
 finish(model)
 """
@@ -63,7 +63,7 @@ for step in range(20):
     first.step()
     second.step()
     moved = norm(p - q for p, q in zip(both, old))
-    tell(train_loss_raw=loss.item(), grad_global_norm=gradient, learning_rate=1e-2,
+    emit(train_loss_raw=loss.item(), grad_global_norm=gradient, learning_rate=1e-2,
          **{"learning_rate.1": 1e-3}, update_norm=moved, update_to_weight=moved / norm(old))
 finish(model, head)
 """
@@ -71,7 +71,7 @@ finish(model, head)
 
 def compare(job, rel=1e-6):
     """Every value that the script told is in the frame of its step."""
-    told = [row for row in job.told if "sha" not in row]
+    told = [row for row in job.output if "sha" not in row]
     assert [frame["step"] for frame in job.frames] == list(range(len(told)))
     for frame, row in zip(job.frames, told, strict=True):
         for name, value in row.items():
@@ -84,7 +84,7 @@ def test_frames_equal_what_the_script_computes(probed, bare, script, late):
     """Loss, gradient norm, rates and update ratio in every frame; final weights bit-identical."""
     job = probed.run(script, late=late)
     compare(job)
-    assert job.told[-1] == bare.run(script).told[-1]
+    assert job.output[-1] == bare.run(script).output[-1]
     assert job.err == ""
 
 
@@ -113,7 +113,7 @@ def test_a_scaler_changes_no_number(probed, bare, optimizer, late, clip, scaled,
     """Loss and gradient norm come unscaled, whoever unscales; an overflow is a skipped step."""
     script = SCALER.format(optimizer=optimizer, clip=clip, scaled=scaled, norm=measured)
     job = probed.run(script, late=late)
-    told = job.told[:-1]
+    told = job.output[:-1]
     for row, values in zip(told, job.frames, strict=True):
         row["train_loss_raw"] = row.pop("loss")
         for name, value in row.items():
@@ -123,4 +123,4 @@ def test_a_scaler_changes_no_number(probed, bare, optimizer, late, clip, scaled,
     assert job.frames[7]["update_norm"] == 0 and set(job.column("nan_inf_events")) == {0}
     assert not math.isfinite(job.frames[7]["grad_global_norm"])
     assert job.frames[-1]["steps_seen"] == 19 and job.frames[-1]["skipped_updates"] == 1
-    assert job.told[-1] == bare.run(script).told[-1]
+    assert job.output[-1] == bare.run(script).output[-1]

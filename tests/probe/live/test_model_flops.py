@@ -25,7 +25,7 @@ def compare(name, model, *args):
         model(*args).sum().backward()
     found = count(torch, [model])
     needed = found.per_token * 2 * 16 + found.per_pair * 2 * 16 * 16
-    tell(name=name, counted=counter.get_total_flops(), needed=needed, why_not=found.why_not)
+    emit(name=name, counted=counter.get_total_flops(), needed=needed, why_not=found.why_not)
 
 
 class Mixture(nn.Module):
@@ -50,15 +50,15 @@ frozen[2].requires_grad_(False)
 compare("frozen", frozen, IDS)
 
 mixture = nn.Sequential(table(), Mixture(), nn.Linear(16, 40))
-tell(name="experts", found=count(torch, [mixture]))
+emit(name="experts", found=count(torch, [mixture]))
 for model in (nn.Conv2d(3, 3, 3), table()):
-    tell(name="none", found=count(torch, [model]))
+    emit(name="none", found=count(torch, [model]))
 """
 
 
 def test_a_models_operations_are_those_that_torch_counts(probed):
     """A tied head, positions that are looked up, packed projections, weights without a gradient."""
-    rows = probed.run(COUNT.format(nano=str(NANO))).told
+    rows = probed.run(COUNT.format(nano=str(NANO))).output
     compared = [row for row in rows if "counted" in row]
 
     assert [row["name"] for row in compared] == ["tied", "library", "frozen"]
@@ -68,7 +68,7 @@ def test_a_models_operations_are_those_that_torch_counts(probed):
 
 def test_of_experts_counts_what_a_token_goes_to(probed):
     """Two of eight, the router, and the one that all share; what has no count says why."""
-    rows = probed.run(COUNT.format(nano=str(NANO))).told
+    rows = probed.run(COUNT.format(nano=str(NANO))).output
     weights = 16 * 8 + 2 * 16 * 16 + 16 * 16 + 16 * 40
 
     assert rows[3]["found"] == [6.0 * weights, 0.0, 0, ""]

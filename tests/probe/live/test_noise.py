@@ -8,8 +8,7 @@ import pytest
 
 from supervise.inputs.cross_rank_metrics import together
 from supervise.inputs.segment import Segment
-
-from .conftest import Job
+from tests.support.probed_job import Job
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +41,7 @@ for step in range(400):
         g = (many * large - few * small) / (many - few)
         noise, signal = 0.99 * noise + 0.01 * s, 0.99 * signal + 0.01 * g
         weight += 1
-        tell(step=step, noise=s, signal=g, ratio=noise / signal)
+        emit(step=step, noise=s, signal=g, ratio=noise / signal)
 """
 
 
@@ -55,7 +54,7 @@ def test_the_estimate_finds_the_noise_that_was_put_in(probed, divisor, clip, lat
     """Each value equals the script's own; over 400 steps both parts are right in their error."""
     script = KNOWN.format(divisor=divisor, clip=clip)
     job = probed.run(script, late=late, sampling=ALWAYS, slots=512)
-    told = job.told
+    told = job.output
     for row in told:
         frame = job.frames[row["step"]]
         if row["ratio"] > 0:

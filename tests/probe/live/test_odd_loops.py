@@ -28,12 +28,12 @@ for step in range(6):   # as a GAN: each has its own backward, so each is a step
     first.zero_grad()
     loss = F.mse_loss(model(x), y)
     loss.backward()
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
     first.step()
     second.zero_grad()
     loss = F.mse_loss(critic(x), y)
     loss.backward()
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(p.grad for p in critic.parameters()))
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(p.grad for p in critic.parameters()))
     second.step()
 """
 )
@@ -49,7 +49,7 @@ for step in range(10):  # the second optimizer steps every other time
     loss = F.mse_loss(model(x), y)
     loss.backward()
     both = step % 2 == 0
-    tell(train_loss_raw=loss.item(),
+    emit(train_loss_raw=loss.item(),
          grad_global_norm=norm(gradients() if both else [p.grad for p in model[0].parameters()]))
     first.step()
     if both:
@@ -73,7 +73,7 @@ for step in range(4):
     optimizer.zero_grad()
     loss = F.mse_loss(model(x), y)
     loss.backward()
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()), steps_seen=step + 1)
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()), steps_seen=step + 1)
     optimizer.step()
 """
 )
@@ -94,7 +94,7 @@ for step in range(8):
     old = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     moved = norm(p - q for p, q in zip(model.parameters(), old))
-    tell(update_norm=moved, update_to_weight=moved / norm(old))
+    emit(update_norm=moved, update_to_weight=moved / norm(old))
 """
 )
 
@@ -108,7 +108,7 @@ for step in range(5):
     loss = (body(table(torch.tensor([1, 1, 3])).to(torch.bfloat16)).float() ** 2).mean()
     loss.backward()
     dense = [table.weight.grad.to_dense(), *(p.grad for p in body.parameters())]
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(dense))
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(dense))
     first.step()
     second.step()
 """
@@ -123,7 +123,7 @@ for step in range(5):   # a checkpointed block runs a backward inside the backwa
     optimizer.zero_grad()
     loss = F.mse_loss(checkpoint(model, x.requires_grad_(), use_reentrant=True), y)
     loss.backward()
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
     optimizer.step()
 """
 )
@@ -143,8 +143,8 @@ def test_each_loop_is_measured_as_its_author_would(probed, bare, name):
     """Steps are counted as the loop means them, and each frame holds what the script computes,
     which is what it computes without the probe, to the bit."""
     job = probed.run(LOOPS[name])
-    assert job.err == "" and job.told == bare.run(LOOPS[name]).told
-    assert [frame["step"] for frame in job.frames] == list(range(len(job.told)))
-    for frame, row in zip(job.frames, job.told, strict=True):
+    assert job.err == "" and job.output == bare.run(LOOPS[name]).output
+    assert [frame["step"] for frame in job.frames] == list(range(len(job.output)))
+    for frame, row in zip(job.frames, job.output, strict=True):
         for metric, value in row.items():
             assert math.isclose(frame[metric], value, rel_tol=1e-6), (metric, frame, value)

@@ -44,7 +44,7 @@ for step in range(12):
     optimizer.step()
     optimizer.zero_grad()
     change = norm(p.detach() - q for p, q in zip(params, old))
-    tell(train_loss_raw=loss.item(), grad_global_norm=true, update_norm=change,
+    emit(train_loss_raw=loss.item(), grad_global_norm=true, update_norm=change,
          update_to_weight=change / norm(old))
 """
 
@@ -66,7 +66,7 @@ for step in range(10):
     if step % 3 == 0:
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
-    tell(train_loss_raw=loss.item(), grad_global_norm=true, **moved(model.parameters(), old))
+    emit(train_loss_raw=loss.item(), grad_global_norm=true, **moved(model.parameters(), old))
 """
 )
 
@@ -82,9 +82,9 @@ for step in range(8):
     loss = (model(torch.randint(0, len(table.weight), (5,))) ** 2).mean()
     loss.backward()
     if step < 2:            # nothing is sampled yet
-        tell(train_loss_raw=loss.item())
+        emit(train_loss_raw=loss.item())
     else:
-        tell(**{"grad_global_norm.embedding": norm([table.weight.grad]),
+        emit(**{"grad_global_norm.embedding": norm([table.weight.grad]),
                 "grad_global_norm.0": norm(p.grad for p in head.parameters())})
     optimizer.step()
 """
@@ -98,7 +98,7 @@ for step in range(6):
     optimizer.zero_grad()
     loss = F.mse_loss(model(x), y)
     loss.backward()
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
     optimizer.step()
 second = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
 for step in range(12):
@@ -114,7 +114,7 @@ for step in range(12):
 
     old = [p.detach().clone() for p in model.parameters()]
     second.step(closure)
-    tell(train_loss_raw=first[0], grad_global_norm=first[1], **moved(model.parameters(), old))
+    emit(train_loss_raw=first[0], grad_global_norm=first[1], **moved(model.parameters(), old))
 """
 )
 
@@ -139,7 +139,7 @@ for step in range(6):       # one half of the weights after the other, each with
         optimizer.step(closure)
         change = norm(p.detach() - q for p, q in zip(module.parameters(), old))
         rate = "learning_rate" if module is body else "learning_rate.1"
-        tell(train_loss_raw=first[0], grad_global_norm=first[1], tokens_per_update=24,
+        emit(train_loss_raw=first[0], grad_global_norm=first[1], tokens_per_update=24,
              update_norm=change, **{rate: optimizer.param_groups[0]["lr"]})
 """
 
@@ -154,7 +154,7 @@ for step in range(10):      # as Lightning passes them on; the second optimizer 
     loss = F.mse_loss(model(x), y)
     loss.backward()
     measured = model[0] if step <= 4 else model
-    tell(train_loss_raw=loss.item(), grad_global_norm=norm(gradients(measured)))
+    emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients(measured)))
     first.step(lambda: None)
     if step >= 4:
         second.step(lambda: None)
@@ -174,7 +174,7 @@ for step in range(6):
     model.zero_grad()
     loss = F.mse_loss(model(x), y)
     loss.backward()
-    tell(train_loss_raw=loss.item(), **{"learning_rate": 0.05, "learning_rate.1": 0.01})
+    emit(train_loss_raw=loss.item(), **{"learning_rate": 0.05, "learning_rate.1": 0.01})
     first.step(lambda: None)
     second.step(lambda: None)
 """
@@ -196,9 +196,9 @@ def test_each_loop_is_measured_as_its_author_would(probed, bare, name):
     """Steps are counted as the loop means them, and each frame holds what the script computes,
     which is what it computes without the probe, to the bit."""
     job = probed.run(LOOPS[name], sampling=ALWAYS)
-    assert job.err == "" and job.told == bare.run(LOOPS[name]).told
-    assert [frame["step"] for frame in job.frames] == list(range(len(job.told)))
-    for frame, row in zip(job.frames, job.told, strict=True):
+    assert job.err == "" and job.output == bare.run(LOOPS[name]).output
+    assert [frame["step"] for frame in job.frames] == list(range(len(job.output)))
+    for frame, row in zip(job.frames, job.output, strict=True):
         for metric, value in row.items():
             assert math.isclose(frame[metric], value, rel_tol=1e-6), (metric, frame, value)
 
@@ -217,12 +217,12 @@ for step in range(10):
         weight.grad[0] = math.nan
     optimizer.step()
     optimizer.zero_grad()
-tell(finite=bool(weight.isfinite().all()))
+emit(finite=bool(weight.isfinite().all()))
 """
 
 
 def test_the_standing_order_protects_a_weight_that_came_later(probed):
     """Its gradient is not finite, and does not reach it."""
     job = probed.run(NAN, standing_orders={"skip_nonfinite": {"max": 3, "per": 128}})
-    assert job.told == [{"finite": True}]
+    assert job.output == [{"finite": True}]
     assert [frame["step"] for frame in job.frames if frame["update_skipped"]] == [7]

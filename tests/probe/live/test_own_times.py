@@ -50,7 +50,7 @@ for n in range(STEPS):
     began = time.monotonic()
     optimizer.step()
     around["step"] += time.monotonic() - began
-    tell(inside=slept, around=around)
+    emit(inside=slept, around=around)
     slept = dict.fromkeys(slept, 0.0)
 """
 )
@@ -67,7 +67,7 @@ def test_a_part_takes_what_the_script_spends_in_it(job, name):
     """No less than was slept inside, no more than passed around the call; two backwards add up."""
     column = {"backward": "backward_time", "step": "optimizer_time"}[name]
     assert len(job.frames) == STEPS
-    for frame, row in zip(job.frames[1:], job.told[1:], strict=True):
+    for frame, row in zip(job.frames[1:], job.output[1:], strict=True):
         least, most = row["inside"][name], row["around"][name]
         assert least > 0.002
         assert least - TICK <= frame[column] <= most + TICK, frame["step"]

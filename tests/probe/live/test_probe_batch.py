@@ -119,7 +119,7 @@ while step < 30:
     if step == 20:
         whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**whole, "rng": torch.get_rng_state()}, "ckpt.pt")
-tell(mine=mine, calls=model.calls, log=model.log, sums=model.sums[0].item(), deep=model.deep,
+emit(mine=mine, calls=model.calls, log=model.log, sums=model.sums[0].item(), deep=model.deep,
      object=model.object.n, all=len(model.object.all), array=model.array.tolist(),
      mean=model.mean[0].item(),
      chance=torch.rand(1, generator=model.chance).item(), numpy=np.random.rand(),
@@ -174,13 +174,13 @@ def second_life(server, first, told, **environ):
 def test_a_rollback_comes_to_the_same_loss_and_the_job_is_undisturbed(probed, bare, kind):
     """Weights, buffers, tensors and every source of chance end as without a probe."""
     job, proof, notice = rolled_back(probed, kind, late=kind == "late")
-    assert job.told == alone(bare, kind).told
+    assert job.output == alone(bare, kind).output
     assert proof["verdict"] == "equal" and proof["was"] == proof["is"] > 0, notice
     assert notice.data["ok"] and notice.data["fingerprint"] == "same"
     assert "off" not in job.marks and "collector-off" not in job.kinds()
     if kind in ("plain", "loss"):
-        assert proof["is"] == pytest.approx(job.told[0]["mine"][10], rel=1e-6)
-        assert of_save(job)["value"] == pytest.approx(job.told[0]["mine"][19], rel=1e-6)
+        assert proof["is"] == pytest.approx(job.output[0]["mine"][10], rel=1e-6)
+        assert of_save(job)["value"] == pytest.approx(job.output[0]["mine"][19], rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["dropout", "loss"])
@@ -238,7 +238,7 @@ def test_what_cannot_be_run_again_is_told_and_not_judged(probed, bare, kind, why
     assert of_save(job) == {"why": why}
     notes = [n.message for n in job.notices if n.kind == "note"]
     assert notes.count(f"no probe batch is kept: {why}") == 1
-    assert job.told == alone(bare, kind).told
+    assert job.output == alone(bare, kind).output
 
 
 def test_what_a_checkpoint_has_no_value_for_is_not_judged(probed, tmp_path):
@@ -280,6 +280,6 @@ def test_a_savepoint_on_disk_is_told_with_its_value(probed, tmp_path, late):
     probed.wait(job)
     written = [n for n in job.notices if n.data.get("how") == "savepoint"]
     values = [n.data["probe_batch"].get("value") for n in written if n.data["step"] > 2]
-    wanted = [job.told[0]["mine"][n.data["step"]] for n in written if n.data["step"] > 2]
+    wanted = [job.output[0]["mine"][n.data["step"]] for n in written if n.data["step"] > 2]
     assert values, [(n.kind, n.message) for n in job.notices]
     assert values == pytest.approx(wanted, rel=1e-6)

@@ -50,7 +50,7 @@ for step in range(24):
         model.eval()
         with torch.inference_mode(kind == "inference"):
             save()
-        tell(training=[module.training for module in model.modules()])
+        emit(training=[module.training for module in model.modules()])
         model.train()
 finish(model)
 """
@@ -70,4 +70,4 @@ def test_a_save_is_no_time_for_what_would_break_the_training(probed, bare, kind,
     probed.wait(job)
     told = [n.data["probe_batch"] for n in job.notices if n.kind == "checkpoint-saved"]
     assert len(told) == 2 and all(each.get("why") == why for each in told), told
-    assert job.told == bare.wait(bare.start(SAVES, environ={"KIND": kind})).told
+    assert job.output == bare.wait(bare.start(SAVES, environ={"KIND": kind})).output

@@ -87,7 +87,7 @@ class Asks(IterableDataset):
 
 
 def end():
-    tell(seen=seen)
+    emit(seen=seen)
     finish(model)
 """
 
@@ -151,7 +151,7 @@ def held(tmp_path):
 
 def shards_of(job):
     """The shards that each step was trained on, sorted."""
-    return sorted({int(row[0]) for rows, _ in job.told[0]["seen"] for row in rows})
+    return sorted({int(row[0]) for rows, _ in job.output[0]["seen"] for row in rows})
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -161,7 +161,7 @@ def test_a_shard_in_quarantine_is_not_trained_on(probed, held, way):
     job = probed.run(SETUP + WAYS[way], quarantine=held.path)
 
     assert shards_of(job) == [0, 2, 3, 5]
-    assert len(job.told[0]["seen"]) == len(job.frames) == 8
+    assert len(job.output[0]["seen"]) == len(job.frames) == 8
     told = [notice for notice in job.notices if notice.kind == "quarantine"]
     assert "data/1.tar, data/4.tar" in told[0].message
     status = job.segment().status()["quarantine"]
@@ -173,10 +173,10 @@ def test_a_shard_in_quarantine_is_not_trained_on(probed, held, way):
 @pytest.mark.parametrize("way", ["batches-of-a-loader", "a-list-of-urls-of-workers"])
 def test_without_an_entry_nothing_changes(probed, bare, held, way):
     """No file, or an empty one: bit-identical to a run that nobody watches."""
-    nobody = bare.run(SETUP + WAYS[way]).told
-    assert probed.run(SETUP + WAYS[way], quarantine=held.path).told == nobody
+    nobody = bare.run(SETUP + WAYS[way]).output
+    assert probed.run(SETUP + WAYS[way], quarantine=held.path).output == nobody
     held("data/77.tar").change({"release": ["data/77.tar"]}, key="k2", live=True)
-    assert probed.run(SETUP + WAYS[way], quarantine=held.path).told == nobody
+    assert probed.run(SETUP + WAYS[way], quarantine=held.path).output == nobody
 
 
 @pytest.mark.parametrize("way", ["batches-of-a-loader", "a-list-of-urls", "streams"])
@@ -220,7 +220,7 @@ def test_a_word_puts_a_shard_in_and_lets_it_out_again(probed, held):
     job.go("again")
     assert job.answer(key).ok
     probed.wait(job)
-    numbers = [int(rows[0][0]) for rows, _ in job.told[0]["seen"]]
+    numbers = [int(rows[0][0]) for rows, _ in job.output[0]["seen"]]
 
     assert numbers[:11] == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5]  # one was fetched before the word
     assert numbers[11:] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
@@ -240,9 +240,9 @@ def test_a_batch_that_comes_again_has_its_update_dropped(probed, held):
     held(batches=[first.frames[step]["batch_fingerprint"] for step in (1, 2)])
     job = probed.run(SETUP + BATCHES, quarantine=held.path)
 
-    applied = [changed for _, changed in job.told[0]["seen"]]
+    applied = [changed for _, changed in job.output[0]["seen"]]
     assert applied == [True, False, False, True, True, True] * 2
-    assert [rows for rows, _ in job.told[0]["seen"]] == [r for r, _ in first.told[0]["seen"]]
+    assert [rows for rows, _ in job.output[0]["seen"]] == [r for r, _ in first.output[0]["seen"]]
     assert job.column("update_skipped") == [0.0 if each else 1.0 for each in applied]
     (told,) = [notice for notice in job.notices if "passed over so far" in notice.message]
     assert told.step == 1 and told.data["updates_dropped"] == 1
@@ -338,7 +338,7 @@ for text in ('{"entries": [{}]}', '{"entries": [{}] }', '{"entries": []}'):
 asked(200)
 for _ in range(20):
     train(sample(0))
-tell(first=first, held=held)
+emit(first=first, held=held)
 finish(model)
 """
 
@@ -348,7 +348,7 @@ def test_what_a_person_writes_meanwhile_is_obeyed_and_told(probed, tmp_path):
     path = str(tmp_path / "quarantine.json")
     job = probed.wait(probed.start(SETUP + ASKED, {"MANIFEST": path}, quarantine=path))
 
-    assert job.told[0] == {"first": [], "held": [[1], [1], [1], []]}
+    assert job.output[0] == {"first": [], "held": [[1], [1], [1], []]}
     told = [(each.step, each.message) for each in job.notices if each.kind == "quarantine"]
     assert told == [
         (0, "in quarantine, by hand: data/1.tar"),  # the first step ends where the next begins

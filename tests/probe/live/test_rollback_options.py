@@ -20,7 +20,7 @@ while step < 30:
     before = model.weight.detach().clone()
     optimizer.step()
     same = bool((before == model.weight).all())
-    tell(step=step, same=same, x=x.sum().item(), held={held})
+    emit(step=step, same=same, x=x.sum().item(), held={held})
     step += 1
 """
 ADAM = "AdamW(model.parameters(), lr=0.1)"
@@ -35,9 +35,9 @@ def rolled_back(server, optimizer=ADAM, held="0", **args):
     job.go()
     ack = job.answer(key)
     server.wait(job)
-    steps = [row["step"] for row in job.told]
+    steps = [row["step"] for row in job.output]
     again = len(steps) - 1 - steps[::-1].index(11)
-    return job, {row["step"]: row for row in job.told[again:]}, ack
+    return job, {row["step"]: row for row in job.output[again:]}, ack
 
 
 def continuity(job):
@@ -49,7 +49,7 @@ def test_the_batches_that_did_the_harm_are_passed_over(probed):
     so. The first step that is made again is as it was, bit for bit."""
     job, again, ack = rolled_back(probed, skip=[13, 15])
     assert ack.ok, ack.error
-    first = {row["step"]: row for row in reversed(job.told)}
+    first = {row["step"]: row for row in reversed(job.output)}
     assert [step for step, row in again.items() if row["same"]] == [13, 14, 15]
     assert [row["x"] for row in again.values()] == [first[step]["x"] for step in again]
     frames = [frame for frame in job.frames if frame["attempt"] == 1]
@@ -157,7 +157,7 @@ while step < 30:
     optimizer.zero_grad()
     losses.append(loss)
     step += 1
-tell(losses=losses)
+emit(losses=losses)
 finish(model)
 """
 
@@ -175,7 +175,7 @@ def test_a_loader_gives_the_same_batches_again(probed, bare, workers):
     probed.wait(job)
     straight = bare.start(script)
     straight.go()
-    assert job.told == bare.wait(straight).told
+    assert job.output == bare.wait(straight).output
     assert [told["ok"] for told in continuity(job)] == [True]
 
 
@@ -234,7 +234,7 @@ def test_a_loader_that_is_enumerated_gives_the_same_numbers_and_batches(probed, 
     probed.wait(job)
     straight = bare.start(script)
     straight.go()
-    assert job.told == bare.wait(straight).told
+    assert job.output == bare.wait(straight).output
 
 
 SPARED = """

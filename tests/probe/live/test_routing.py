@@ -67,7 +67,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(8):
     optimizer.zero_grad()
     model(torch.randn(4, 10, 16) * 3 + 2).square().mean().backward()
-    tell(step=step, **expected(routed, {room}))
+    emit(step=step, **expected(routed, {room}))
     routed.clear()
     optimizer.step()
 finish(model)
@@ -91,11 +91,11 @@ for step in range(7):
     ids = torch.randint(0, 100, (2, 16))
     got = model(input_ids=ids, labels=ids, output_router_logits=True)
     got.loss.backward()
-    tell(step=step, **expected(
+    emit(step=step, **expected(
         [(l.detach(), l.detach().topk(config.num_experts_per_tok).indices)
          for l in got.router_logits]))
     optimizer.step()
-tell(sha="none")
+emit(sha="none")
 """
 
 
@@ -104,7 +104,7 @@ def test_a_router_of_the_jobs_own(probed, bare):
     job = probed.run(text, sampling=SAMPLING)
     compare(job)
     assert not any("moe_drop_rate" in frame for frame in job.frames)
-    assert job.told[-1] == bare.run(text).told[-1]
+    assert job.output[-1] == bare.run(text).output[-1]
 
 
 @pytest.mark.parametrize(

@@ -149,15 +149,15 @@ first = count()
 gc.disable()
 steps(30)
 before, cycles = len(gc.get_objects()), gc.collect()
-tell(grown=count() - first, cycles=cycles)
+emit(grown=count() - first, cycles=cycles)
 """
 
 
 def test_sampling_each_step_leaves_nothing_behind(probed):
     job = probed.run(TRAIN + GROWTH, sampling={**ALL, "weights": 2})
     assert len(sampled(job)) == 48
-    assert abs(job.told[0]["grown"]) < 20
-    assert job.told[0]["cycles"] < 5
+    assert abs(job.output[0]["grown"]) < 20
+    assert job.output[0]["cycles"] < 5
 
 
 SWITCHES = """
@@ -195,7 +195,7 @@ SELECTIVE = "dict(context_fn=lambda: create_selective_checkpoint_contexts(policy
 def test_checkpointed_models_train_as_they_would(probed, bare, reentrant, more, autocast):
     text = TRAIN + SWITCHES.format(reentrant=reentrant, more=more, autocast=autocast)
     job = probed.run(text, sampling={**ALL, "weights": 1})
-    assert job.told == bare.run(text).told
+    assert job.output == bare.run(text).output
     assert len(sampled(job, "residual_rms")) == 4
     assert len(sampled(job)) == (0 if "context_fn" in more else 4)  # a mode would see our looks
 
@@ -223,7 +223,7 @@ for step in range(6):
         rms = model(calls[0]).double().square().mean().sqrt().item()
         for p in model.parameters():
             p.data = p.kept
-    tell(step=step, residual_rms=rms)
+    emit(step=step, residual_rms=rms)
 """
 
 
@@ -231,7 +231,7 @@ def test_a_closure_is_watched_when_it_is_first_evaluated(probed):
     job = probed.run(TRAIN + CLOSURE, sampling={**ALL, "attention": 0})
     assert sampled(job, "residual_rms.1") == [2, 3, 4, 5]
     for frame in job.frames[2:]:
-        told = job.told[frame["step"]]["residual_rms"]
+        told = job.output[frame["step"]]["residual_rms"]
         assert frame["residual_rms.1"] == pytest.approx(told, rel=1e-5)
     assert not any("logz_mean" in frame for frame in job.frames)  # there is no vocabulary
 
@@ -261,15 +261,15 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 steps(6)
-tell(seen=Loud.seen)
+emit(seen=Loud.seen)
 finish(model)
 """
 
 
 def test_subclasses_of_tensors_see_the_originals(probed, bare):
     job = probed.run(TRAIN + FOREIGN, sampling=ALL)
-    assert job.told == bare.run(TRAIN + FOREIGN).told
-    assert len(job.told[0]["seen"]) == 18
+    assert job.output == bare.run(TRAIN + FOREIGN).output
+    assert len(job.output[0]["seen"]) == 18
 
 
 COPIES = """
@@ -289,7 +289,7 @@ for step in range(7):
     steps(1)
     w = weights[step]["moe.gate.weight"].double()
     cosines = torch.nn.functional.cosine_similarity(w[:, None], w[None], dim=-1)
-    tell(step=step,
+    emit(step=step,
          router_weight_similarity=(cosines.sum() - 4).item() / 12,
          router_conditioning=((w - w.mean(0)).norm(dim=1).max() / w.mean(0).norm()).item())
 assert sorted(snapshots.names()) == sorted(names), snapshots.names()
@@ -310,4 +310,4 @@ def test_copies_of_weights_and_what_follows_from_them(probed, late, arrived):
     assert sampled(job, "router_conditioning") == list(arrived)
     for step, taken in arrived.items():
         for name in ("router_weight_similarity", "router_conditioning"):
-            assert job.frames[step][name] == pytest.approx(job.told[taken][name], rel=1e-5)
+            assert job.frames[step][name] == pytest.approx(job.output[taken][name], rel=1e-5)

@@ -40,10 +40,10 @@ for step in range(3):
         try:
             torch.save(state(), "no/such/folder.pt")
         except RuntimeError as error:
-            tell(error=str(error))
+            emit(error=str(error))
     if step == 2:
         torch.save(state(), "a.pt")
-tell(told=1)
+emit(told=1)
 """
 
 
@@ -72,4 +72,4 @@ def test_checkpoints_are_told_and_nothing_else(probed):
     assert saved[0].data["python"] == sys.executable and saved[0].data["ranks"] == 1
     assert all(notice.data["seconds"] >= 0 and notice.data["attempt"] == 0 for notice in saved)
     assert [f["step"] for f in job.frames if f.get("checkpoint_time", 0) > 0] == [1]
-    assert job.told[-1] == {"told": 1} and "no/such" in job.told[0]["error"]
+    assert job.output[-1] == {"told": 1} and "no/such" in job.output[0]["error"]

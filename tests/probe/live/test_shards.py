@@ -33,7 +33,7 @@ def train(batches):
     optimizer.step()
     optimizer.zero_grad()
     rows = torch.cat(list(batches)).tolist()
-    tell(shards=sorted({named(row[0]) for row in rows}), first=rows[0][1])
+    emit(shards=sorted({named(row[0]) for row in rows}), first=rows[0][1])
 
 
 def sample(index):
@@ -50,7 +50,7 @@ class Plain(Dataset):
 
 def finish_tape():
     tape = sys.modules["_supervise_probe"]._probe.parts.rank.tape.seen if PROBED else []
-    tell(tape=list(tape))
+    emit(tape=list(tape))
     finish(model)
 
 
@@ -211,7 +211,7 @@ WAYS = {
 def test_each_step_names_the_shards_that_it_trained_on(probed, way):
     """Names beside the fingerprint, number and offset in the frame; -1 where there are several."""
     job = probed.run(SETUP + WAYS[way])
-    *steps, end, _ = job.told
+    *steps, end, _ = job.output
     tape = end["tape"]
     assert [batch["step"] for batch in tape] == list(range(len(steps))) and len(steps) >= 5
     assert [sorted({o["shard"] for o in batch["shards"]}) for batch in tape] == [
@@ -235,7 +235,7 @@ def test_each_step_names_the_shards_that_it_trained_on(probed, way):
 
 def test_the_job_is_the_same_with_and_without(probed, bare):
     """A supervisor that is not there hears nothing; the weights are bit-identical."""
-    assert bare.run(SETUP + CALLS).told[-1] == probed.run(SETUP + CALLS).told[-1]
+    assert bare.run(SETUP + CALLS).output[-1] == probed.run(SETUP + CALLS).output[-1]
 
 
 def test_what_does_not_come_out_is_not_claimed(probed):

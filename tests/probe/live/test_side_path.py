@@ -147,9 +147,9 @@ def train(number, model, run, exact=True, autocast=False):
         torch.randn(1), random.random()
         assert not any(m._forward_hooks for m in model.modules()) or run == hooked
     if probed:
-        tell(last=step, looked=looked, refused=probed._probe.parts.sampler.refused)
+        emit(last=step, looked=looked, refused=probed._probe.parts.sampler.refused)
     breaks = sum(counters["graph_break"].values())
-    tell(graphs=len(graphs), breaks=breaks, frames=dict(counters["frames"]),
+    emit(graphs=len(graphs), breaks=breaks, frames=dict(counters["frames"]),
          calls=getattr(model, "calls", 0), log=getattr(model, "log", 0),
          chance=torch.rand(1).item() + random.random(),
          own=torch.rand(1, generator=getattr(model, "chance", None)).item())
@@ -166,7 +166,7 @@ def look(step, autocast):
     for q, k in ((q0, k0), (q1, k1)):
         logits = q @ k.transpose(-2, -1) / math.sqrt(8)
         top.append(logits.masked_fill(~torch.ones(SIZE, SIZE).tril().bool(), -math.inf).max())
-    tell(step=step, max_attn_logit=max(top).item(), rows=len(x0),
+    emit(step=step, max_attn_logit=max(top).item(), rows=len(x0),
          residual_rms=max((x ** 2).mean().sqrt().item() for x in (x0, x1)))
 """
 
@@ -201,7 +201,7 @@ for _ in range(20):
 
 def plain(job):
     """What both tell: whatever is of the job itself."""
-    return [row for row in job.told if "step" not in row and "refused" not in row]
+    return [row for row in job.output if "step" not in row and "refused" not in row]
 
 
 def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bare):
@@ -212,9 +212,9 @@ def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bar
     assert len(plain(alone)) == 20
     assert any(row.get("calls") == 20 for row in plain(alone))
 
-    done = [row for row in job.told if "refused" in row]
+    done = [row for row in job.output if "refused" in row]
     assert all(not row["refused"] and row["looked"] >= 3 for row in done[:5])
-    told = {row["step"]: row for row in job.told if "step" in row}
+    told = {row["step"]: row for row in job.output if "step" in row}
     for step, row in told.items():
         assert step % 3 == 0
         assert row["rows"] == 2

@@ -53,7 +53,7 @@ for step in range(12):
         second.step()
     except torch.OutOfMemoryError:
         second.step()
-    tell(train_loss_raw=total, grad_global_norm=true)
+    emit(train_loss_raw=total, grad_global_norm=true)
 """
 )
 
@@ -68,7 +68,7 @@ def test_a_step_that_is_made_again_counts_once(probed):
         for job in jobs
     )
     assert once == again and len(again) == 12
-    for frame, row in zip(again, jobs[1].told, strict=True):
+    for frame, row in zip(again, jobs[1].output, strict=True):
         for metric, value in row.items():
             assert math.isclose(frame[metric], value, rel_tol=1e-6), (metric, frame, value)
     assert {"grad_noise_scale", "grad_global_norm.1", "adam_rms_ratio"} <= set(once[-1])
@@ -115,7 +115,7 @@ for step in range(12):
             backward()
             row = look()
         optimizer.step()
-    tell(**row)
+    emit(**row)
 """
 )
 
@@ -131,8 +131,8 @@ def test_norms_are_those_that_the_first_attempt_found(probed):
     assert job.answer(key).ok
     probed.wait(job)
     assert job.err == "" and [n.kind for n in job.notices].count("standing-order") == 1
-    assert len(job.frames) == len(job.told) == 12
-    for frame, row in zip(job.frames[2:], job.told[2:], strict=True):
+    assert len(job.frames) == len(job.output) == 12
+    for frame, row in zip(job.frames[2:], job.output[2:], strict=True):
         for metric, value in row.items():
             expected = pytest.approx(value, rel=1e-5, nan_ok=True)
             assert frame[metric] == expected, (metric, frame["step"])

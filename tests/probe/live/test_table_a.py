@@ -107,7 +107,7 @@ for step in range(40):
         if stds:
             row["layer_weight_std"] = max(abs(a / b - 1) for a, b in zip(now, stds))
         stds = now
-    tell(**row)
+    emit(**row)
 finish(model)
 """
 )
@@ -130,7 +130,7 @@ OFTEN = {"gradients": 4, "weights": 8, "share": 1e6}
 
 
 def rows(job):
-    return [row for row in job.told if "sha" not in row]
+    return [row for row in job.output if "sha" not in row]
 
 
 def compare(job, rel=1e-5):
@@ -150,7 +150,7 @@ def test_values_under_accumulation_mask_and_clip(probed, bare, late):
     """All values of the table, sampled ones in their steps only; final weights bit-identical."""
     job = probed.run(PLAIN, late=late, sampling=OFTEN)
     compare(job)
-    assert job.told[-1] == bare.run(PLAIN).told[-1]
+    assert job.output[-1] == bare.run(PLAIN).output[-1]
     assert job.err == "" and job.kinds() == []
 
 
@@ -195,7 +195,7 @@ for step in range(24):
     if seen:
         clipped = sum(limit < n < math.inf for n, limit in seen)
         row.update(clip_threshold=limit, grad_clip_rate=100 * clipped / len(seen))
-    tell(**row)
+    emit(**row)
 finish(model)
 """
 CLIP = (
@@ -226,7 +226,7 @@ def test_a_scaler_changes_no_value(probed, bare, optimizer, late, clip):
         for name, value in row.items():
             expected = pytest.approx(value, rel=1e-5, nan_ok=True)
             assert frame.get(name) == expected, (name, frame["step"])
-    assert job.told[-1] == bare.run(script).told[-1]
+    assert job.output[-1] == bare.run(script).output[-1]
     assert job.kinds() == []
 
 
@@ -368,12 +368,12 @@ for name, schedule in make.items():
         found.step()
         assert found.last_epoch == step + 1
     top = max(rates)
-    tell(name=name, ends=schedules.ends(found), first=rates.index(top),
+    emit(name=name, ends=schedules.ends(found), first=rates.index(top),
          last=max(i for i, r in enumerate(rates) if r > top - 1e-9),
          end=next(i for i, r in enumerate(rates) if r < min(rates[rates.index(top):]) + 1e-12
                   and i > rates.index(top)))
 """
-    told = bare.run(script).told
+    told = bare.run(script).output
     assert len(told) == 7
     for row in told:
         warm, stable, total = row["ends"]
@@ -404,7 +404,7 @@ for step in range(13):
     two.step()
     pairs = zip((first, second), old)
     moved = [norm(p - q for p, q in zip(m.parameters(), o)) / norm(o) for m, o in pairs]
-    tell(step=step, grads=grads, moved=moved)
+    emit(step=step, grads=grads, moved=moved)
 finish(first, second)
 """
     job = probed.run(script, sampling=OFTEN)
@@ -419,7 +419,7 @@ finish(first, second)
             assert frame["opt_state_finite"] == 1
         else:
             assert found == [None, None]
-    assert job.told[-1] == bare.run(script).told[-1]
+    assert job.output[-1] == bare.run(script).output[-1]
 
 
 def test_no_value_on_a_device_is_waited_for(probed):
@@ -444,8 +444,8 @@ for name in ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__
              "__index__", "__contains__"):
     setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name)))
 """
-    script = PLAIN.replace("finish(model)", "tell(waits=sorted(set(waits)))")
+    script = PLAIN.replace("finish(model)", "emit(waits=sorted(set(waits)))")
     script = script.replace("stds = []\n", watch + "stds = []\n")
     job = probed.run(script, late=True, sampling=OFTEN)
-    assert {place for _, place, _ in job.told[-1]["waits"]} == {"scalars.py"}  # what has arrived
-    assert {name for name, _, _ in job.told[-1]["waits"]} == {"tolist"}
+    assert {place for _, place, _ in job.output[-1]["waits"]} == {"scalars.py"}  # what has arrived
+    assert {name for name, _, _ in job.output[-1]["waits"]} == {"tolist"}

@@ -20,7 +20,7 @@ def step(model, adam, tokens, pause=0.0):
     loss.backward()
     told = norm(p.grad for p in model.parameters())
     adam.step()
-    tell(thread=threading.current_thread().name, train_loss_raw=loss.item(),
+    emit(thread=threading.current_thread().name, train_loss_raw=loss.item(),
          grad_global_norm=told, tokens_per_update=tokens)
     time.sleep(pause)
 
@@ -56,9 +56,9 @@ def same(frames, rows):
 def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     """The main thread waits for it: after a second the other one is the rank's, steps go on."""
     job = probed.run(MOVES_ON)
-    assert job.told == bare.run(MOVES_ON).told
+    assert job.output == bare.run(MOVES_ON).output
 
-    *rows, _ = job.told
+    *rows, _ = job.output
     frames = job.frames
     assert job.column("step") == list(range(len(frames)))
     assert 100 < len(frames) < 165  # what was made within the second has no frame
@@ -92,7 +92,7 @@ finish(one[0])
 def test_a_thread_that_ended_is_followed_by_the_next(probed):
     """Nobody is left to wait for: only the step that showed it has no frame."""
     job = probed.run(IN_TURN)
-    *rows, _ = job.told
+    *rows, _ = job.output
     del rows[20], rows[10]
     assert job.column("step") == list(range(28))
     same(job.frames, rows)
@@ -115,7 +115,7 @@ aside.join()
 def test_of_threads_that_train_at_once_the_first_is_watched(probed):
     """However many steps the other one makes between two of it."""
     job = probed.run(AT_ONCE)
-    same(job.frames, [row for row in job.told if row["thread"] == "MainThread"])
+    same(job.frames, [row for row in job.output if row["thread"] == "MainThread"])
     assert not [n for n in job.notices if "thread" in n.message]
 
 
@@ -141,7 +141,7 @@ def test_of_threads_that_begin_together_one_is_watched(probed):
     assert job.err == "" and "off" not in job.kinds()
     whole = job.frames[1:]  # the first may hold what went into the models before
     (tokens,) = {frame["tokens_per_update"] for frame in whole}
-    rows = [row for row in job.told if row["tokens_per_update"] == tokens]
+    rows = [row for row in job.output if row["tokens_per_update"] == tokens]
     assert len(rows) == 60 and len(whole) >= 50  # it may begin while another one makes it
     same(whole, rows[-len(whole) :])
 
@@ -201,4 +201,4 @@ def test_no_other_thread_goes_back_to_what_was_kept(probed, bare):
     assert [answer.ok for answer in refused] == [False, False]
     assert "at another place of the program" in refused[0].error
     assert "in the thread 'second'; only the main thread can be moved back" in refused[1].error
-    same(job.frames[20:], job.told[20 - len(job.frames) - 1 : -1])
+    same(job.frames[20:], job.output[20 - len(job.frames) - 1 : -1])

@@ -23,7 +23,7 @@ for step in range({steps}):
     {clip}
     old = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
-    tell(left=norm(p.grad for p in model.parameters()),
+    emit(left=norm(p.grad for p in model.parameters()),
          moved=norm(p - q for p, q in zip(model.parameters(), old)),
          finite=all(bool(p.isfinite().all()) for p in model.parameters()))
     {after}
@@ -69,7 +69,7 @@ def test_a_clip_bounds_the_norm_for_so_many_steps(probed, late):
     order = ("clip", {"max_norm": 0.01, "factor": None, "steps": 6})
     job, (ack,) = ordered(probed, loop(), order, late=late)
     first = ack.step + 1
-    left, seen = [row["left"] for row in job.told[:-1]], job.column("grad_global_norm")
+    left, seen = [row["left"] for row in job.output[:-1]], job.column("grad_global_norm")
     assert ack.result["clip_bound"] == 0.01 and min(seen) > 0.01
     assert left[first : first + 6] == pytest.approx([0.01] * 6)
     assert left[:first] + left[first + 6 :] == pytest.approx(seen[:first] + seen[first + 6 :])
@@ -84,7 +84,7 @@ def test_a_factor_becomes_an_absolute_bound(probed, clip):
     norms = job.column("grad_global_norm")[: ack.step + 1]
     usual = 0.5 if clip == OWN_CLIP else sorted(norms)[len(norms) // 2]
     assert ack.result["clip_bound"] == pytest.approx(0.3 * usual)
-    assert job.told[-2]["left"] <= 0.3 * usual * 1.0001
+    assert job.output[-2]["left"] <= 0.3 * usual * 1.0001
     assert job.segment().status()["in_force"] == {"clip": ack.result["clip_bound"]}
 
 
@@ -105,7 +105,7 @@ for step in range(9):
         return loss
 
     optimizer.step(closure)
-    tell(left=norm(p.grad for p in model.parameters()))
+    emit(left=norm(p.grad for p in model.parameters()))
 """
     job = probed.start(script)
     for step, args in ((3, {"max_norm": 1e-5}), (6, {"lift": True})):
@@ -114,7 +114,7 @@ for step in range(9):
         job.go(f"go{step}")
         assert job.answer(key).ok
     probed.wait(job)
-    held = [row["left"] <= 1.001e-5 for row in job.told]
+    held = [row["left"] <= 1.001e-5 for row in job.output]
     assert held[:4] == [False] * 4 and held[4:7] == [True] * 3 and held[7:] == [False] * 2
 
 
@@ -125,7 +125,7 @@ def test_the_bound_is_of_unscaled_gradients(probed, late):
     script = script.replace("loss.backward()", "scaler.scale(loss).backward()")
     script = script.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
     job, (ack,) = ordered(probed, script, ("clip", {"max_norm": 0.01, "steps": 0}), late=late)
-    moved = [row["moved"] for row in job.told[:-1]]
+    moved = [row["moved"] for row in job.output[:-1]]
     assert moved[ack.step + 1 :] == pytest.approx([0.1 * 0.01] * (11 - ack.step), rel=1e-3)
 
 
@@ -137,8 +137,8 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     script = loop(40, "AdamW(model.parameters(), lr=1e-2)", before=before)
     order = {"update_clip": {"window": 16, "sigma": 2.0, "max_gb": 1.0}}
     job, _ = ordered(probed, script, drills=[spike], standing_orders=order, late=late)
-    moved = [row["moved"] for row in job.told[:-1]]
-    own = [row["moved"] for row in untouched(bare, script).told[:-1]]
+    moved = [row["moved"] for row in job.output[:-1]]
+    own = [row["moved"] for row in untouched(bare, script).output[:-1]]
     cut = []
     for step in range(8, 40):
         past = moved[max(0, step - 16) : step]
@@ -174,7 +174,7 @@ def test_an_update_clip_knows_the_past_and_its_memory(probed):
     )
     assert not small.ok and "a copy of the weights takes" in small.error
     assert ack.result == {"update_clip": {"window": 4, "sigma": 2.0}, "bytes": 4 * 49}
-    moved = [row["moved"] for row in job.told[:-1]]
+    moved = [row["moved"] for row in job.output[:-1]]
     assert moved[7] < 4 * max(moved[:7])
     on = [step for step, rate in enumerate(job.column("update_clip_rate")) if rate is not None]
     assert on == list(range(ack.step + 1, ack.step + 11))
@@ -186,7 +186,7 @@ def test_what_is_not_finite_is_zeroed_and_the_rest_applied(probed, late):
     order = {"zero_nonfinite": {"max": 2, "per": 100}, "skip_nonfinite": {"max": 3, "per": 100}}
     drill = [{"fault": "nan_grad", "step": 8, "params": {}}]
     job, _ = ordered(probed, loop(), drills=drill, standing_orders=order, late=late)
-    assert all(row["finite"] and row["moved"] > 0 for row in job.told[:-1])
+    assert all(row["finite"] and row["moved"] > 0 for row in job.output[:-1])
     assert [s for s, fired in enumerate(job.column("gradients_zeroed")) if fired] == [8]
     assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[-1]["steps_seen"] == 30
     said = [n.data["order"] for n in job.notices if n.kind == "standing-order"]
@@ -202,7 +202,7 @@ def test_zeroing_has_a_cap(probed, late):
     )
     order = {"zero_nonfinite": {"max": 2, "per": 100}}
     job, _ = ordered(probed, script, standing_orders=order, late=late)
-    assert [row["finite"] for row in job.told[:-1]] == [True] * 9 + [False] * 3
+    assert [row["finite"] for row in job.output[:-1]] == [True] * 9 + [False] * 3
     assert sum(job.column("gradients_zeroed")) == 2
 
 
@@ -292,7 +292,7 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     (said,) = [notice for notice in job.notices if notice.kind == "note"]
     assert said.data["path"] == ack.result["path"] and said.data["steps"] == 3
     assert said.data["bytes"] == Path(said.data["path"]).stat().st_size
-    assert job.told[-1] == untouched(bare, script).told[-1]
+    assert job.output[-1] == untouched(bare, script).output[-1]
 
 
 def test_a_profile_gives_way_to_the_jobs_own_and_to_its_end(probed):
@@ -301,12 +301,12 @@ def test_a_profile_gives_way_to_the_jobs_own_and_to_its_end(probed):
         "if step == 8: own = torch.profiler.profile("
         "activities=[torch.profiler.ProfilerActivity.CPU]); own.start()"
     )
-    after = "if step == 9: own.stop(); tell(own=len(own.events()))"
+    after = "if step == 9: own.stop(); emit(own=len(own.events()))"
     order = ("profile", {"incident": "inc-1", "steps": 20})
     job, _ = ordered(probed, loop(12, before=own, after=after), order)
     (said,) = [notice for notice in job.notices if notice.kind == "note"]
     assert "the job began a profile of its own" in said.message and len(traces(job)) == 1
-    assert next(row["own"] for row in job.told if "own" in row) > 10
+    assert next(row["own"] for row in job.output if "own" in row) > 10
 
     job, _ = ordered(probed, loop(12), order)
     (said,) = [notice for notice in job.notices if notice.kind == "note"]
@@ -349,5 +349,5 @@ def test_a_tool_that_never_binds_changes_no_bit(probed, bare, late):
         late=late,
     )
     assert all(ack.ok for ack in acks)
-    assert job.told[-1] == untouched(bare, script).told[-1]
+    assert job.output[-1] == untouched(bare, script).output[-1]
     assert job.err == "" and set(job.kinds()) <= {"sampling"}  # less of it on a busy machine

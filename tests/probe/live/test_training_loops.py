@@ -28,7 +28,7 @@ for step in range(8):
         loss = F.mse_loss(model(x), y) / 4
         loss.backward()
         total += loss.item()
-    tell(train_loss_raw=total, grad_global_norm=norm(gradients()))
+    emit(train_loss_raw=total, grad_global_norm=norm(gradients()))
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -47,7 +47,7 @@ for step in range(8):
         (scaler.scale(loss) / 2).backward()
         total += loss.item() / 2
     scaler.unscale_(optimizer)
-    tell(train_loss_raw=total, grad_global_norm=norm(gradients()))
+    emit(train_loss_raw=total, grad_global_norm=norm(gradients()))
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -72,7 +72,7 @@ for step in range(9):
         nn.utils.clip_grad_norm_(model[2].parameters(), 1e-4)
     else:                # more than the optimizer has, from a list
         nn.utils.clip_grad_norm_([*model.parameters(), nn.Parameter(torch.ones(3))], 1e-3)
-    tell(grad_global_norm=true)
+    emit(grad_global_norm=true)
     optimizer.step()
 """
 )
@@ -85,7 +85,7 @@ for step in range(9):
     x, y = batch()
     optimizer.zero_grad()
     F.mse_loss(model(x), y).backward()
-    tell(grad_global_norm=norm(gradients()))
+    emit(grad_global_norm=norm(gradients()))
     if step % 3 == 0:
         nn.utils.clip_grad_value_(model.parameters(), 1e-3)
     elif step % 3 == 1:
@@ -117,7 +117,7 @@ for step in range(10):
     optimizer.step()
     if step < 5:
         schedule.step()
-    tell(learning_rate=rates[0], **{"learning_rate.1": rates[1]}, learning_rate_scheduled=rates[0],
+    emit(learning_rate=rates[0], **{"learning_rate.1": rates[1]}, learning_rate_scheduled=rates[0],
          grad_global_norm=true, update_norm=norm(p - q for p, q in zip(owned, old)),
          **({"learning_rate.2": 0.5} if step >= 5 else {}))
 """
@@ -142,7 +142,7 @@ for step in range(6):
     old = [p.detach().clone() for p in model.parameters()]
     optimizer.step(closure)
     moved = norm(p - q for p, q in zip(model.parameters(), old))
-    tell(train_loss_raw=first[0], grad_global_norm=first[1], update_norm=moved)
+    emit(train_loss_raw=first[0], grad_global_norm=first[1], update_norm=moved)
 """
 )
 
@@ -161,8 +161,8 @@ def test_each_loop_is_measured_as_its_author_would(probed, bare, name):
     """Steps are counted as the loop means them, and each frame holds what the script computes,
     which is what it computes without the probe, to the bit."""
     job = probed.run(LOOPS[name])
-    assert job.err == "" and job.told == bare.run(LOOPS[name]).told
-    assert [frame["step"] for frame in job.frames] == list(range(len(job.told)))
-    for frame, row in zip(job.frames, job.told, strict=True):
+    assert job.err == "" and job.output == bare.run(LOOPS[name]).output
+    assert [frame["step"] for frame in job.frames] == list(range(len(job.output)))
+    for frame, row in zip(job.frames, job.output, strict=True):
         for metric, value in row.items():
             assert math.isclose(frame[metric], value, rel_tol=1e-6), (metric, frame, value)

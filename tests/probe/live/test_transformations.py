@@ -47,8 +47,8 @@ for _ in range(3):
     optimizer.zero_grad()
     inner(x, y).backward()
     optimizer.step()
-    tell(loss=train(x, y).item())
-tell(graphs=counters["stats"]["unique_graphs"], recompiled=len(counters["recompiles"]))
+    emit(loss=train(x, y).item())
+emit(graphs=counters["stats"]["unique_graphs"], recompiled=len(counters["recompiles"]))
 finish(model)
 """
 )
@@ -58,11 +58,13 @@ finish(model)
 def test_compiled_code_has_no_more_graphs(probed, bare):
     """fullgraph=True still works, nothing recompiles, and the losses are the same to the bit."""
     job, untouched = probed.run(COMPILED), bare.run(COMPILED)
-    assert job.told[:3] == untouched.told[:3] and job.told[-1] == untouched.told[-1]
-    assert job.told[3]["graphs"] <= untouched.told[3]["graphs"] + 2
-    assert job.told[3]["recompiled"] == untouched.told[3]["recompiled"]
+    assert job.output[:3] == untouched.output[:3] and job.output[-1] == untouched.output[-1]
+    assert job.output[3]["graphs"] <= untouched.output[3]["graphs"] + 2
+    assert job.output[3]["recompiled"] == untouched.output[3]["recompiled"]
     assert len(job.frames) == 10
-    assert [f["train_loss_raw"] for f in job.frames[3::3]] == [row["loss"] for row in job.told[:3]]
+    assert [f["train_loss_raw"] for f in job.frames[3::3]] == [
+        row["loss"] for row in job.output[:3]
+    ]
 
 
 TRANSFORMED = (
@@ -97,7 +99,7 @@ def updated(x):
     return weight.detach() * x
 
 graph = str(torch.jit.trace(updated, torch.ones(3), check_trace=False).graph)
-tell(traced=graph.count("aten::"))
+emit(traced=graph.count("aten::"))
 with FakeTensorMode():
     ghost = nn.Linear(4, 4)
     shadow = torch.optim.SGD(ghost.parameters(), lr=0.1)
@@ -111,7 +113,7 @@ step()
 def test_other_transformations_do_not_meet_the_probe(probed, bare):
     """TorchScript, tracing, functorch and fake tensors see torch's own functions."""
     job = probed.run(TRANSFORMED)
-    assert job.told == bare.run(TRANSFORMED).told, "a traced step holds operations of ours"
+    assert job.output == bare.run(TRANSFORMED).output, "a traced step holds operations of ours"
     assert job.err == "" and job.notices == []
     assert len(job.frames) == 2
     assert set(job.segment().status()["collectors"].values()) == {"on"}

@@ -67,7 +67,7 @@ for at in (None, None, "loop", "forward", "work", "backward", "closure", None):
     spent, model.at = 0.0, at
     if at == "closure":
         optimizer.step(closure)
-        tell(spent=spent)
+        emit(spent=spent)
         continue
     loss = model(torch.ones(2, 4)).sum()
     if at == "loop":
@@ -79,7 +79,7 @@ for at in (None, None, "loop", "forward", "work", "backward", "closure", None):
         loss.register_hook(lambda grad: timed(dist.all_reduce, torch.zeros(4)))
     loss.backward()
     optimizer.step()
-    tell(spent=spent)
+    emit(spent=spent)
 timed(dist.barrier)
 dist.destroy_process_group()
 """
@@ -91,7 +91,7 @@ PARTS = ("input_time", "forward_time", "backward_time", "optimizer_time", "comm_
 def test_waiting_for_other_ranks_is_a_part_of_its_own(probed):
     """Wherever the job waits, it is counted once, and not as forward, backward or optimizer."""
     job = probed.run(COLLECTIVES)
-    spent = [row["spent"] for row in job.told]
+    spent = [row["spent"] for row in job.output]
 
     assert min(spent[3:7]) > 0.02  # the other rank sleeps 30 ms each time, the first ahead of us
     assert job.column("comm_time")[:2] == [None, None]
@@ -132,7 +132,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
     model(work(torch.ones(2, 4))).sum().backward()
     optimizer.step()
-tell(graphs=len(graphs))
+emit(graphs=len(graphs))
 dist.destroy_process_group()
 """
 
@@ -142,7 +142,7 @@ def test_a_collective_in_a_compiled_graph_stays_in_it(probed):
     """torch.compile tells collectives by identity; ours must be those that it knows."""
     job = probed.run(FULL_GRAPH)
 
-    assert job.told == [{"graphs": 1}]
+    assert job.output == [{"graphs": 1}]
     assert len(job.frames) == 4
 
 
@@ -232,14 +232,14 @@ for lengths in ((8, 8), (8, 20), (5,), (20, 8)):
 for length in (5, 8, 20):
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, length, dtype=torch.int64)).sum().backward()
-    tell(length=length, flops=counter.get_total_flops())
+    emit(length=length, flops=counter.get_total_flops())
 """
 
 
 def test_utilisation_is_what_a_counter_of_operations_finds(probed):
     """Of every micro-batch and its own length; tokens without a target are worked for too."""
     job = probed.run(MODEL, peak_flops=1e11)
-    flops = {row["length"]: row["flops"] for row in job.told}
+    flops = {row["length"]: row["flops"] for row in job.output}
     steps = [2 * flops[8], flops[8] + flops[20], flops[5], flops[20] + flops[8]]
 
     assert job.column("mfu")[0] is None  # the first step has no time
@@ -252,7 +252,7 @@ def test_utilisation_is_what_a_counter_of_operations_finds(probed):
 def test_values_that_come_late_change_no_utilisation(probed):
     """On an accelerator a step's tokens are known a step later; its operations must be its own."""
     job = probed.run(MODEL, peak_flops=1e11, late=True)
-    flops = {row["length"]: row["flops"] for row in job.told}
+    flops = {row["length"]: row["flops"] for row in job.output}
 
     assert job.frames[2]["mfu"] == pytest.approx(
         100 * flops[5] / job.frames[2]["step_time"] / 1e11, rel=1e-9

@@ -9,7 +9,7 @@ import warnings
 
 warnings.resetwarnings()
 warnings.simplefilter("default")
-warnings.showwarning = lambda message, category, filename, lineno, *_: tell(
+warnings.showwarning = lambda message, category, filename, lineno, *_: emit(
     text=str(message)[:30], file=os.path.basename(filename), line=lineno)
 
 
@@ -72,6 +72,6 @@ finish(model)
 def test_each_warning_comes_once_and_from_its_own_line(probed, bare):
     """Counted by the caller's frames, or by the place: none of the probe's is one of them."""
     job = probed.run(WARNS, sampling={"attention": 2, "share": 100})
-    assert job.told == bare.run(WARNS).told
-    assert len(job.frames) == 13 and len(job.told) == 9
-    assert all(row["file"] == "train.py" for row in job.told[:-1])
+    assert job.output == bare.run(WARNS).output
+    assert len(job.frames) == 13 and len(job.output) == 9
+    assert all(row["file"] == "train.py" for row in job.output[:-1])

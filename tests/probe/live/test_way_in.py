@@ -254,7 +254,7 @@ for step in range(4):
         supervise_probe.report(val_loss=step, shard=torch.tensor(7.0), learning_rate=99.0,
                                tokens_per_update=5, name="text", flag=True)
     optimizer.step()
-tell(sha="")
+emit(sha="")
 """
 
 
@@ -295,7 +295,7 @@ for step in range(8):
         )
     supervise_probe.report(after=torch.tensor(float(step)), sparse=torch.ones(1).to_sparse())
     optimizer.step()
-tell(sha="")
+emit(sha="")
 """
 LEFT_OUT = [
     *("'early' is no number: str", "'vector' is a tensor of 3 elements, not of one"),

@@ -1,25 +1,34 @@
 """Runs training scripts under the real probe, in forks of one process that has torch loaded.
 
 Started like any job: with or without the probe's directory on PYTHONPATH. A script then costs a
-tenth of a second and not an import of torch. Reads one JSON object per line, {"script", "folder",
-"config", "environ"}; answers with the child's pid, and after the next line with its exit code.
+tenth of a second and not an import of torch. The arguments are modules to import next to torch.
+Reads one JSON object per line, {"script", "folder", "config", "environ"}; answers with the child's
+pid, and after the next line with its exit code.
 
 The child runs its exit hooks and is gone, without the second that taking torch apart would take;
 how Python itself ends is tested by scripts that are launched for real.
 """
 
 import atexit
+import contextlib
+import importlib
 import json
 import os
 import runpy
 import sys
 import traceback
+import warnings
+
+with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what libraries warn about each other while imported
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
 
 import torch
 
 
 def become(job):
-    """In the child: the probe as if it had been started with this job's own probe.json."""
+    """In the child: restart the probe with this job's own probe.json."""
     os.chdir(job["folder"])
     for name, target in (("out", 1), ("err", 2)):
         os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), target)

@@ -1,0 +1,245 @@
+"""Run training scripts under the real probe and read what the supervisor would read."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from supervise.core.model.events import Frame, Noticed
+from supervise.inputs.segment import Segment
+
+from .waiting import wait_until
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[1] / "probes" / "supervise_probe"
+
+PREAMBLE = """
+import json, math, os, time
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def emit(**values):
+    print(json.dumps(values) + chr(10), end="", flush=True)  # one write: threads emit, too
+
+
+def norm(tensors):
+    return math.sqrt(sum(float((t.detach().double() ** 2).sum()) for t in tensors))
+
+
+def barrier(name):
+    open(name + ".reached", "w").close()
+    while not os.path.exists(name):
+        time.sleep(0.002)
+
+
+def finish(*models):
+    import hashlib
+
+    digest = hashlib.sha256()
+    for model in models:
+        for value in model.state_dict().values():
+            digest.update(value.numpy().tobytes())
+    emit(sha=digest.hexdigest())
+"""
+
+
+class Job:
+    """One training process, running or over."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.code = None
+        self.frames = []
+        self.notices = []
+        self.acks = {}
+        self._names = ()
+        self._segment = None
+        self._read = 0  # segments
+        self._keys = 0
+
+    def segment(self):
+        """Wait for the segment and return it."""
+        if self._segment is None:
+            new = wait_until(lambda: self._segments()[self._read :], "a segment", every_s=0.002)
+            self._segment = Segment.open(new[0], time.monotonic_ns)
+            self._read += 1
+        return self._segment
+
+    def poll(self):
+        """Read what the probe has written since the last call."""
+        segment = self.segment()
+        # Before the look: then nothing comes behind it. Who was given a segment reads that one.
+        newer = self._segments()[self._read :] if self._read else []
+        self._take(segment)
+        if newer:
+            segment.close()
+            self._segment = None
+            self.poll()
+
+    def _segments(self):
+        """Paths, oldest first: each training of a process has one. Its children's are not read."""
+        found = sorted((self.folder / "shm").glob("rank-*.seg"))
+        whose = found[0].name.split(".")[:2] if found else []
+        mine = [path for path in found if path.name.split(".")[:2] == whose]
+        return sorted(mine, key=lambda path: (len(path.name), path.name))
+
+    def _take(self, segment):
+        for event in segment.poll():
+            if isinstance(event, Frame):
+                values = zip(segment._names, event.values, strict=True)
+                row = {name: value for name, value in values if value is not None}
+                self.frames.append({"step": event.step, "attempt": event.attempt, **row})
+            elif isinstance(event, Noticed):
+                self.notices.append(event)
+        self.acks.update({ack.key: ack for ack in segment.acks()})
+
+    def send(self, verb, **args):
+        """Send a command; returns its key."""
+        self._keys += 1
+        self.segment().send(f"k{self._keys}", verb, args)
+        return f"k{self._keys}"
+
+    def answer(self, key):
+        """Wait for the ack of a command that was sent, and return it."""
+
+        def acknowledged():
+            self.poll()
+            return key in self.acks
+
+        wait_until(acknowledged, f"the ack of {key}", every_s=0.002)
+        return self.acks[key]
+
+    def reached(self, name="go"):
+        """Wait until the script stands at a barrier; all frames up to there are in."""
+        wait_until((self.folder / f"{name}.reached").exists, f"barrier {name}", every_s=0.002)
+        self.poll()
+
+    def go(self, name="go"):
+        """Let the script pass a barrier."""
+        (self.folder / name).touch()
+
+    @property
+    def output(self):
+        """The rows that the script emitted."""
+        return [json.loads(line) for line in (self.folder / "out").read_text().splitlines()]
+
+    @property
+    def err(self):
+        return (self.folder / "err").read_text()
+
+    @property
+    def marks(self):
+        """The small files in the run directory, by name without the pid."""
+        found = sorted((self.folder / "probe").iterdir())
+        return {path.name.split(".", 1)[0]: path.read_text() for path in found}
+
+    def column(self, name):
+        """One metric over all frames; None where it is absent."""
+        return [frame.get(name) for frame in self.frames]
+
+    def kinds(self):
+        return [notice.kind for notice in self.notices]
+
+
+class JobServer:
+    """Forks jobs from one process that has torch loaded: see job_server.py.
+
+    Args:
+        make_folder: makes the folder of a job.
+        injected: with the probe on PYTHONPATH.
+        environ: more variables of the server and its jobs.
+        libraries: modules that the server imports next to torch.
+        preamble: stands before every script, behind `PREAMBLE`.
+    """
+
+    def __init__(self, make_folder, *, injected=True, environ=(), libraries=(), preamble=""):
+        self.make_folder = make_folder
+        self.preamble = PREAMBLE + preamble
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **dict(environ)}
+        environ.pop("PYTHONPATH", None)
+        if injected:
+            environ.update(job_environment(self.make_folder()))
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(HERE / "job_server.py"), *libraries],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    def start(self, script, environ=(), **config):
+        """Start a script (its text, behind the preamble) with these fields in its probe.json."""
+        folder = self.make_folder()
+        path = folder / "train.py"
+        path.write_text(self.preamble + textwrap.dedent(script))
+        order = {"script": str(path), "folder": str(folder), "environ": dict(environ)}
+        order["config"] = job_environment(folder, **config)["SUPERVISE_PROBE"]
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        int(self.process.stdout.readline())
+        return Job(folder)
+
+    def wait(self, job, code=0):
+        """Wait for the end of a job, and read all that it left."""
+        self.process.stdin.write("wait\n")
+        self.process.stdin.flush()
+        job.code = int(self.process.stdout.readline())
+        assert job.code == code, job.err
+        if list((job.folder / "shm").glob("rank-*.seg")):
+            job.poll()
+        return job
+
+    def run(self, script, code=0, **config):
+        """Run a script to its end."""
+        return self.wait(self.start(script, **config), code)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def job_environment(folder, **config):
+    """Write the files that a supervisor writes for a job; return the environment of the job."""
+    for name in ("shm", "probe"):
+        (folder / name).mkdir(exist_ok=True)
+    content = {
+        "run": "r1",
+        "package": str(PACKAGE),
+        "shm": str(folder / "shm"),
+        "marks": str(folder / "probe"),
+        "slots": 256,
+        **config,
+    }
+    (folder / "probe.json").write_text(json.dumps(content))
+    return {
+        "PYTHONPATH": str(PACKAGE / "inject"),
+        "SUPERVISE_PROBE": str(folder / "probe.json"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def launch(folder, script=None, *argv, config=(), environ=(), code=0):
+    """Run Python itself with the probe on its path: `script` (its text), or `argv`."""
+    if script is not None:
+        (folder / "train.py").write_text(script)
+        argv = (*argv, "train.py")
+    job = Job(folder)
+    wanted = {**os.environ, **job_environment(folder, **dict(config)), **dict(environ)}
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        ended = subprocess.run(
+            [sys.executable, *argv], cwd=folder, env=wanted, stdout=out, stderr=err
+        )
+    job.code = ended.returncode
+    assert job.code == code, job.err
+    if list((folder / "shm").glob("rank-*.seg")):
+        job.poll()
+    return job
