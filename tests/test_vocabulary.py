@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from tests.test_architecture import Module, read_modules, within
 
 GOLDEN = Path(__file__).parent / "golden"
