@@ -1,7 +1,8 @@
-"""What must not be in any file that is published."""
+"""What must not be in any file that is published, and what tests do not look at."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -17,6 +18,7 @@ FORBIDDEN = {
     "a package index; leave it to the reader's pip": (
         r"--(extra-)?index-url|PIP_INDEX_URL|find-links|download\.pytorch\.org"
     ),
+    "a line that the formatter may not lay out": r"#\s*fmt: *(skip|off)",
     "a merge that went wrong": r"^(<{7} |>{7} |={7}$)",
 }
 OURSELVES = Path(__file__).relative_to(ROOT).as_posix()
@@ -66,3 +68,57 @@ def test_nothing_big_or_built_is_published():
 
     assert big == []
     assert built == []
+
+
+READMES = ("README.md", "*/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "*/DECISIONS.md")
+NOT_YET = frozenset(
+    f"{folder}README.md"
+    for folder in ("", "benchmarks/", "policies/", "probes/", "runbooks/", "supervisor/")
+) | {"CONTRIBUTING.md", "CHANGELOG.md", "supervisor/DECISIONS.md"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted(p.relative_to(ROOT).as_posix() for g in READMES for p in ROOT.glob(g))
+)
+def test_a_readme_fits_a_terminal(name):
+    """No line is wider than 100 columns, except a table row or one long link."""
+    wide = [
+        f"{name}:{number}"
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        if len(line) > 100 and not line.startswith("|")
+    ]
+    assert wide == [] or name in NOT_YET
+
+
+STANDARD = frozenset(("_exit", "_getframe", "_replace", "_make", "_asdict", "_run_exitfuncs"))
+PRIVATE_READS = 48  # may only fall
+
+
+def private_reads(text: str) -> list[str]:
+    """Return the private names of other objects, or of product modules, that a test reads."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own and re.match("_[^_]", node.attr) and node.attr not in STANDARD:
+                found.append(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("supervise"):
+            helpers = (node.module or "").rpartition(".")[2] in ("cli", "detectors", "notifiers")
+            found += [a.name for a in node.names if a.name.startswith("_") and not helpers]
+    return found
+
+
+def test_no_test_reads_more_private_names_of_the_product():
+    """A test of internals breaks when the code gets better; test what a caller sees."""
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in private_reads(path.read_text())
+    ]
+    assert len(found) <= PRIVATE_READS, "\n" + "\n".join(found)
+
+
+def test_a_private_name_is_found():
+    """On another object and by import; not on `self`, and not what the standard library offers."""
+    text = "from supervise.app.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
+    assert private_reads(text) == ["_x", "_b"]

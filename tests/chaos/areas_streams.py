@@ -286,30 +286,29 @@ def odd_limits(case: Case) -> None:
 # ── hooks ─────────────────────────────────────────────────────────────────────────────────────────
 
 ENDS = "time.sleep(0.5)"
-# fmt: off
 HOOKS = {
     "handler_of_chld": "signal.signal(17, lambda *_: None)\nsubprocess.run(['true'])",
     "ignored_chld": "signal.signal(17, signal.SIG_IGN)\nsubprocess.run(['true'])",
     "alarms": "n = [0]\nsignal.signal(14, lambda *_: n.append(0))\n"
-              "signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
-              "end = time.time() + 1\nwhile time.time() < end: pass\nassert len(n) > 50\n"
-              "signal.setitimer(signal.ITIMER_REAL, 0)",  # else it may end Python's end
+    "signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
+    "end = time.time() + 1\nwhile time.time() < end: pass\nassert len(n) > 50\n"
+    "signal.setitimer(signal.ITIMER_REAL, 0)",  # else it may end Python's end
     "profiling_timer": "signal.signal(27, lambda *_: None)\n"
-                       "signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)\nsum(range(10**7))\n"
-                       "signal.setitimer(signal.ITIMER_PROF, 0)",
+    "signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)\nsum(range(10**7))\n"
+    "signal.setitimer(signal.ITIMER_PROF, 0)",
     "wakeup_fd": "r, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\n"
-                 "signal.signal(10, lambda *_: None); os.kill(os.getpid(), 10); os.read(r, 1)",
+    "signal.signal(10, lambda *_: None); os.kill(os.getpid(), 10); os.read(r, 1)",
     "excepthook": "sys.excepthook = lambda *e: print('hooked', e[0].__name__)\n1 / 0",
     "thread_excepthook": "threading.excepthook = lambda a: print('hooked', a.exc_type)\n"
-                         "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+    "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
     "atexit_order": "import atexit\n[atexit.register(print, n, flush=True) for n in range(5)]",
     "atexit_ends_it": "import atexit\natexit.register(os._exit, 9)",
     "atexit_raises": "import atexit\natexit.register(lambda: 1 / 0)",
     "faulthandler_on": "import faulthandler\nfaulthandler.enable()\n"
-                       "faulthandler.dump_traceback_later(60)\nfaulthandler.register(10)\n"
-                       "os.kill(os.getpid(), 10); faulthandler.cancel_dump_traceback_later()",
+    "faulthandler.dump_traceback_later(60)\nfaulthandler.register(10)\n"
+    "os.kill(os.getpid(), 10); faulthandler.cancel_dump_traceback_later()",
     "faulthandler_at_a_crash": "import faulthandler\nfaulthandler.enable()\n"
-                               "os.kill(os.getpid(), 11)",
+    "os.kill(os.getpid(), 11)",
     "tracing": "sys.settrace(lambda *a: None)\nimport json; json.loads('[1]')\nsys.settrace(None)",
     "profiler": "sys.setprofile(lambda *a: None)\nimport json; json.loads('[1]')",
     "audit_hook": "sys.addaudithook(lambda e, a: None)\nopen(os.devnull).close()",
@@ -325,7 +324,7 @@ HOOKS = {
     "daemon_thread": "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
     "fork_and_exit": "if os.fork() == 0: sys.exit(3)\nprint(os.wait()[1])",
     "import_hook": "class F:\n    def find_spec(self, *a): return None\n"
-                   "sys.meta_path.insert(0, F())\nimport json, csv",
+    "sys.meta_path.insert(0, F())\nimport json, csv",
     "closes_all_files": "os.closerange(3, 256)\nprint('still here')",
     "changes_directory": "os.chdir('/')\ntime.sleep(1.2)",
     "clears_environment": "os.environ.clear()\nsubprocess.run([sys.executable, '-c', 'print(1)'])",
@@ -380,19 +379,22 @@ def own_sitecustomize(case: Case) -> None:
 @scenario("hooks", seeds=10)
 def hooked_training(case: Case) -> None:
     """Handlers, hooks and timers in a real training; its weights are those without us."""
-    before = case.draw.choice([
-        "import signal; signal.signal(17, signal.SIG_IGN)",
-        "import signal; signal.signal(14, lambda *_: None);"
-        " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003); import atexit;"
-        " atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)",  # else it ends Python's end
-        "import sys; sys.settrace(lambda *a: None)",
-        "import sys; sys.setprofile(lambda *a: None)",
-        "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(500)",
-        "import gc; gc.disable()", "import sys; sys.setrecursionlimit(250)",
-        "import os; os.environ.clear()",
-        "import warnings; warnings.simplefilter('error')",
-        "import threading; threading.stack_size(1 << 18)",
-    ])
+    before = case.draw.choice(
+        [
+            "import signal; signal.signal(17, signal.SIG_IGN)",
+            "import signal; signal.signal(14, lambda *_: None);"
+            " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003); import atexit;"
+            " atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)",  # else it ends the exit
+            "import sys; sys.settrace(lambda *a: None)",
+            "import sys; sys.setprofile(lambda *a: None)",
+            "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(500)",
+            "import gc; gc.disable()",
+            "import sys; sys.setrecursionlimit(250)",
+            "import os; os.environ.clear()",
+            "import warnings; warnings.simplefilter('error')",
+            "import threading; threading.stack_size(1 << 18)",
+        ]
+    )
     code = case.draw.randrange(60)
     case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=code, before=before))
     case.unharmed(code)

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import select
 import threading
@@ -12,7 +13,7 @@ def full():
     """Both ends of a pipe that takes no byte more."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    with pytest.raises(BlockingIOError):
+    with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)

@@ -23,7 +23,7 @@ from supervise_probe import wire
 from ..store import files
 from .adopted_process import start_ticks
 
-DEFAULT = Path("/dev/shm")
+DEFAULT = Path("/dev/shm")  # noqa: S108 - the kernel's tmpfs; the segments in it are private
 LEAST_SLOTS = 256
 SLOT_BYTES = 600  # a frame of 64 metrics, and its share of the rest
 OWNER = "owner"  # locked by the supervisor while it lives

@@ -14,6 +14,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ..core.model.interfaces import Message, NotifyError
@@ -320,7 +321,5 @@ class ChannelQueue:
             if not (ok or for_good) and item.message.severity in PAGES:
                 self._undelivered.append(item)
         result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries)
-        try:
+        with suppress(Exception):  # a failing listener must not stop the channel
             self._on_result(result)
-        except Exception:  # the listener's trouble is not the channel's
-            pass

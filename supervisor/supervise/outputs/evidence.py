@@ -175,7 +175,7 @@ class Evidence:
             row["command"] = clean.command(row["command"])
         bundle.json("processes.json", rows)
         bundle.json("git.json", bundle.source("git", lambda: host_facts.git(self._directory)))
-        disks = (self._incidents, Path("/dev/shm"))
+        disks = (self._incidents, Path("/dev/shm"))  # noqa: S108 - only its free space is read
         bundle.json("host.json", bundle.source("host", lambda: host_facts.host(*disks)))
         logs = host_facts.output_files(leader) | {str(log.resolve()): log for log in self._logs}
         for number, (name, log) in enumerate(logs.items()):
