@@ -15,10 +15,8 @@ for as long.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 from typing import Any
 
-LONG = 512  # samples; sorting more of them now and then costs more than to keep them sorted
 KEPT = 2  # windows that can be gone back over
 SLACK = 2  # windows more, before the oldest samples are dropped, all of them at once
 
@@ -103,31 +101,9 @@ class Baseline:
         if self._freeze.flags:
             self._freeze.take(step, value, False)
 
-    def accept_all(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Do what `accept` does, with one sample after the other."""
-        if len(values) > self._size or self._freeze.flags:
-            for step, value in zip(steps, values, strict=True):
-                self.accept(step, value)
-            return
-        self._values += values
-        self._steps += steps
-        if len(self._values) >= (KEPT + SLACK) * self._size:
-            self._drop()
-        self._ordered = None
-
     def _drop(self) -> None:
         """Let go of what is older than can be gone back to."""
         del self._values[: -KEPT * self._size], self._steps[: -KEPT * self._size]
-
-    def staying(self, count: int) -> list[float] | None:
-        """Return, ascending, what the next `count` samples will not push out.
-
-        None while the window is not full, or when it is so long that sorting it takes too long.
-        """
-        size = self._size
-        if size > LONG or len(self._values) < size:
-            return None
-        return sorted(self._values[count - size :])
 
     def flag(self, step: int, value: float) -> bool:
         """Keep a sample out. True when as many are out now as may be: `refit` is due."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.detection.feeder import Idle
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._memory import NEVER, Memory
@@ -57,7 +56,7 @@ class Join(Detector):
         return wrong
 
 
-class JoinWatch(Memory, Idle):
+class JoinWatch(Memory):
     """`breached` and `unsure` hold the last step of each code per detector, NEVER when none."""
 
     __slots__ = ("breached", "every", "quiet_from", "spec", "unsure", "within")
@@ -97,9 +96,6 @@ class JoinWatch(Memory, Idle):
         ]
         self.raw = min(codes) if self.every else max(codes)
         return self.raw
-
-    def idle(self) -> bool:
-        return True  # an OK stays one: what is remembered only grows old
 
     def numbers(self) -> dict[str, Any]:
         names = self.spec.detectors

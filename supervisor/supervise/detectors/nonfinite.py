@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar
 
-from ..core.detection.feeder import Idle
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._memory import Memory
@@ -47,7 +46,7 @@ class Nonfinite(Detector):
         return [] if self.metrics else [("metrics", "names no metric")]
 
 
-class NonfiniteWatch(Memory, Idle):
+class NonfiniteWatch(Memory):
     """Keeps the last sample, for its numbers only."""
 
     __slots__ = ("sample", "spec")
@@ -78,9 +77,6 @@ class NonfiniteWatch(Memory, Idle):
                 code = OK
         self.raw = code
         return code
-
-    def idle(self) -> bool:
-        return True
 
     def numbers(self) -> dict[str, Any]:
         values = dict(zip(self.spec.metrics, self.sample, strict=False))

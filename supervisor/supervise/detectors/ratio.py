@@ -8,11 +8,9 @@ counts as one sample and not as a long past.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, Freeze, median
@@ -20,8 +18,6 @@ from ._debounce import check_bounds
 from ._memory import Memory
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
-TINY = 1e-300  # below this, rounding is no longer a small share
-A_LITTLE = 1.0 + 1e-9  # by which a band is narrower than it may be, for rounding
 MARKS = 16  # how many are kept: 256 samples
 
 
@@ -79,7 +75,7 @@ class Ratio(Detector):
         return wrong
 
 
-class RatioWatch(Memory, QuietWatch):
+class RatioWatch(Memory):
     """Two averages, or one and a window.
 
     `fast_n` and `slow_n` are the effective numbers of samples, `marks` old states to go back to.
@@ -202,49 +198,6 @@ class RatioWatch(Memory, QuietWatch):
             "before": self.numbers(),
         }
         return NOTE
-
-    def band(self, count: int) -> tuple[float, float] | None:
-        """Averages of samples within a factor f of the slow one are within f * f of each other."""
-        if self.base is not None or self.firing or self.bound <= 0.0:
-            return None
-        factor = self.bound if self.upper else 1.0 / self.bound
-        if factor <= 1.0:
-            return None
-        reach = math.sqrt(factor) / A_LITTLE
-        low, high = self.slow / reach, self.slow * reach
-        return (low, high) if TINY < low < self.fast < high else None
-
-    def catch_up(self, samples: Sequence[float], steps: Sequence[int]) -> None:
-        taken = 0
-        while taken < len(samples):
-            until = min(len(samples), taken + MARK_EVERY - self.count % MARK_EVERY)
-            self._average(samples[taken:until])
-            if self.freeze.flags:
-                for place in range(taken, until):
-                    self.freeze.take(steps[place], samples[place], False)
-            if not self.count % MARK_EVERY:
-                self._mark(steps[until - 1])
-            taken = until
-        self.value, self.last = samples[-1], steps[-1]
-        self.now, self.reference = self.fast / self.slow, self.slow
-
-    def _average(self, samples: Sequence[float]) -> None:
-        """Take samples into both averages."""
-        fast, fast_n, fast_keep = self.fast, self.fast_n, self.fast_keep
-        slow, slow_n, slow_keep = self.slow, self.slow_n, self.slow_keep
-        self.count += len(samples)
-        if fast_n == 1.0 + fast_keep * fast_n and slow_n == 1.0 + slow_keep * slow_n:
-            for sample in samples:  # the numbers of samples are saturated
-                fast += (sample - fast) / fast_n
-                slow += (sample - slow) / slow_n
-            self.fast, self.slow = fast, slow
-            return
-        for sample in samples:
-            fast_n = 1.0 + fast_keep * fast_n
-            fast += (sample - fast) / fast_n
-            slow_n = 1.0 + slow_keep * slow_n
-            slow += (sample - slow) / slow_n
-        self.fast, self.fast_n, self.slow, self.slow_n = fast, fast_n, slow, slow_n
 
     def _mark(self, step: int) -> None:
         self.marks.append((step, self.count, self.fast, self.fast_n, self.slow, self.slow_n))

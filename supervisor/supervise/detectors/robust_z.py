@@ -9,20 +9,15 @@ breach pays for the formula itself, so the answer is always the formula's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Detector
 from ._baseline import Baseline, median
 from ._debounce import Debounced, check_quota, quota
-from ._outlook import medians, reach
 
 NORMAL = 1.4826  # MAD of a normal sample times this is its standard deviation
-LARGEST = 709.0  # of what `exp` can take
-ROUNDING = 1e-15  # of what is added up; a few times what it can be
 A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must never make it say no too early
 
 
@@ -87,7 +82,7 @@ class RobustZ(Detector):
         return wrong
 
 
-class RobustZWatch(Debounced, QuietWatch):
+class RobustZWatch(Debounced):
     """The window, and the last sample, which enters it only when the next one comes.
 
     So `numbers` shows the baseline by which the last sample was judged.
@@ -179,36 +174,6 @@ class RobustZWatch(Debounced, QuietWatch):
             self._refit()
             code |= NOTE
         return code
-
-    def band(self, count: int) -> tuple[float, float] | None:
-        """Return what is within `gt` scales of every median that can come."""
-        spec, screen = self.spec, self.screen
-        size = spec.window
-        if self.bits or self.firing or self.due < 0 or screen < 1.0 or size < 4 * count:
-            return None
-        staying = self.base.staying(count)
-        if staying is None:
-            return None
-        middle = least, most = medians(staying, size, count)
-        centre = 1.0 if self.log else max(least, -most, 0.0)
-        floor = screen / NORMAL * max(spec.rel_floor * centre, spec.abs_floor)
-        low, high = -math.inf, math.inf
-        if self.side:
-            high = max(least + floor, reach(staying, size, middle, screen, True))
-            high -= ROUNDING * (self.log + abs(high) + floor)
-        if self.side < 2:
-            low = min(most - floor, reach(staying, size, middle, screen, False))
-            low += ROUNDING * (self.log + abs(low) + floor)
-        if not self.log:
-            return low, high
-        return (math.exp(low), math.exp(min(high, LARGEST))) if low < LARGEST else None
-
-    def catch_up(self, samples: Sequence[float], steps: Sequence[int]) -> None:
-        self.value, self.last = samples[-1], steps[-1]
-        if self.log:
-            samples = [math.log(sample) for sample in samples]
-        self.base.accept_all([self.due, *steps[:-1]], [self.x, *samples[:-1]])
-        self.x, self.due = samples[-1], self.last
 
     def _scale(self, middle: float) -> float:
         spec = self.spec

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.detection.feeder import Idle
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Detector
 from ._memory import NEVER, Memory
@@ -78,7 +77,7 @@ class Sequence(Detector):
         return wrong
 
 
-class SequenceWatch(Memory, Idle):
+class SequenceWatch(Memory):
     """`sure` and `maybe` hold the latest start per stage or NEVER, `seen` its last breach."""
 
     __slots__ = (
@@ -179,9 +178,6 @@ class SequenceWatch(Memory, Idle):
             return BREACH
         self.live = any(waiting != NEVER for waiting in self.maybe)
         return UNKNOWN if possible != NEVER else OK
-
-    def idle(self) -> bool:
-        return not self.live
 
     def note(self) -> dict[str, Any]:
         note, self.note_ = self.note_, {}

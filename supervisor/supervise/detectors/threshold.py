@@ -7,11 +7,9 @@ negated value, and `x >= b` is `x > c` with c the largest float below b, which i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._debounce import Debounced, check_bounds, check_quota, quota
@@ -63,10 +61,10 @@ class Threshold(Detector):
         return check_bounds(bounds, self.clear) + check_quota(self.for_, self.m_of_n)
 
 
-class ThresholdWatch(Debounced, QuietWatch):
+class ThresholdWatch(Debounced):
     """Compares; `value` is the last sample."""
 
-    __slots__ = ("bound", "inside", "release", "spec", "upper", "value")
+    __slots__ = ("bound", "release", "spec", "upper", "value")
 
     def __init__(self, spec: Threshold) -> None:
         self.spec = spec
@@ -75,8 +73,6 @@ class ThresholdWatch(Debounced, QuietWatch):
         self.upper = name in ("gt", "gte")
         self.bound = _as_open(name, bound)
         self.release = _as_open(name, clear)
-        beyond = math.nextafter(self.bound, math.inf)  # the bound itself is still inside
-        self.inside = (-math.inf, beyond) if self.upper else (-beyond, math.inf)
         super().__init__(*quota(spec.for_, spec.m_of_n))
 
     def reset(self) -> None:
@@ -100,12 +96,6 @@ class ThresholdWatch(Debounced, QuietWatch):
         if self.bits or self.firing:
             return self.settle(False, value > self.release)
         return OK
-
-    def band(self, count: int) -> tuple[float, float] | None:
-        return None if self.bits or self.firing else self.inside
-
-    def catch_up(self, samples: Sequence[float], steps: Sequence[int]) -> None:
-        self.value, self.last = samples[-1], steps[-1]
 
     def rewind(self, step: int) -> None:
         self.acquit()

@@ -7,11 +7,9 @@ verdict stands. A straight line through single steps would believe itself, as th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.detection.feeder import QuietWatch
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._debounce import check_bounds
@@ -66,7 +64,7 @@ class Trend(Detector):
         return wrong
 
 
-class TrendWatch(Memory, QuietWatch):
+class TrendWatch(Memory):
     """Blocks as parallel lists: centre and mean, and the first and last step of each."""
 
     __slots__ = (
@@ -122,23 +120,6 @@ class TrendWatch(Memory, QuietWatch):
             self._close()
         self.raw = self.verdict
         return self.verdict
-
-    def band(self, count: int) -> tuple[float, float] | None:
-        """Any sample will do until there can be enough slopes beyond the limit."""
-        full = (len(self.open) + count) // self.size
-        certain = self.beyond + full * (BLOCKS - 1) < PAIRS - self.rank
-        return (-HUGE, HUGE) if certain else None
-
-    def catch_up(self, samples: Sequence[float], steps: Sequence[int]) -> None:
-        taken = 0
-        while taken < len(samples):
-            until = taken + self.size - len(self.open)
-            self.open.extend(samples[taken:until])
-            self.open_at.extend(steps[taken:until])
-            taken = until
-            if len(self.open) >= self.size:
-                self._close()
-        self.last = steps[-1]
 
     def _close(self) -> None:
         steps = self.open_at

@@ -6,17 +6,21 @@ outside, the same frames give the same answers. Numbers are collected only when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ..analysis.frame_history import LOSS as LOSS
 from ..analysis.frame_history import History
 from ..model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..model.events import Beat, Frame
-from ..model.interfaces import NOTE, Watch
+from ..model.interfaces import NOTE, Clockwork, Watch
 from ..model.policy import Policy, Rule
 from . import rule_inputs
-from .feeder import SampleRouter
+
+Values = tuple[float | None, ...]
+Sampler = Callable[[Values], Any]
+Feed = Callable[[Any, int], int]
 
 FEW = 32  # frames, when time has passed and few frames came: twice the rarest regular sample
 
@@ -41,18 +45,14 @@ class RuleWatch:
 
 
 class RankMonitor:
-    """All watches of one rank.
-
-    Some watches may not have seen the newest frames yet (see `SampleRouter`); whoever looks at
-    `watches` finds them up to date.
-    """
+    """All watches of one rank, in the order of `detectors`."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.detectors = tuple(policy.detectors.items())
         self.index = {name: i for i, (name, _) in enumerate(self.detectors)}
-        self._watches: list[Watch] = [detector.start() for _, detector in self.detectors]
-        self.codes = [UNKNOWN] * len(self._watches)
+        self.watches: list[Watch] = [detector.start() for _, detector in self.detectors]
+        self.codes = [UNKNOWN] * len(self.watches)
         self.rules = [RuleWatch() for _ in policy.rules]
         self.names: tuple[str, ...] = ()
         self.program: tuple[int, int] | None = None  # see Announced
@@ -62,7 +62,7 @@ class RankMonitor:
         self.lost = 0  # frames that were overwritten since the newest one
         self.deaf = False  # the probe of this rank is off or cannot be read
         self.gone = False  # the process of this rank has ended, and another one has not spoken
-        self.latest: tuple[float | None, ...] = ()
+        self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
         self.notes: list[tuple[str, dict[str, Any]]] = []
@@ -71,7 +71,7 @@ class RankMonitor:
     def copy(self) -> RankMonitor:
         twin = RankMonitor.__new__(RankMonitor)
         twin.__dict__.update(self.__dict__)
-        twin._watches = [watch.copy() for watch in self.watches]
+        twin.watches = [watch.copy() for watch in self.watches]
         twin.codes = list(self.codes)
         twin.rules = [rule.copy() for rule in self.rules]
         twin.history = self.history.copy()
@@ -82,30 +82,39 @@ class RankMonitor:
 
     # ── which column feeds which watch ────────────────────────────────────────────────────────────
 
-    @property
-    def watches(self) -> list[Watch]:
-        """The watches, in the order of `detectors`, each up to date."""
-        self._feeder.settle()
-        return self._watches
-
     def replaced(self, program: tuple[int, int] | None) -> bool:
         """Return whether that program takes the place of one that nobody knew to have ended."""
         return self.program not in (None, program) and not self.gone
 
     def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> None:
         """Bind metric names to columns; another program of the same rank starts from nothing."""
-        watches, fresh, self.gone = self.watches, self.program not in (None, program), False
+        fresh, self.gone = self.program not in (None, program), False
         if fresh:
-            for watch in watches:
+            for watch in self.watches:
                 watch.reset()
-            self.codes = [UNKNOWN] * len(watches)
+            self.codes = [UNKNOWN] * len(self.watches)
             self.deaf, self.step, self.latest, self.dense = False, -1, (), set()
         self.history.announce(names, fresh=fresh)
         self.program, self.names = program, names
         self._plan()
 
     def _plan(self) -> None:
-        self._feeder = SampleRouter(self.detectors, self._watches, self.names)
+        column = {name: i for i, name in enumerate(self.names)}
+        self._clocks: list[tuple[int, Clockwork]] = []
+        self._single: list[tuple[int, Feed, int]] = []  # with the column of its metric
+        self._joint: list[tuple[int, Feed, Sampler]] = []  # read several inputs
+        for i, ((_, detector), watch) in enumerate(zip(self.detectors, self.watches, strict=True)):
+            columns = [column.get(metric, -1) for metric in detector.metrics]
+            known = max(columns, default=-1) >= 0
+            if isinstance(watch, Clockwork):
+                self._clocks.append((i, watch))
+            elif detector.reads == "metric":
+                if known:
+                    self._single.append((i, watch.feed, columns[0]))
+            elif known or detector.detectors:
+                inputs = [self.watches[self.index[name]] for name in detector.detectors]
+                sample = _sampler(detector.reads, columns, inputs)
+                self._joint.append((i, watch.feed, sample))
         names = set(self.names)
         self._able = [
             rule_inputs.can_fire(self.policy, r, names.__contains__) for r in self.policy.rules
@@ -133,10 +142,16 @@ class RankMonitor:
         missing = len(self.names) - len(values)
         if missing > 0:
             values += (None,) * missing
-        changed = self._feeder.feed(values, step, self.codes)
-        for i, code in changed:
-            self.codes[i] = self._settle(i, code)
-        for _, clock in self._feeder.clocks:
+        changed, codes = False, self.codes
+        for i, feed, column in self._single:
+            code = feed(values[column], step)
+            if code != codes[i]:
+                codes[i], changed = self._take_note(i, code), True
+        for i, feed, sample in self._joint:
+            code = feed(sample(values), step)
+            if code != codes[i]:
+                codes[i], changed = self._take_note(i, code), True
+        for _, clock in self._clocks:
             clock.beat(frame.at_ns, step)
         self.step, self.latest, self.frames = step, values, self.frames + 1
         history = self.history
@@ -144,7 +159,7 @@ class RankMonitor:
         if history.probed:
             history.probe(frame)
         if changed or self._hot:
-            return self._judge(bool(changed), pace, frame.at_ns)
+            return self._judge(changed, pace, frame.at_ns)
         return []
 
     def tick(self, at_ns: int, beat: Beat | None, pace: int) -> list[tuple[int, bool]]:
@@ -156,14 +171,14 @@ class RankMonitor:
         changed = False
         if self.gone:  # its silence is known, and means nothing
             return []
-        for i, clock in self._feeder.clocks:
+        for i, clock in self._clocks:
             code = UNKNOWN
             if beat is not None and not self.deaf:
                 code = clock.tick(at_ns, beat.seen_ns, beat.phase)
                 if beat.phase == "exiting":  # a job that ends makes no step, and that is all right
                     code = OK
             if code != self.codes[i]:
-                self.codes[i] = self._settle(i, code)
+                self.codes[i] = self._take_note(i, code)
                 changed = True
         return self._judge(True, pace, at_ns, new_step=False) if changed else []
 
@@ -175,12 +190,13 @@ class RankMonitor:
 
     def awake(self, at_ns: int) -> None:
         """The run was stopped from outside and goes on: deadlines begin anew."""
-        for _, clock in self._feeder.clocks:
+        for _, clock in self._clocks:
             clock.beat(at_ns, self.step)
 
-    def _settle(self, i: int, code: int) -> int:
+    def _take_note(self, i: int, code: int) -> int:
+        """Return the code without the note flag; keep the note."""
         if code & NOTE:
-            self.notes.append((self.detectors[i][0], self._watches[i].note()))
+            self.notes.append((self.detectors[i][0], self.watches[i].note()))
         return code & 3
 
     def _rewind(self, frame: Frame) -> None:
@@ -288,10 +304,9 @@ class RankMonitor:
     def numbers(self, rule: Rule) -> dict[str, Any]:
         """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
         found: dict[str, Any] = {}
-        watches = self.watches
         for name in self.policy.behind(rule):
             i, detector = self.index[name], self.policy.detectors[name]
-            found[name] = {"code": CODE_NAMES[self.codes[i]], **watches[i].numbers()}
+            found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:
                 found[name]["metric"] = detector.metrics[0]
         return found
@@ -302,3 +317,15 @@ class RankMonitor:
             return None
         column = self.names.index(metric)
         return self.latest[column] if column < len(self.latest) else None
+
+
+def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sampler:
+    """Return the function that takes a sample from the values of a frame; column -1 is absent."""
+    if reads == "metrics":
+        if len(columns) > 1 and min(columns) >= 0:
+            return itemgetter(*columns)
+        return lambda values: [values[c] if c >= 0 else None for c in columns]
+    if reads == "detectors":
+        return lambda values: [watch.raw for watch in inputs]
+    column, other = columns[0], inputs[0]
+    return lambda values: (values[column] if column >= 0 else None, other.raw)

@@ -23,7 +23,7 @@ from ..state.run_state import State, StepContext
 from . import approval_answers
 
 # Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
-DERIVED = frozenset({"policy", "detectors", "index", "codes", "rules"})
+DERIVED = frozenset({"policy", "detectors", "index", "watches", "codes", "rules"})
 # Of a rule: what says nothing about when it fires and what then happens.
 WORDS = frozenset({"when", "where", "see"})
 # Of a policy: what is compared part by part, or only names it.
