@@ -14,13 +14,18 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test test-fast lint graph style chaos fuzz bench soak clean
+.PHONY: help demo test test-fast unit integration journeys matrix coverage lint graph style chaos \
+  fuzz bench soak clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo        train the example, break it on purpose, watch it being saved (3 min)'
 	@echo 'make test        lint, types and the whole suite (15 min)'
-	@echo 'make test-fast   the tests that start no training (1 min)'
+	@echo 'make unit        the tests that need no torch (1 min); also called test-fast'
+	@echo 'make integration one part each with real torch training and real processes'
+	@echo 'make journeys    whole supervised runs through the command line'
+	@echo 'make matrix      frameworks, optimizers, loops and launchers'
+	@echo 'make coverage    what the unit lane covers, line by line'
 	@echo 'make lint        ruff, mypy and the contracts between the rooms'
 	@echo 'make graph       which room imports which, and that none do so in a circle'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
@@ -42,8 +47,14 @@ test: style
 	wait $$types; typed=$$?; echo '$(BIN)/mypy'; cat $$said; \
 	exit $$((tested || typed))
 
-test-fast: .venv/installed-dev
-	$(PYTEST) -m 'not slow'
+# The lanes: conftest.py puts each test into one.
+unit integration journeys matrix: .venv/installed-dev
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m $@
+
+test-fast: unit
+
+coverage: .venv/installed-dev
+	$(PYTEST) --dist loadfile -m unit --cov --cov-report term:skip-covered
 
 lint: style
 	$(BIN)/mypy

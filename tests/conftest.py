@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,6 +22,32 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
+
+
+# `make unit`, `make integration`, ... run one lane each.
+LANES = {
+    "e2e": "journeys",
+    "matrix": "matrix",
+    "matrix_jobs": "matrix",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide torch from the lane that must not need it."""
+    if config.option.markexpr == "unit":
+        sys.modules["torch"] = None  # type: ignore[assignment]  # `import torch` raises
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its lane: by its folder, else by whether it is slow."""
+    tests = Path(__file__).parent
+    for item in items:
+        lane = LANES.get(item.path.relative_to(tests).parts[0])
+        if lane is None:
+            lane = "integration" if item.get_closest_marker("slow") else "unit"
+        if not item.get_closest_marker("chaos"):
+            item.add_marker(lane)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""What is published works by itself: built through the sdist, run with the source out of sight."""
+"""What is published works by itself: built from the sdist, run where there is no source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -57,7 +58,9 @@ def run(
     args: list[str], *, cwd: Path, path: Path | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SUPERVISE"))}
-    env |= {"PYTHONPATH": str(path)} if path else {}
+    if path:  # -S reads no .pth file, so an editable installation of the source is not there
+        env |= {"PYTHONPATH": os.pathsep.join([str(path), sysconfig.get_path("purelib")])}
+        args = ["-S", "-P", *args]
     done = subprocess.run(
         [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=180
     )
@@ -94,11 +97,11 @@ def test_the_sdist_can_be_built_and_tested(dist):
     assert {f"tests/{name}" for name in files("tests")} <= names
 
 
-def test_it_runs_with_the_source_out_of_sight(installed, tmp_path):
+def test_it_runs_without_the_source(installed, tmp_path):
     """The version and the place it was imported from."""
-    version = run(["-P", "-m", "supervise", "--version"], cwd=tmp_path, path=installed)
+    version = run(["-m", "supervise", "--version"], cwd=tmp_path, path=installed)
     where = "import supervise, supervise_probe; print(supervise.__file__, supervise_probe.__file__)"
-    places = run(["-P", "-c", where], cwd=tmp_path, path=installed).stdout.split()
+    places = run(["-c", where], cwd=tmp_path, path=installed).stdout.split()
 
     assert version.stdout.startswith("supervise, version ")
     assert [Path(place).parents[1] for place in places] == [installed, installed]
@@ -114,7 +117,7 @@ for folder in (shipped.folder(k) for k in ("policies", "policies/packs", "runboo
 print(shipped.folder("examples") / "nano" / "train.py")
 print(inject_dir() / "sitecustomize.py")
 """
-    lines = run(["-P", "-c", script], cwd=tmp_path, path=installed).stdout.splitlines()
+    lines = run(["-c", script], cwd=tmp_path, path=installed).stdout.splitlines()
     counts = [int(line.split()[1]) for line in lines[:4]]
 
     assert all(line.startswith(str(installed)) for line in lines)
@@ -125,7 +128,7 @@ print(inject_dir() / "sitecustomize.py")
 def test_a_job_runs_under_it(installed, tmp_path):
     """The job's own words and its own exit code come through, and a run directory stays."""
     job = "import os, sys; print('hello from the job'); sys.exit(3)"
-    args = ["-P", "-m", "supervise", "--run-dir", "run", "--", sys.executable, "-c", job]
+    args = ["-m", "supervise", "--run-dir", "run", "--", sys.executable, "-c", job]
     done = run(args, cwd=tmp_path, path=installed, check=False)
 
     assert done.returncode == 3, done.stderr

@@ -12,6 +12,7 @@ import pytest
 from supervise.store import audit
 
 
+@pytest.mark.slow  # needs torch to be there
 def test_a_directory_that_holds_a_run_is_not_told_as_if_it_were_the_demo(supervise, recorded):
     """Whatever is shown afterwards is of this run and of no other."""
     code, _, said = supervise("demo", "--run-dir", recorded().path)

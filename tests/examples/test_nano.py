@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
 
 TRAIN = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 # Says of the script behind it how many threads it leaves to the end of Python.

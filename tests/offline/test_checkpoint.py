@@ -12,11 +12,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
-import torch.distributed.checkpoint as dcp
 
 import supervise_offline
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+safetensors = pytest.importorskip("safetensors.torch")
 
 PROGRAM = Path(supervise_offline.__file__).parent / "checkpoint"
 
@@ -69,8 +70,8 @@ def trainer(folder):
     """As transformers lays it out, the weights in two shards."""
     folder.mkdir()
     first, second = {"a": torch.ones(4)}, {"b": torch.ones(4)}
-    safetensors.torch.save_file(first, folder / "model-00001-of-00002.safetensors")
-    safetensors.torch.save_file(second, folder / "model-00002-of-00002.safetensors")
+    safetensors.save_file(first, folder / "model-00001-of-00002.safetensors")
+    safetensors.save_file(second, folder / "model-00002-of-00002.safetensors")
     weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     (folder / "trainer_state.json").write_text('{"global_step": 30}')
@@ -97,10 +98,10 @@ def answers(tmp_path_factory):
     whole["model"]["weight"][3, 3] = float("-inf")
     torch.save(whole, folder / "inf.pt")
     tensors = {"optimizer.m": torch.ones(8)}
-    safetensors.torch.save_file(tensors, folder / "a.safetensors")
+    safetensors.save_file(tensors, folder / "a.safetensors")
     cut(folder / "a.safetensors", folder / "a-cut.safetensors")
     tensors["optimizer.m"][5] = float("nan")
-    safetensors.torch.save_file(tensors, folder / "a-nan.safetensors")
+    safetensors.save_file(tensors, folder / "a-nan.safetensors")
     distributed(folder / "dcp")
     distributed(folder / "dcp-lost")
     (folder / "dcp-lost" / "__0_0.distcp").unlink()

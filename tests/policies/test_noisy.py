@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
-from torch.nn import functional as F
 
 from supervise.cli.backtest import command
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,12 @@ import hashlib
 from pathlib import Path
 
 import pytest
-import torch
 
 from supervise_probe.savepoints import files
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
 
 DOCUMENT = {"what": "a savepoint", "model": torch.arange(1 << 19)}  # 4 MiB: several pieces
 

@@ -3,13 +3,14 @@
 import sys
 
 import pytest
-import torch
 
 from supervise_probe.checkpoints.layout import Learner, containers
 from supervise_probe.checkpoints.layout_entries import Now
 from supervise_probe.checkpoints.variable_lookup import VariableScope
 from supervise_probe.errors import Refused
 from supervise_probe.torch_state.registry import Registry
+
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
 
