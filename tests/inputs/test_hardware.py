@@ -117,7 +117,7 @@ def test_a_look_under_way_tells_nothing_of_the_launch_before(tmp_path):
         return [psutil.Process(child.pid)]
 
     try:
-        looked = Hardware(members, tmp_path)
+        looked = Hardware(members, tmp_path, members_every_s=0.0)
         looked.newest(0, leads=True)
         assert len(_growths(looked, 2 * FIRST - 1)) == FIRST
         _look(looked, 1)

@@ -81,7 +81,7 @@ def test_nothing_there_yet_is_nothing_new(tmp_path):
     segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", clock.monotonic_ns)
 
     assert segments.poll() == []
-    assert segments.interval_s() == 0.020
+    assert segments.interval_s() == 0.25
 
 
 def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank):
@@ -260,10 +260,10 @@ def test_an_empty_mark_is_given_time(segments, marks):
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "interval_s"), [(1, 0.001), (20, 0.005), (40, 0.010), (900, 0.020)]
+    ("step_ms", "interval_s"), [(1, 0.020), (200, 0.050), (400, 0.100), (9000, 0.250)]
 )
 def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
-    """A quarter of the median step, between 1 and 20 ms; one slow step does not move it."""
+    """A quarter of the median step, between 20 and 250 ms; one slow step does not move it."""
     writer = rank(0)
     at_ns = 0
     for step in range(40):

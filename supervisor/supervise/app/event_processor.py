@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,11 @@ class EventProcessor:
         unwritten: how many events, and decisions, wait for the disk right now.
     """
 
-    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+    def __init__(
+        self, settings: Settings, recorder: Recorder, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        """`wake` lets the loop come to `returns` at once."""
+        self._wake = wake
         self.policy = settings.policy
         self.recorder = recorder
         self.state = engine.start(self.policy)
@@ -145,10 +149,12 @@ class EventProcessor:
     def late(self, reason: str, facts: Mapping[str, Any]) -> None:
         """For any thread: a page of an earlier run was delivered, or given up."""
         self._late.put((reason, facts))
+        self._wake()
 
     def delivered(self, result: Result) -> None:
         """For the outbox's threads: a message was delivered, or given up."""
         self._results.put(result)
+        self._wake()
 
     def broken_channels(self) -> list[Trouble]:
         """Return which channels do not deliver; people are told of each once, on the others."""

@@ -17,7 +17,8 @@ from ..outputs.outbox import Outbox
 from ..report.receipt import counted, shown
 from .loop import App
 
-LOOK_S = 0.02  # between two looks at the job; a signal comes at once
+LOOK_S = 0.5  # between two looks at the job; signals and the changes of a child come at once
+TERMINAL_S = 0.05  # the same where the job has a terminal: nothing announces a change of its group
 PATIENCE_S = 6.0  # with a loop that does nothing; delivering messages takes up to 5
 RELAUNCH_S = 60.0  # the same where the job is to be started again; project default
 DELIVER_S, LEAVE_S = 1.0, 3.2  # then for what can still be delivered, or kept for later
@@ -51,14 +52,25 @@ class Foreground:
         lost. The process must then end without waiting for any thread.
         """
         codes: list[int] = []
-        thread = threading.Thread(target=lambda: codes.append(work()), name="loop", daemon=True)
+        wakeup = self._forwarder.wakeup
+
+        def run() -> None:
+            try:
+                codes.append(work())
+            finally:
+                wakeup.set()
+
+        thread = threading.Thread(target=run, name="loop", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # at the limit of threads: signals wait for the disk, as they may
             return work(), True
         while True:
-            thread.join(LOOK_S)
+            process = self._app.process(self._first)
+            woken = wakeup.wait(TERMINAL_S if process.has_terminal else LOOK_S, process)
             process = self._app.serve(self._first)
+            if woken:
+                self._app.wakeup.set()
             if codes:
                 return codes[0], True
             still_s = self._still_s()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from ..job.controller import Control
 from ..job.phase_inference import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
+from ..job.wakeup import Wakeup
 from ..outputs.action_performer import Performer
 from ..outputs.evidence import Evidence
 from ..outputs.outbox import DRAIN_S, Outbox
@@ -49,6 +49,7 @@ from .run_recovery import RecoveredRun
 from .run_status import TICK_NS, Status
 from .settings import Settings
 
+BUSY_S = 0.02  # longest sleep while an action, an answer or the end of a process is awaited
 STILL_S = 5.0  # longer than any round takes while the disk answers; project default
 
 
@@ -58,6 +59,7 @@ class App:
     Attributes:
         desk: judges events. control: the job as actions see it, None before it runs.
         closed: the last record is written.
+        wakeup: wakes the loop.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class App:
         self.settings = settings
         self.recorder = recorder
         recorder.redact(settings.redactor)
-        self.desk = EventProcessor(settings, recorder)
+        self.wakeup = Wakeup()
+        self.desk = EventProcessor(settings, recorder, self.wakeup.set)
         self.control: Control | None = None
         self.closed = False
         self._launcher = launcher
@@ -179,9 +182,14 @@ class App:
         )
         relaunch = Relauncher(run, self._guard, self)
         control = self.control = Control(
-            process, self._segments, evidence.collect, relaunch, Quarantine(run.quarantine_path)
+            process,
+            self._segments,
+            evidence.collect,
+            relaunch,
+            Quarantine(run.quarantine_path),
+            wake=self.wakeup.set,
         )
-        desk.open(Performer(control), outbox)
+        desk.open(Performer(control, self.wakeup.set), outbox)
         self._machine = Hardware(control.processes, Path.cwd(), hardware.driver())
         self._company = FrameEnricher(self._beside)
         self._machine.start()
@@ -197,11 +205,19 @@ class App:
             self._round(control)
             if not self._stood_still(control) and clock.monotonic_ns() >= self._tick_ns:
                 self._second(control)
-            time.sleep(self._segments.interval_s())
+            self.wakeup.wait(self._pause_s(control), control.process)
         children.end_all()
         self._machine.close()
         self._guard.close()
         self._status.write(control, clock.monotonic_ns())
+
+    def _pause_s(self, control: Control) -> float:
+        """Return how long to sleep unless something happens that wakes the loop."""
+        pause_s = self._segments.interval_s()
+        ended = control.process.returncode is not None
+        if ended or control.busy or self.desk.performing or self._guard.is_verifying_now:
+            pause_s = min(pause_s, BUSY_S)
+        return min(pause_s, (self._tick_ns - clock.monotonic_ns()) / 1e9)
 
     def _over(self, control: Control) -> bool:
         """Whether the process has ended, the engine knows it, and nothing will start it again."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.model.events import Told
 from ..store import files
+from .directory_change import DirectoryChange
 
 DIRECTORY = "control"
 MAX_BYTES = 64 << 10  # of one word; a list of thousands of shards fits
@@ -45,9 +46,12 @@ class ControlInbox:
         self._clock = clock
         self._heard = frozenset(heard)
         self._taken: set[Path] = set()
+        self._change = DirectoryChange(self._directory)
 
     def poll(self) -> list[Told]:
         """Return the words that came since the last call; what is no word of ours is dropped."""
+        if not self._taken and not self._change.due(self._clock()):
+            return []
         try:
             paths = sorted(self._directory.glob("*.json"))
         except OSError:

@@ -25,6 +25,7 @@ import psutil
 from .memory_growth import Growth
 
 EVERY_S = 2.0  # between two looks
+MEMBERS_S = 10.0  # between two searches for the processes of the job, which read all of /proc
 STALE_S = 30.0  # an answer older than that is no answer
 STRIKES = 2
 ELSEWHERE = 0  # stands for pids of another namespace: in a container the driver tells the host's
@@ -61,12 +62,14 @@ class Hardware:
         disk: Path,
         nvml: Any = None,
         every_s: float = EVERY_S,
+        members_every_s: float = MEMBERS_S,
     ) -> None:
         self._members = members
         self._disk = disk
         self._nvml = nvml
         self._troubles: deque[str] = deque()
         self._every_s = every_s
+        self._members_every_s = members_every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
         self._strikes: dict[str, int] = {}
@@ -78,6 +81,8 @@ class Hardware:
         self._host: Mapping[str, float] = {}
         self._of_pid: Mapping[int, Mapping[str, float]] = {}
         self._at = float("-inf")
+        self._found: list[psutil.Process] = []
+        self._found_at = float("-inf")
 
     def start(self) -> None:
         """Begin to look."""
@@ -96,6 +101,7 @@ class Hardware:
         """The job was started again: how its memory grew before says nothing about it."""
         with self._launch:
             self._growth, self._steps = Growth(), False
+            self._found_at = float("-inf")
             self._host = _without_growth(self._host)
 
     def newest(self, pid: int, leads: bool) -> dict[str, float]:
@@ -149,7 +155,10 @@ class Hardware:
 
     def _memory(self, growth: Growth) -> dict[str, float]:
         own, files = 0, 0
-        for process in self._members():
+        now_s = time.monotonic()
+        if now_s >= self._found_at + self._members_every_s:
+            self._found, self._found_at = list(self._members()), now_s
+        for process in self._found:
             try:
                 sizes = process.memory_info()
                 own += sizes.rss - getattr(sizes, "shared", 0)  # only Linux tells it

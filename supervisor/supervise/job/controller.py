@@ -50,6 +50,7 @@ class Control:
         relaunch: `(control, args, key, deadline_s) -> result`, starts the job again.
         manifest: of the quarantine; None: this run keeps none.
         lease: renews pauses.
+        wake: lets the main loop come to `pump` at once.
 
     Attributes:
         process: the job's, the newest if it was started again; changed by `replace` only.
@@ -67,6 +68,7 @@ class Control:
         relaunch: Relaunch,
         manifest: Manifest | None = None,
         lease: Lease | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.process = process
         self.exit_code: int | None = None
@@ -84,6 +86,7 @@ class Control:
         self._late: deque[str] = deque()
         self._heard: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
         self._lease = lease or Lease()
+        self._wake = wake
 
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
@@ -100,6 +103,11 @@ class Control:
             with self._wakeup:
                 self._file(acks, ranks)
                 self._wakeup.notify_all()
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for the main loop, or for the answer to a command."""
+        return bool(self._work or self._open)
 
     @property
     def paused(self) -> bool:
@@ -205,6 +213,7 @@ class Control:
         with self._wakeup:
             self._open.append(asked)
         self._work.append(lambda: self._send(asked, args, partly=partly))
+        self._wake()
         return asked
 
     def forget(self, asked: PendingCommand) -> None:
@@ -232,6 +241,7 @@ class Control:
             done.set()
 
         self._work.append(work)
+        self._wake()
         if not done.wait(timeout_s):
             raise ActionError("the supervisor's main loop is busy", retryable=True)
         if failure:

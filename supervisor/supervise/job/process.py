@@ -81,6 +81,11 @@ class Process:
         created = psutil.Process(pid).create_time()
         return cls(pid, group, Tree(pid, before), terminal, created)
 
+    @property
+    def has_terminal(self) -> bool:
+        """Whether the job may have the foreground of a terminal."""
+        return self._terminal is not None
+
     def poll(self) -> int | None:
         """Return the returncode, None while it runs. Main thread only; serves job control too."""
         if self._look() is None:

@@ -22,6 +22,7 @@ from typing import Any
 from ..core.model.events import Noticed
 from .process import Process
 from .terminal import Terminal
+from .wakeup import Wakeup
 
 FORWARDED = (
     signal.SIGTERM,
@@ -59,11 +60,13 @@ class Forwarder:
     Attributes:
         final: the name of the first signal that asked for the end of the job, None before that.
         asked: how many signals asked for it.
+        wakeup: wakes the main thread for every signal, and for every change of a child.
     """
 
     def __init__(self) -> None:
         self.final: str | None = None
         self.asked = 0
+        self.wakeup = Wakeup()
         self._lock = threading.RLock()  # a handler may come while its own thread holds it
         self._process: Process | None = None
         self._terminal: Terminal | None = None
@@ -71,13 +74,15 @@ class Forwarder:
         self._ending = 0
         self._before: dict[int, Any] = {}
         self._taken: deque[Noticed] = deque()
+        self._children_before: Any = None
+        self._fd_before = -1
 
     def install(self) -> None:
         """Take over the forwarded signals, except those that are ignored."""
         self._terminal = Terminal.find()
-        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
-            # As in `launch.spawn`, which may not do it where it runs on another thread.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The handler does nothing: what counts is the byte that it writes to `wakeup`.
+        self._children_before = signal.signal(signal.SIGCHLD, _ignore)
+        self._fd_before = signal.set_wakeup_fd(self.wakeup.fd, warn_on_full_buffer=False)
         for signum in FORWARDED:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 self._before[signum] = signal.signal(signum, self._handle)
@@ -105,6 +110,12 @@ class Forwarder:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()
+        if self._children_before is not None:
+            before = self._children_before
+            # Inherited from a careless parent; with it the kernel throws exit codes away.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL if before == signal.SIG_IGN else before)
+            signal.set_wakeup_fd(self._fd_before)
+            self._children_before = None
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
@@ -155,3 +166,7 @@ class Forwarder:
             process.tree.end(signal.SIGKILL, within_s=0.5)
             return
         process.signal(signum, group=signum in _TO_GROUP)
+
+
+def _ignore(_signum: int, _frame: FrameType | None) -> None:
+    """Do nothing."""

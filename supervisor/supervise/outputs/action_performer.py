@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -25,7 +25,9 @@ SLACK_S = 2.0  # an action gets a moment beyond its deadline to report its own f
 class Performer:
     """Performs actions on `job`. All methods are for the main loop's thread."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` lets the main loop come to `poll` at once."""
+        self._wake = wake
         self._job = job
         self._running: str | None = None
         self._done: SimpleQueue[Finished] = SimpleQueue()
@@ -52,7 +54,7 @@ class Performer:
         self._done = SimpleQueue()
         thread = threading.Thread(
             target=_perform,
-            args=(self._job, action_id, action, dict(args), key, self._done),
+            args=(self._job, action_id, action, dict(args), key, self._done, self._wake),
             name=f"action {action_id}",
             daemon=True,
         )
@@ -85,6 +87,7 @@ def _perform(
     args: Mapping[str, Any],
     key: str,
     done: SimpleQueue[Finished],
+    wake: Callable[[], None],
 ) -> None:
     try:
         result = action.perform(job, args, key=key)
@@ -102,3 +105,4 @@ def _perform(
     else:
         finished = Finished(time.monotonic_ns(), action_id, True, result)
     done.put(finished)
+    wake()

@@ -21,6 +21,7 @@ from supervise_probe import wire
 from ...core.model.events import Event, Noticed
 from ...errors import SegmentError
 from ...store import files
+from ..directory_change import DirectoryChange
 from .cursor import ReadCursor
 from .reader import Segment
 
@@ -31,7 +32,8 @@ _MARK_BYTES = 2048
 _TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
 _SPARE_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
 _AGAIN_NS = 1_000_000_000  # between two wishes that are the same
-_SHORTEST_S, _LONGEST_S = 0.001, 0.020
+_SHORTEST_S, _LONGEST_S = 0.020, 0.250  # between two polls; project defaults
+_QUIET = 4  # median steps without a frame before the polls become fewer; project default
 
 
 class Segments:
@@ -50,8 +52,8 @@ class Segments:
     ) -> None:
         """Read what is in `shm_dir` and `marks_dir`, behind what was `taken` before."""
         self.ranks: dict[int, Segment] = {}
-        self._shm_dir = shm_dir
-        self._marks_dir = marks_dir
+        self._shm_dir, self._segments_change = shm_dir, DirectoryChange(shm_dir)
+        self._marks_dir, self._marks_change = marks_dir, DirectoryChange(marks_dir)
         self._clock = clock
         self._taken = ReadCursor() if taken is None else taken
         # Names of segments and marks that were dealt with.
@@ -59,6 +61,8 @@ class Segments:
         self._waiting: list[Segment] = []  # of ranks whose process still lives
         self._empty_since: dict[str, int] = {}
         self._interval_s = _LONGEST_S
+        self._frames_ns = 0  # when the newest events came
+        self._step_s = 0.0
         self._tight = False
         self._spared = (0, 0)  # the step, and when that was written
 
@@ -74,8 +78,7 @@ class Segments:
         for rank in sorted(self.ranks):
             self._read(self.ranks[rank], events)
         self._take_marks(events)
-        if events:
-            self._interval_s = self._next_interval_s()
+        self._interval_s = self._next_interval_s(found=bool(events))
         return events
 
     def unread(self) -> int:
@@ -87,10 +90,11 @@ class Segments:
         return count
 
     def interval_s(self) -> float:
-        """Return how long to wait before the next poll, in seconds, between 1 and 20 ms.
+        """Return how long to wait before the next poll, in seconds, between 20 and 250 ms.
 
-        A quarter of the fastest rank's median step time: polling costs the job nothing, where
-        waking us at each step would cost it more than the whole probe.
+        A quarter of the fastest rank's median step time while frames come, and more and more when
+        none do: polling costs the job nothing, where waking us at each step would cost it more than
+        the whole probe.
         """
         return self._interval_s
 
@@ -164,7 +168,9 @@ class Segments:
         self._waiting.clear()
 
     def _find(self, events: list[Event]) -> list[Segment]:
-        found = []
+        found: list[Segment] = []
+        if not self._segments_change.due(self._clock()):
+            return found
         for name in _names(self._shm_dir):
             match = _SEGMENT_NAME.fullmatch(name)
             if match is None or name in self._known:
@@ -243,6 +249,9 @@ class Segments:
         return bool(new)
 
     def _take_marks(self, events: list[Event]) -> None:
+        # A mark may be filled after it was made, which does not change the directory.
+        if not self._empty_since and not self._marks_change.due(self._clock()):
+            return
         for name in _names(self._marks_dir):
             match = _MARK_NAME.fullmatch(name)
             if match is None or name in self._known:
@@ -258,6 +267,7 @@ class Segments:
                     continue
                 text = "the probe is off, and could not write down why"
             self._known.add(name)
+            self._empty_since.pop(name, None)
             message = " ".join(text.split())
             events.append(Noticed(now, "probe-off", message, data={"pid": int(match[1])}))
 
@@ -267,10 +277,17 @@ class Segments:
             Noticed(self._clock(), "segment-fault", message, rank=rank, data={"pid": pid})
         )
 
-    def _next_interval_s(self) -> float:
-        steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
-        fastest_s = min(steps) / 1e9 if steps else 4 * _LONGEST_S
-        return min(max(fastest_s / 4, _SHORTEST_S), _LONGEST_S)
+    def _next_interval_s(self, *, found: bool) -> float:
+        now_ns = self._clock()
+        if found:
+            self._frames_ns = now_ns
+            steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
+            self._step_s = min(steps) / 1e9 if steps else 0.0
+            return min(max(self._step_s / 4, _SHORTEST_S), _LONGEST_S)
+        quiet_s = (now_ns - self._frames_ns) / 1e9
+        if quiet_s < max(_LONGEST_S, _QUIET * self._step_s):
+            return self._interval_s
+        return min(1.5 * self._interval_s, _LONGEST_S)
 
 
 def _trains(segment: Segment) -> bool:
