@@ -9,19 +9,26 @@ recorded.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from .environment import LAUNCH
-from .pidfd_exit import PidfdExitStatus
 from .process import UNKNOWN, Process
 from .process_tree import Tree, alive, group_of
 
 Recorded = Callable[[int, int], int | None]
 _STATE, _STARTED, _EXIT = 0, 19, 49  # places in /proc/<pid>/stat, behind the name
+
+# `PIDFD_GET_INFO` with `PIDFD_INFO_EXIT` of `linux/pidfd.h`; `struct pidfd_info` of 64 bytes, the
+# first version: u64 mask, ..., s32 exit_code.
+_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
+_INFO_EXIT = 1 << 3
+_MASK, _CODE = struct.Struct("=Q"), struct.Struct("=60xi")
 
 
 class AdoptedProcess(Process):
@@ -102,6 +109,40 @@ class AdoptedTree(Tree):
             return process.environ().get(LAUNCH, "").startswith(self._mark)
         except (psutil.Error, OSError):  # gone, or another user's
             return False
+
+
+class PidfdExitStatus:
+    """How a process ended that somebody else collected.
+
+    A pidfd that was opened while the process lived knows that, from Linux 6.15 on.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._fd: int | None = None
+        try:
+            self._fd = os.pidfd_open(pid)
+        except OSError:  # it is gone, or pidfds are forbidden here
+            pass
+
+    def returncode(self) -> int | None:
+        """Return the code as `subprocess` gives it; None: not collected yet, or an older kernel."""
+        if self._fd is None:
+            return None
+        info = bytearray(_CODE.size)
+        _MASK.pack_into(info, 0, _INFO_EXIT)
+        try:
+            fcntl.ioctl(self._fd, _GET_INFO, info)
+        except OSError:  # older kernels do not know the question, or no longer the process
+            return None
+        if not _MASK.unpack_from(info)[0] & _INFO_EXIT:
+            return None
+        return os.waitstatus_to_exitcode(_CODE.unpack(info)[0])
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def start_ticks(pid: int) -> int | None:
