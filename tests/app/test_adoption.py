@@ -17,7 +17,7 @@ from supervise.app.run_recovery import RecoveredRun
 from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
-from supervise.core.model.events import Announced, Exited, Frame, Launched, Noticed
+from supervise.core.model.events import Announced, Exited, Frame, Launched, Notice
 from supervise.inputs.frame_enrichment import FrameEnricher
 from supervise.outputs.action_performer import Performer
 from supervise.outputs.outbox import Outbox
@@ -202,7 +202,7 @@ def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
     job = FakeJob(heard=[pause])
     text = "nobody renewed the pause: the job goes on by itself after 60 s"
 
-    taken = take_over(run, job, Noticed(10**13, "pause-ended", text, data={"key": pause}))
+    taken = take_over(run, job, Notice(10**13, "pause-ended", text, data={"key": pause}))
 
     renewed = taken.past.paused_until_ns is not None
     assert renewed == (job.paused_until_ns is not None) == (died_at == "snapshot")
@@ -257,7 +257,7 @@ def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
 def test_where_nothing_was_under_way_nothing_is_done(keep_run, make_frames, take_over):
     """What the segments have had to say is left to be judged."""
     run = keep_run(make_frames(0, *[2.0] * 5), ended=False)
-    note = Noticed(10**13, "note", "hello")
+    note = Notice(10**13, "note", "hello")
     job = FakeJob()
 
     assert take_over(run, job, note).rest == [note]
@@ -276,7 +276,7 @@ def relaunching(keep_run, make_frames, small):
         small.write_text(text + "job: {relaunch: {args: [--resume]}}\n")
         good = {"id": "a", "step": 4, "attempt": 0, "path": "/a.pt", "ok": True, "bytes": 1}
         events = make_frames(0, *[2.0] * 20)
-        events += [Noticed(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
+        events += [Notice(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
         events += make_frames(20, 8.0)
         return keep_run(
             events + then(events[-1].at_ns),

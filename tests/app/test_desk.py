@@ -8,7 +8,7 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.app.event_processor import EventProcessor
-from supervise.core.model.events import Told
+from supervise.core.model.events import OperatorCommand
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
 from supervise.core.state.incident import Incident
@@ -62,7 +62,7 @@ def test_a_relaunch_that_nobody_waits_for_is_told_so(desk):
 def test_an_operator_who_said_stop_is_not_answered_by_a_start(desk):
     """The word waits for the end of the relaunch, in which the job is dead."""
     desk.may_start()
-    wanted = [Told(1, "anna", "resume", {}), Told(2, "bob", "stop", {})]
+    wanted = [OperatorCommand(1, "anna", "resume", {}), OperatorCommand(2, "bob", "stop", {})]
     desk.state.incident.deferred.wanted = wanted
 
     with pytest.raises(ActionError, match="bob said stop"):

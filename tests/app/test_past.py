@@ -8,7 +8,7 @@ import pytest
 
 from supervise.app.run_recovery import RecoveredRun
 from supervise.catalog import load_policy
-from supervise.core.model.events import Exited, Told
+from supervise.core.model.events import Exited, OperatorCommand
 from supervise.core.replay import record
 from supervise.errors import StoreError
 from supervise.store import audit
@@ -82,7 +82,7 @@ def test_the_policy_of_a_reload_is_in_force(keep_run, make_frames, small):
     """And the next reload reads the file that the last one read."""
     second = small.with_name("second.yaml")
     second.write_text(small.read_text().replace("gt: 5.0", "gt: 6.0"))
-    reload = Told(12 * SECOND, "anna", "reload", {"policy": str(second), "key": "9-9"})
+    reload = OperatorCommand(12 * SECOND, "anna", "reload", {"policy": str(second), "key": "9-9"})
     run = keep_run([*make_frames(0, 2.0, 2.0), reload, *make_frames(2, 5.5)], ended=False)
 
     past = RecoveredRun.read(run, load_policy)

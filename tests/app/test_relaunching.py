@@ -281,7 +281,7 @@ def test_when_choosing_fails_the_order_is_carried_out(control, edges):
 
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
-    assert seen["step"] == 99 and seen["failed"] == {"choice": "a bug"}
+    assert seen["step"] == 99 and seen["failed"] == {"checkpoint-choice": "a bug"}
     assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "put_back", "launch"]
 
 
@@ -292,7 +292,7 @@ def test_a_choice_that_comes_too_late_is_not_made(control, edges):
 
     seen = control.relaunch(large, key="r:1", deadline_s=60)
 
-    assert seen["step"] == 99 and "busy" in seen["failed"]["choice"]
+    assert seen["step"] == 99 and "busy" in seen["failed"]["checkpoint-choice"]
 
 
 def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):

@@ -127,8 +127,8 @@ def test_a_name_that_means_nothing_is_an_error_with_a_hint(check, line, said):
         "override:\n  hang.stalled: {grace: {eval: 30s, exiting: 10s}}",
         "planned: [{from: 10, to: 50, what: learning_rate, expect: up}]",
         "planned: [{from: 10, to: 50, what: a new mix of data}]",
-        MOVES.replace("any: {", "any: {anew: warming, "),
-        MOVES.replace("probation: {", "probation: {anew: warming, "),
+        MOVES.replace("any: {", "any: {session_started: warming, "),
+        MOVES.replace("probation: {", "probation: {session_started: warming, "),
     ],
 )
 def test_what_has_a_meaning_is_left_alone(check, line):
@@ -148,9 +148,9 @@ def test_what_has_a_meaning_is_left_alone(check, line):
             "runbook sev2: no metric 'grad_global_nrm' (did you mean 'grad_global_norm'?)",
         ),
         (
-            "¦" + MOVES + "  halted: {anew: halted}",
+            "¦" + MOVES + "  halted: {session_started: halted}",
             "machine: no state has a move for 'anew' (another training in the same launch is "
-            "judged in the state of the one before; add any: {anew: warming})",
+            "judged in the state of the one before; add any: {session_started: warming})",
         ),
     ],
 )

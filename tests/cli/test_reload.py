@@ -89,11 +89,11 @@ def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
 
 def test_a_replay_needs_every_policy(supervise, keep_run, make_frames, small, tmp_path):
     """Over a reload the decisions are the same; a policy that is gone is named."""
-    from supervise.core.model.events import Told
+    from supervise.core.model.events import OperatorCommand
 
     later = tmp_path / "later.yaml"
     later.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
-    word = Told(29_000_000_000, "anna", "reload", {"policy": str(later)})
+    word = OperatorCommand(29_000_000_000, "anna", "reload", {"policy": str(later)})
     run = keep_run([*make_frames(0, *[2.0] * 20), word, *make_frames(20, *[4.5] * 20)])
 
     assert supervise("replay", run.path)[0] == 0

@@ -9,7 +9,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.catalog.inventory import shipped
 from supervise.core import engine
-from supervise.core.model.events import Announced, Frame, Gap, Told
+from supervise.core.model.events import Announced, Frame, Gap, OperatorCommand
 from supervise.explain import conditions, gates
 
 SECOND = 1_000_000_000
@@ -190,7 +190,7 @@ def test_a_rule_of_a_reloaded_policy_is_asked_under_that_policy(
         .replace("gt: 5.0", "gt: 4.0")
         .replace("inhibit:", "  - {id: extra, when: high, sev: SEV2}\ninhibit:")
     )
-    word = Told(29 * SECOND, "anna", "reload", {"policy": str(later)})
+    word = OperatorCommand(29 * SECOND, "anna", "reload", {"policy": str(later)})
     run = keep_run([*make_frames(0, *[2.0] * 20), word, *make_frames(20, *[3.0] * 20)])
 
     assert ask(run, "spike", 19)["missing"][0]["limit"] == 5.0

@@ -25,13 +25,13 @@ def test_a_word_arrives_once_with_its_speaker(tmp_path):
     post(tmp_path, "release", "anna", {}, at_ns=2)
     post(tmp_path, "ack", "bo", {"incident": "inc-1"}, at_ns=1)
     (tmp_path / "control" / "9-9.json").write_text("no JSON")
-    (tmp_path / "control" / "9-8.json").write_text('{"word": "lr", "operator": 3, "args": [1]}')
-    nan = '{"word": "lr", "operator": "bo", "args": {"value": NaN}}'
+    (tmp_path / "control" / "9-8.json").write_text('{"command": "lr", "operator": 3, "args": [1]}')
+    nan = '{"command": "lr", "operator": "bo", "args": {"value": NaN}}'
     (tmp_path / "control" / "9-7.json").write_text(nan)
     words = ControlInbox(tmp_path, lambda: 7)
 
     told = words.poll()
-    assert [(t.word, t.operator, t.args) for t in told] == [
+    assert [(t.command, t.operator, t.args) for t in told] == [
         ("ack", "bo", {"incident": "inc-1"}),
         ("release", "anna", {}),
     ]
@@ -228,4 +228,4 @@ def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
     assert code == 75
     assert "no answer within" in err
     (word,) = (run.path / "control").glob("*.json")
-    assert json.loads(word.read_text())["word"] == "pause"
+    assert json.loads(word.read_text())["command"] == "pause"

@@ -18,9 +18,9 @@ from supervise.core.model.events import (
     Finished,
     Frame,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Tick,
-    Told,
 )
 from supervise.core.model.interfaces import Detector, Watch
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Policy, Rule, Runbook
@@ -178,7 +178,7 @@ class Story:
 
     def say(self, word: str, by: str = "anna", **args: Any) -> Decision:
         """Say a word, and return its answer."""
-        made = self.send(Told(self.at_ns, by, word, {"key": "k1", **args}))
+        made = self.send(OperatorCommand(self.at_ns, by, word, {"key": "k1", **args}))
         return next(d for d in made if d.data.get("what") == "operator")
 
     def kinds(self, kind: str, what: str | None = None) -> list[Decision]:
@@ -245,7 +245,7 @@ def tell() -> Callable[..., Story]:
 def save(story: Story, name: str, step: int, ok: bool = True) -> None:
     """The guard tells of a checkpoint."""
     data = {"id": name, "step": step, "attempt": story.attempt, "path": f"/c/{name}", "ok": ok}
-    story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+    story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
 
 
 def good(story: Story) -> list[str]:

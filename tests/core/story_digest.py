@@ -54,8 +54,8 @@ def decisions() -> list[dict]:
         Finished,
         Frame,
         Launched,
+        OperatorCommand,
         Tick,
-        Told,
     )
     from supervise.core.replay import record
 
@@ -81,7 +81,7 @@ def decisions() -> list[dict]:
             send(Frame(at_ns, rank, state.attempt, step, row(chance, step, names)))
         send(Tick(at_ns, (Beat(0, at_ns, "step"), Beat(1, at_ns, "step"))))
         if step % 150 == 149:
-            send(Told(at_ns, "somebody", "release"))
+            send(OperatorCommand(at_ns, "somebody", "release"))
     send(Exited(FRAMES * SECOND, 0))
     return made
 

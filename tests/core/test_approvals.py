@@ -151,7 +151,7 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
     story.frames(99.0)
 
     assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1", "ask-2"]
-    assert story.kinds("approval")[0].data["what"] == "void"
+    assert story.kinds("approval")[0].data["what"] == "expired"
     assert not story.say("approve", id="ask-1").data["ok"]
     assert story.say("approve", id="ask-2").data["ok"]
     assert story.actions()[-1].endswith("0-touch")
@@ -166,7 +166,7 @@ def test_what_is_another_by_now_is_asked_for_anew(tell):
 
     assert not said.data["ok"]
     assert "its arguments are others by now" in said.data["answer"]
-    assert story.kinds("approval")[0].data["what"] == "void"
+    assert story.kinds("approval")[0].data["what"] == "expired"
     assert story.kinds("approval_requested")[1].data["id"] == "ask-2"
     assert story.say("approve", id="ask-2").data["ok"]
     assert story.actions()[-1].endswith("0-reach")
@@ -179,7 +179,7 @@ def test_a_reload_makes_it_void_and_asks_under_the_new_policy(tell):
     story.policy = replace(before, digest="sha256:1")
     story.send(Reloaded(story.at_ns, "bo", "sha256:1", "test", "approve", before.digest))
 
-    assert story.kinds("approval")[0].reason == "ask-1 void: the policy was reloaded"
+    assert story.kinds("approval")[0].reason == "ask-1 expired: the policy was reloaded"
     assert story.kinds("approval_requested")[1].data["policy"] == "sha256:1"
 
 

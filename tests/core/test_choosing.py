@@ -8,7 +8,7 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.core import engine
-from supervise.core.model.events import Exited, Finished, Launched, Noticed
+from supervise.core.model.events import Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.core.replay import record
 
@@ -19,13 +19,13 @@ ACTION = "inc-1/1/0-relaunch"
 
 def told(story, name, step, ok=True, attempt=0):
     data = {"id": name, "step": step, "attempt": attempt, "path": f"/{name}.pt", "ok": ok}
-    story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+    story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
 
 
 def choose(story):
     """The job was stopped, and what it left is verified."""
-    story.send(Noticed(story.at_ns, "choice", "what it left was looked at"))
-    return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "aimed-again")]
+    story.send(Notice(story.at_ns, "checkpoint-choice", "what it left was looked at"))
+    return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "replanned")]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     told(story, "b", 39)
 
     assert choose(story) == ["b"]
-    (note,) = story.kinds("note", "aimed-again")
+    (note,) = story.kinds("note", "replanned")
     action = note.data["action"]
     assert action["id"] == ACTION and note.incident == "inc-1"
     assert note.reason == "relaunch goes back to b of step 39, not to a of step 19"
@@ -143,7 +143,7 @@ def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
     story = stopped
     told = len(story.kinds("notify_intent"))
     data = {"signal": "SIGINT", "final": final}
-    story.send(Noticed(story.at_ns, "signal", "SIGINT was passed on", data=data))
+    story.send(Notice(story.at_ns, "signal", "SIGINT was passed on", data=data))
 
     assert story.state.job.over == final
     said = [d.reason for d in story.kinds("notify_intent")[told:]]

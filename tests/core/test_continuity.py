@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Rollback
-from supervise.core.model.events import Announced, Exited, Finished, Launched, Noticed
+from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 
 from .conftest import Verify
@@ -35,7 +35,7 @@ def back(tell):
         story = tell(answer=answer, names=NAMES, **changes)
         steps(story, 2.0, 60)
         data = {"id": "a", "step": 40, "attempt": 0, "path": "/c/a", "ok": True}
-        story.send(Noticed(story.at_ns, "checkpoint", "a was verified", data=data))
+        story.send(Notice(story.at_ns, "checkpoint", "a was verified", data=data))
         steps(story, 8.0, 1)
         (action_id,) = story.actions()
         story.attempt, story.step = 1, 40
@@ -62,7 +62,7 @@ def compared(story, fingerprint="same", loss=2.0, lr=0.1, proof="equal", was=2.0
     data = {"step": 41, "fingerprint": fingerprint, "ok": ok}
     data |= {"loss": {"was": was, "is": loss}, "lr": {"was": 0.1, "is": lr}}
     data["probe_batch"] = {"verdict": proof, "was": 3.0, "is": 3.0}
-    story.send(Noticed(story.at_ns, "continuity", "step 41 was made again", 0, 41, data))
+    story.send(Notice(story.at_ns, "continuity", "step 41 was made again", 0, 41, data))
 
 
 RELAUNCH, ROLLBACK = Relaunch(rewarm=0), Rollback(rewarm=0)
@@ -126,7 +126,7 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
     compared(story, **{"proof": "not judged", **told})
     steps(story, 2.0, 1)
     data = {"id": "b", "step": 41, "attempt": 1, "path": "/c/b", "ok": True}
-    story.send(Noticed(story.at_ns, "checkpoint", "b was verified", data=data))
+    story.send(Notice(story.at_ns, "checkpoint", "b was verified", data=data))
 
     assert story.state.checkpoints.astray is anew
     assert (story.state.checkpoints.suspects() == {"b"}) is anew
@@ -191,7 +191,7 @@ def test_probation_lasts_until_the_run_is_well_beyond_the_first_breach(back):
 def test_a_job_that_begins_anew_has_not_recovered(back):
     """Also where its steps look right."""
     story = back(RELAUNCH, "relaunch")
-    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
     steps(story, 2.0, 1)
 
     assert [d.reason for d in story.kinds("verify", "failed")] == [REFUSED]
@@ -210,12 +210,12 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
 
     def saved(name, step, attempt):
         data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": True}
-        story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+        story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
 
     steps(story, 2.0, 21)
     assert story.state.machine == "probation"
     saved("b", 45, 1)
-    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
     steps(story, 2.0, 60)
     assert story.state.incident is None
     saved("c", 90, 1)
@@ -234,12 +234,12 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
 def test_a_person_may_take_the_job_that_began_anew(back):
     """Released from the hold, what it saves next is good."""
     story = back(RELAUNCH, "relaunch")
-    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
     steps(story, 2.0, 3)
     assert story.state.machine == "holding"
     assert story.say("release").data["ok"]
     data = {"id": "b", "step": 45, "attempt": 1, "path": "/c/b", "ok": True}
-    story.send(Noticed(story.at_ns, "checkpoint", "b was verified", data=data))
+    story.send(Notice(story.at_ns, "checkpoint", "b was verified", data=data))
 
     assert [c.id for c in story.state.checkpoints.good()] == ["a", "b"]
 
@@ -248,7 +248,7 @@ def test_nobody_has_to_be_verifying(tell):
     """Then people are told, and nothing else happens."""
     story = tell()
     story.frames(2.0, times=20)
-    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
 
     assert story.kinds("notify_intent")[-1].data["message"]["title"] == REFUSED
     assert (story.state.machine, story.state.incident) == ("nominal", None)
@@ -261,14 +261,14 @@ def test_a_person_may_take_it_when_nothing_is_held(tell):
     story.send(Exited(story.at_ns, 1))
     story.send(Launched(story.at_ns, 2, 2))
     story.attempt = 2
-    story.send(Noticed(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
     assert story.state.checkpoints.astray
     assert story.say("release").data["ok"]
 
     now = story.state.step
     for name, attempt, step in (("a", 2, now), ("b", 2, now + 1), ("c", 3, now - 1)):
         data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": True}
-        story.send(Noticed(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+        story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
     assert [c.id for c in story.state.checkpoints.good()] == ["c", "b"]
     assert story.state.checkpoints.suspects() == {"a"}
     again = story.say("release", key="k2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Announced, Exited, Finished, Gap, Noticed, Told
+from supervise.core.model.events import Announced, Exited, Finished, Gap, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.robust_z import RobustZ
@@ -206,7 +206,7 @@ def test_holding_stays_until_a_person_releases_it(tell):
     story.frames(2.0, times=30)
     story.frames(99.0)
     assert story.kinds("suppressed")[-1].data["suppressed_by"] in ("holding", "inhibit:gone")
-    story.send(Told(story.at_ns, "anna", "release"))
+    story.send(OperatorCommand(story.at_ns, "anna", "release"))
 
     assert story.state.machine == "warming"
     assert story.kinds("incident", "closed")[-1].reason.startswith("closed: released by anna")
@@ -297,7 +297,7 @@ def test_gaps_and_notices_are_on_record(tell):
     """What the watching itself lost or learned is a decision too."""
     story = tell()
     story.send(Gap(1, 0, 10, 3))
-    story.send(Noticed(1, "probe-off", "no space left in /dev/shm", rank=0))
+    story.send(Notice(1, "probe-off", "no space left in /dev/shm", rank=0))
 
     assert story.kinds("gap")[0].data["count"] == 3
     assert story.kinds("note", "probe-off")

@@ -11,7 +11,16 @@ from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.actions.verify import Verify
 from supervise.core.model.decisions import BREACH, UNKNOWN
-from supervise.core.model.events import Announced, Beat, Exited, Finished, Gap, Noticed, Tick, Told
+from supervise.core.model.events import (
+    Announced,
+    Beat,
+    Exited,
+    Finished,
+    Gap,
+    Notice,
+    OperatorCommand,
+    Tick,
+)
 from supervise.core.model.interfaces import Clockwork, Detector
 from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.robust_z import RobustZ
@@ -79,7 +88,7 @@ def test_silence_counts_only_while_the_probe_is_known_to_be_there(tell):
     story.frames(2.0, times=50)
     story.tick()
     beat(story, phase="exiting")
-    story.send(Noticed(story.at_ns, "probe-off", "it failed", rank=0))
+    story.send(Notice(story.at_ns, "probe-off", "it failed", rank=0))
     beat(story)
 
     assert story.actions() == []
@@ -118,7 +127,7 @@ def test_a_verification_without_frames_fails(tell):
 def test_a_runbook_that_cannot_work_only_takes_evidence(tell):
     """Refused beforehand: the job is not touched, no hold, the next incident may still act."""
     story = tell()
-    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     runbooks = {
         **story.policy.runbooks,
         "soften": Runbook(
@@ -126,7 +135,7 @@ def test_a_runbook_that_cannot_work_only_takes_evidence(tell):
         ),
     }
     story = tell(runbooks=runbooks)
-    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     story.frames(2.0, times=50)
     story.frames(8.0)
     story.frames(2.0, times=30)
@@ -256,7 +265,7 @@ def test_release_lets_a_rule_that_still_fires_act_again(tell):
     story.frames(2.0, times=50)
     story.frames(8.0, times=120)
     acted = len(story.actions())
-    story.send(Told(story.at_ns, "anna", "release"))
+    story.send(OperatorCommand(story.at_ns, "anna", "release"))
     story.frames(8.0, times=5)
 
     assert len(story.actions()) == acted + 1

@@ -16,7 +16,7 @@ from supervise.actions.rollback import Rollback
 from supervise.actions.skip_step import SkipStep
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
-from supervise.core.model.events import Finished, Told
+from supervise.core.model.events import Finished, OperatorCommand
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
@@ -165,7 +165,7 @@ def test_a_budget_in_seconds_slides_with_time(tell):
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:touch"
     story.at_ns += 100 * 10**9
     story.frames(2.0, times=30)
-    story.send(Told(story.at_ns, "ann", "release"))
+    story.send(OperatorCommand(story.at_ns, "ann", "release"))
     story.frames(2.0, times=30)
     story.frames(8.0)
 
@@ -178,7 +178,7 @@ def test_a_release_does_not_refund_a_budget(tell):
     story.frames(2.0, times=50)
     story.frames(99.0, times=60)
     spent = [a for a in story.actions() if a.endswith("touch")]
-    story.send(Told(story.at_ns, "ann", "release"))
+    story.send(OperatorCommand(story.at_ns, "ann", "release"))
     story.frames(2.0, times=30)
     story.frames(99.0, times=5)
 

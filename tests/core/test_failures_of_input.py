@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.decisions import SEVERITIES
-from supervise.core.model.events import Announced, Beat, Gap, Noticed, Tick
+from supervise.core.model.events import Announced, Beat, Gap, Notice, Tick
 from supervise.core.model.policy import Rule
 from supervise.detectors.absence import Absence
 from supervise.detectors.ratio import Ratio
@@ -262,7 +262,7 @@ def test_a_suspended_machine_is_no_stall(tell):
     story = tell(detectors=detectors, rules=(rule_on(detectors, "stalled", "SEV0"),))
     story.frames(2.0, times=30)
     story.at_ns += 36_000 * 10**9
-    story.send(Noticed(story.at_ns, "suspended", "the machine slept for 10 hours"))
+    story.send(Notice(story.at_ns, "suspended", "the machine slept for 10 hours"))
     story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
     assert not story.kinds("rule", "fired")
     for _ in range(13):

@@ -15,7 +15,7 @@ import pytest
 
 from supervise.core import engine
 from supervise.core.model import state_machine
-from supervise.core.model.events import Exited, Finished, Gap, Noticed, Told
+from supervise.core.model.events import Exited, Finished, Gap, Notice, OperatorCommand
 from supervise.core.model.policy import Inhibit
 from supervise.core.replay import decisions, record
 from supervise.core.state.run_state import State, StepContext
@@ -57,7 +57,7 @@ def everything(tell):
         inhibit=(Inhibit(mute=("high",), by_rule="huge"),),
     )
     story.frames(2.0, 2.1, 1.9, times=20)
-    story.send(Noticed(story.at_ns, "collector-off", "the optimizer collector is off"))
+    story.send(Notice(story.at_ns, "collector-off", "the optimizer collector is off"))
     story.frames(8.0, 2.0, 2.1, 1.9)
     story.frames(2.0, 2.1, times=20)
     story.send(Gap(story.at_ns, 0, 70, 5))
@@ -68,7 +68,7 @@ def everything(tell):
     story.frames(2.0, 2.1, times=20)
     story.frames(99.0, times=40)
     story.tick(1000.0)
-    story.send(Told(story.at_ns, "ann", "release"))
+    story.send(OperatorCommand(story.at_ns, "ann", "release"))
     story.frames(99.0, times=2)
     story.attempt += 1
     story.step -= 30

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.model.events import Exited, Noticed
+from supervise.core.model.events import Exited, Notice
 from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 from supervise.detectors.nonfinite import Nonfinite
@@ -173,7 +173,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     story = slow()
     order = {"order": "skip_nonfinite"}
     text = "skip_nonfinite kept step 200 from the weights: the loss is nan"
-    story.send(Noticed(story.at_ns, "standing-order", text, rank=0, step=200, data=order))
+    story.send(Notice(story.at_ns, "standing-order", text, rank=0, step=200, data=order))
     story.rows(skipped(NAN), *[row()] * 60)
     story.send(Exited(story.at_ns, 0))
     found = story.kinds("incident", "closed")[-1].data["spike"]

@@ -7,7 +7,7 @@ import pytest
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
 from supervise.core import engine
-from supervise.core.model.events import Announced, Exited, Finished, Launched, Noticed
+from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.core.replay import record
 from supervise.core.runbooks import checkpoint_choice
@@ -42,7 +42,7 @@ def refused(tell, make_policy):
             **changes,
         )
         for verb in unable:
-            story.send(Noticed(0, f"{verb}-unavailable", "a for statement drives the step"))
+            story.send(Notice(0, f"{verb}-unavailable", "a for statement drives the step"))
         story.frames(2.0, times=breach)
         if not calm:
             story.frames(8.0)

@@ -13,7 +13,7 @@ from supervise.core.model.events import (
     Finished,
     Frame,
     Launched,
-    Noticed,
+    Notice,
     Reloaded,
     Tick,
 )
@@ -29,7 +29,7 @@ def test_what_the_job_reports_in_vain_is_told_by_one_rank(tell):
     """A thousand ranks report the same; the record has each of them."""
     story = tell()
     story.send(Announced(story.at_ns, 1, 2, 8, ("train_loss_raw",)))
-    told = [Noticed(story.at_ns, "report", "left out: 'x' is no number", rank=r) for r in (1, 0)]
+    told = [Notice(story.at_ns, "report", "left out: 'x' is no number", rank=r) for r in (1, 0)]
     for each in told:
         story.send(each)
     assert [d.data["rank"] for d in story.kinds("note", "report")] == [1, 0]
@@ -128,23 +128,23 @@ def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
         "rank",
         "at_step",
         "self",
-        "about",
+        "details",
         "data",
-        "word_id",
+        "command_id",
     )
     data = dict.fromkeys(names, "a word")
     story = tell()
     story.frames(2.0)
-    (said,) = story.send(Noticed(story.at_ns, "note", "a word", rank=1, step=3, data=data))
+    (said,) = story.send(Notice(story.at_ns, "note", "a word", rank=1, step=3, data=data))
 
-    assert said.data == {"what": "note", "rank": 1, "at_step": 3, "about": data}
+    assert said.data == {"what": "note", "rank": 1, "at_step": 3, "details": data}
 
 
 def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     """Though it lives on, and whatever policy comes: it would only be stopped."""
     story = tell(job={"relaunch": {"args": []}})
     data = {"signal": "SIGHUP", "final": True}
-    story.send(Noticed(story.at_ns, "signal", "SIGHUP was passed on", data=data))
+    story.send(Notice(story.at_ns, "signal", "SIGHUP was passed on", data=data))
     story.send(Launched(story.at_ns, 2, 1))
     digest = story.policy.digest
     story.send(Reloaded(story.at_ns, "bo", digest, "test", "enforce", digest))
@@ -324,7 +324,7 @@ def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
     """It is the end that somebody at the terminal wanted; an error on the way out is none."""
     story = crashing(tell)
     about = {"signal": "SIGINT", "final": True, "killed": False, "typed": typed}
-    story.send(Noticed(story.at_ns, "signal", "SIGINT was typed at the terminal", data=about))
+    story.send(Notice(story.at_ns, "signal", "SIGINT was typed at the terminal", data=about))
     story.send(Exited(story.at_ns, code))
 
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]

@@ -9,7 +9,7 @@ from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.snapshot import Snapshot
 from supervise.core.incidents import pausing, withdrawal
-from supervise.core.model.events import Finished, Noticed
+from supervise.core.model.events import Finished, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 
 from .conftest import Above, Verify, messages, rule_on
@@ -46,7 +46,7 @@ def waiting(tell):
 
 def end_pause(story, action="inc-1/1/0-pause"):
     data = {"key": f"run:{action}"} if action else {}
-    story.send(Noticed(story.at_ns, pausing.ENDED, "nobody renewed the pause", data=data))
+    story.send(Notice(story.at_ns, pausing.ENDED, "nobody renewed the pause", data=data))
 
 
 @pytest.mark.parametrize("ok", [True, False])

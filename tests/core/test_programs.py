@@ -23,7 +23,7 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
 
     assert seen == ([UNKNOWN] * 3, None, -1)
     assert [(d.kind, d.data.get("what", d.data.get("after"))) for d in made] == [
-        ("note", "program"),
+        ("note", "program-replaced"),
         ("state", "warming"),
     ]
     assert made[0].data["last_step"] == 39

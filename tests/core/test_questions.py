@@ -9,7 +9,7 @@ import pytest
 from supervise.actions.rollback import Rollback
 from supervise.core.analysis.frame_history import EVALUATIONS, History
 from supervise.core.analysis.loss_band import median, spread
-from supervise.core.model.events import Announced, Exited, Finished, Frame, Noticed, Told
+from supervise.core.model.events import Announced, Exited, Finished, Frame, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Planned, Rule, Runbook
 
 from .conftest import Above, Verify, index_of
@@ -167,10 +167,10 @@ def test_question_four_knows_what_happened(tell):
     plan = Planned(290, 310, "new data mix", "down")
     story = watch_only(tell, planned=(plan,))
     story.rows(*[row(2.0)] * 200)
-    story.send(Noticed(story.at_ns, "collector-off", "the optimizer collector is off"))
+    story.send(Notice(story.at_ns, "collector-off", "the optimizer collector is off"))
     story.rows(*[row(2.0)] * 95)
-    story.send(Told(story.at_ns, "ann", "note"))
-    story.send(Noticed(story.at_ns, "drill", "drill lr_spike"))
+    story.send(OperatorCommand(story.at_ns, "ann", "note"))
+    story.send(Notice(story.at_ns, "drill", "drill lr_spike"))
     story.rows(*[row(2.0)] * 5, row(8.0, learning_rate=3e-2), row(8.0, update_skipped=1.0))
     story.rows(*[row(2.0, learning_rate=3e-2)] * 60)
     events = closed(story).data["spike"]["questions"]["else_happened"]["events"]
@@ -231,7 +231,7 @@ def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
     assert "structural instability: not back in its band" in message["verdict"]
 
     story.frames(2.0, times=100)  # it calms down later: it stays what it was
-    story.send(Told(story.at_ns, "ann", "release"))
+    story.send(OperatorCommand(story.at_ns, "ann", "release"))
     assert closed(story).data["spike"]["class"] == "structural instability"
 
 
@@ -384,7 +384,7 @@ def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
         ladder=Ladder(("mend", "hold")),
         budgets={"rollback": Budget(2)},
     )
-    story.send(Noticed(0, "rollback-unavailable", "the state is too large"))
+    story.send(Notice(0, "rollback-unavailable", "the state is too large"))
     evaluated = [row(2.0, **({"val_loss": 2.2} if i % 25 == 0 else {})) for i in range(300)]
     late = [
         row(8.0, update_norm=0.5, **({"val_loss": 9.0} if i % 25 == 0 else {})) for i in range(400)

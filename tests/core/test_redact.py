@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Finished, Frame, Noticed
+from supervise.core.model.events import Finished, Frame, Notice
 from supervise.core.model.redaction import REDACTED, Redactor, named
 
 
@@ -196,11 +196,11 @@ def test_it_is_fast_whatever_it_reads():
 def test_events_lose_what_a_job_or_an_exception_says():
     """Before they are written and judged, so that replay sees what was judged."""
     redactor = Redactor({"HF_TOKEN": S})
-    noticed = Noticed(1, "note", f"{S} is off", 0, 5, {"why": [S], S: 1.5}, 7, 8)
+    noticed = Notice(1, "note", f"{S} is off", 0, 5, {"why": [S], S: 1.5}, 7, 8)
     finished = Finished(1, "inc-1/1/0-lr_scale", False, {"traceback": f"x\n{S}\n"}, f"no {S}")
     frame = Frame(1, 0, 0, 5, (1.0, None))
 
-    assert redactor.event(noticed) == Noticed(
+    assert redactor.event(noticed) == Notice(
         1, "note", f"{REDACTED} is off", 0, 5, {"why": [REDACTED], REDACTED: 1.5}, 7, 8
     )
     assert redactor.event(finished) == Finished(

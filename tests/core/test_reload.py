@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from supervise.core import engine
 from supervise.core.detection.rank_monitor import RankMonitor
 from supervise.core.handlers.policy_reload import DERIVED, differences, rebind
-from supervise.core.model.events import Announced, Finished, Frame, Noticed, Reloaded, Tick, Told
+from supervise.core.model.events import (
+    Announced,
+    Finished,
+    Frame,
+    Notice,
+    OperatorCommand,
+    Reloaded,
+    Tick,
+)
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Rule, Runbook
 from supervise.core.replay import compare, record
 from supervise.detectors.absence import Absence
@@ -157,7 +165,7 @@ def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, 
     assert bank.watches[0].numbers()["samples"] == 16
     assert bank.watches[5].numbers()["samples"] == 0
     [told] = [d for d in made if d.kind == "policy_load"]
-    assert told.data["anew"] == {"detectors": ["both", "g", "then"], "rules": ["both", "then"]}
+    assert told.data["reset"] == {"detectors": ["both", "g", "then"], "rules": ["both", "then"]}
     assert told.data["changes"] == {"detectors": {"changed": ["g"]}}
     assert (told.data["before"], told.data["after"]) == ("sha256:0", "sha256:1")
     assert "detectors ~g" in told.reason
@@ -338,7 +346,7 @@ def test_replay_follows_a_reload(make_policy, tell):
     new = replace(first, rules=first.rules[1:], digest="sha256:1")
     load(story, new, changes=differences(first, new, first))
     story.frames(9.0, 2.0, times=10)
-    story.send(Told(story.at_ns, "anna", "ack"))
+    story.send(OperatorCommand(story.at_ns, "anna", "ack"))
     log, numbers = [], {}
     state, policy = engine.start(first), first
     for number, event in enumerate(story.events):
@@ -394,7 +402,7 @@ def test_a_tick_and_a_notice_after_it_are_judged_by_the_new_policy(tell):
     story.frames(2.0, times=5)
     load(story, replace(story.policy, hold_max_s=1.0))
     story.state.machine, story.state.held_ns = "holding", story.at_ns
-    story.send(Noticed(story.at_ns, "note", "x"))
+    story.send(Notice(story.at_ns, "note", "x"))
     story.send(Tick(story.at_ns + 5_000_000_000))
 
     assert "still held" in story.log[-1].reason

@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.rollback import Rollback
 from supervise.core.incidents import savepoint_retention
-from supervise.core.model.events import Announced, Exited, Noticed
+from supervise.core.model.events import Announced, Exited, Notice
 from supervise.core.model.policy import Approval, Budget, Ladder, Runbook
 
 from .conftest import NAMES, Above, Reach, Touch, Verify, rule_on
@@ -92,7 +92,7 @@ def test_the_one_that_goes_back_furthest_counts(spared):
 @pytest.mark.parametrize(
     "event",
     [
-        Noticed(60, "rollback-unavailable", "no rollback is possible: a `for` loop"),
+        Notice(60, "rollback-unavailable", "no rollback is possible: a `for` loop"),
         Announced(60, 0, 2, 1, NAMES),
         Exited(60, 1),
     ],

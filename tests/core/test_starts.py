@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.handlers.job_lifecycle import failed_start
-from supervise.core.model.events import Exited, Finished, Launched, Noticed
+from supervise.core.model.events import Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Ladder
 
 from .crashes import HIGH, crashing, relaunched
@@ -68,7 +68,7 @@ def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
 def test_a_start_whose_end_was_asked_for_did_not_fail(tell):
     """Ctrl-C, which the job answers with a code of its own; or a word."""
     data = {"signal": "SIGINT", "final": True}
-    asked = Noticed(0, "signal", "SIGINT was passed on", data=data)
+    asked = Notice(0, "signal", "SIGINT was passed on", data=data)
     story = crashing(tell)
     story.send(Exited(story.at_ns, 1))
     relaunched(story, 40)

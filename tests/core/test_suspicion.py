@@ -8,7 +8,7 @@ import pytest
 
 from supervise.actions.quarantine import Quarantine
 from supervise.core.incidents import action_planning
-from supervise.core.model.events import Finished, Frame, Noticed
+from supervise.core.model.events import Finished, Frame, Notice
 from supervise.core.model.policy import Approval, Ladder, Runbook
 from supervise.core.replay import decisions, record
 from supervise.detectors.threshold import Threshold
@@ -34,7 +34,7 @@ def story(tell):
     made = tell(mode="observe", names=NAMES)
     for first in range(0, SHARDS, 6):
         names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
-        made.send(Noticed(0, "shard", "new shards", 0, first, {"shards": names}))
+        made.send(Notice(0, "shard", "new shards", 0, first, {"shards": names}))
     return made
 
 
@@ -47,7 +47,7 @@ def test_one_trouble_makes_no_suspect(story):
     feed(story, 0, 9604, bad=range(9600, 9604))
 
     assert where(story).suspects == () and where(story).shards == 961
-    assert story.kinds("note", "blame") == []
+    assert story.kinds("note", "shard-suspects") == []
 
 
 def test_two_troubles_in_a_shard_make_it_a_suspect(story):
@@ -58,7 +58,7 @@ def test_two_troubles_in_a_shard_make_it_a_suspect(story):
 
     assert story.state.incident.id == "inc-2"
     assert where(story).suspects == ("960.tar",)
-    (note,) = story.kinds("note", "blame")
+    (note,) = story.kinds("note", "shard-suspects")
     told = note.data["suspects"]["960.tar"]
     assert (told["blamed"], told["troubles"]) == (2, 2) and told["p"] < 0.01 / 1000
     assert "960.tar (2 of 2" in note.reason
@@ -112,7 +112,7 @@ def begin(tell, high, runbook="hold", **changes):
     made = tell(names=NAMES, detectors=detectors, rules=rules, inhibit=(), **changes)
     for first in range(0, 60, 6):
         names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
-        made.send(Noticed(0, "shard", "new shards", 0, first, {"shards": names}))
+        made.send(Notice(0, "shard", "new shards", 0, first, {"shards": names}))
     return made
 
 
@@ -132,7 +132,7 @@ def test_each_epoch_of_a_held_incident_is_evidence(held):
 
     assert held.state.history.opened == 1 and held.state.incident.phase == "held"
     assert where(held).suspects == ("37.tar",)
-    (note,) = held.kinds("note", "blame")
+    (note,) = held.kinds("note", "shard-suspects")
     assert note.step == 1573 and "37.tar (3 of 3" in note.reason
     assert where(held).breach_step == 373, "what is gone back before is as it was"
 
@@ -211,7 +211,7 @@ def test_replay_finds_the_same_suspects(held):
     epochs(held, 985, 4 * EPOCH, bad)
 
     whole = [record(d) for d in held.log]
-    assert held.kinds("note", "blame")
+    assert held.kinds("note", "shard-suspects")
     assert [d for _, d in decisions(held.policy, enumerate(held.events))] == whole
     rest = decisions(held.policy, enumerate(held.events[events:]), kept)
     assert [d for _, d in rest] == whole[done:]
@@ -231,7 +231,7 @@ def test_healthy_shards_of_one_long_incident_are_hardly_ever_blamed(tell):
         epochs(held, 0, 2 * EPOCH, bad)
         assert held.state.history.opened == 1
         told += len(held.state.context.blame._troubles)
-        wrong += bool(held.kinds("note", "blame"))
+        wrong += bool(held.kinds("note", "shard-suspects"))
 
     assert wrong <= 2
     assert 40 * 5 < told < 40 * 8, "an onset each, but for those that fall together"
@@ -327,7 +327,7 @@ def test_what_was_approved_is_dropped_whatever_goes_on(tell, silence):
         known = [*range(365, 371)]
     else:
         story.say("approve", id="ask-1")  # of the first step alone
-        assert story.kinds("approval", "void") and not story.actions()
+        assert story.kinds("approval", "expired") and not story.actions()
         story.say("approve", id="ask-2")
         known = [*range(365, 374)]
     epochs(story, 374, 380, range(370, 400))

@@ -154,7 +154,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     assert withdrawal.withdrawn(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.frames(8.0, times=3)
-    assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["over:inc-1"]
+    assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["session_end:inc-1"]
     assert story.actions() == [waiting]
     story.send(Finished(story.at_ns, waiting, False, {"refused": True}, "its training is over"))
 
@@ -275,7 +275,7 @@ def test_what_a_launcher_starts_again_behind_a_crash_is_the_same_training(begun)
     before = story.state.incident.id
     made = story.send(Announced(story.at_ns, 0, 1, 2, story.names, 9, again=True))
 
-    assert [d.data["what"] for d in made] == ["program"]
+    assert [d.data["what"] for d in made] == ["program-replaced"]
     assert story.state.incident.id == before and not story.state.incident.deferred.over
 
 

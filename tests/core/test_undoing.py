@@ -8,7 +8,7 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.undo import Undo
-from supervise.core.model.events import Announced, Finished, Noticed
+from supervise.core.model.events import Announced, Finished, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.threshold import Threshold
 
@@ -148,7 +148,7 @@ def refusing(tell, **changes):
 def test_what_cannot_work_here_gives_way_to_what_can(tell):
     """The rung is that of what ran."""
     story = refusing(tell)
-    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     story.frames(8.0)
 
     assert labels(story) == ["1/0-touch"]
@@ -182,7 +182,7 @@ def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
             ladder=Ladder(("back", "mend", "hold")),
             rules=(rule_on({"high": None}, "high", "SEV1", "back"),),
         )
-        story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+        story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
         story.frames(8.0, *losses)
 
         (refused,) = story.kinds("abort", "refused")
@@ -204,7 +204,7 @@ def test_what_only_tells_may_stand_in_each_time(tell):
         ladder=Ladder(("mend", "hold")),
         rules=(rule_on(detectors, "high", "SEV1", "mend"),),
     )
-    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     for _ in range(2):
         story.frames(8.0, *[2.0] * 600)
 
@@ -222,7 +222,7 @@ def test_what_was_refused_was_not_tried(tell):
         warmup_steps=0,
         rules=(rule_on(detectors, "high", "SEV1", "back", cooldown_steps=10_000),),
     )
-    story.send(Noticed(1, "rollback-unavailable", "a for statement drives the step"))
+    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     for _ in range(4):
         story.frames(8.0, *[2.0] * 60)
         assert story.state.incident is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Exited, Finished, Noticed
+from supervise.core.model.events import Exited, Finished, Notice
 from supervise.core.model.policy import Budget, Ladder
 
 from .crashes import crashing, relaunched
@@ -24,7 +24,7 @@ def test_every_word_has_an_answer(tell):
     said = tell().say("dance")
 
     assert not said.data["ok"]
-    assert said.data["word_id"] == "k1"
+    assert said.data["command_id"] == "k1"
     assert said.reason == "anna: dance: there is no word 'dance'"
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, wh
 def test_who_put_a_shard_into_quarantine_is_in_what_the_job_is_asked(tell):
     """So it comes into the manifest; the policy's own say `policy`."""
     story = tell(names=("train_loss_raw", "grad_global_norm", "batch_shard"))
-    story.send(Noticed(0, "shard", "new shards", 0, 0, {"shards": {"0": "a.tar"}}))
+    story.send(Notice(0, "shard", "new shards", 0, 0, {"shards": {"0": "a.tar"}}))
     story.rows(*[{"train_loss_raw": 2.0, "grad_global_norm": 1.0, "batch_shard": 0.0}] * 20)
     said = story.say("quarantine", shards=["b.tar"])
 
@@ -97,7 +97,7 @@ def asking(tell):
     """A job that tells of no shards, and asks about some."""
     story = tell()
     names = {"0": "data/s1.tar", "1": "data/s2.tar"}
-    story.send(Noticed(0, "shard", "the job asks about them", 0, 0, {"shards": names}))
+    story.send(Notice(0, "shard", "the job asks about them", 0, 0, {"shards": names}))
     story.frames(2.0, times=20)
     return story
 
@@ -172,7 +172,7 @@ def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
     story.frames(2.0, times=50)
     story.say("pause")
     assert story.kinds("intent")[0].data["action"]["args"] == {"lease_s": 86400.0}
-    story.send(Noticed(story.at_ns, "pause-ended", "nobody renewed the pause"))
+    story.send(Notice(story.at_ns, "pause-ended", "nobody renewed the pause"))
 
     assert story.kinds("notify_intent")[-1].severity == "SEV1"
     assert story.say("resume").data["answer"] == "the job is not paused"

@@ -193,8 +193,8 @@ def test_a_paused_job_outlives_its_supervisor(tmp_path, tiny_job, supervise, lat
 
     records = supervise.records("run")
     verbs = [r["data"]["action"]["verb"] for r in records if r["kind"] == "intent"]
-    unpaused = [r for r in records if r["kind"] == "abort" and r["data"].get("what") == "unpaused"]
-    assert ("rollback" in verbs, "resume" in verbs, len(unpaused)) == (not late, not late, late)
+    ended = [r for r in records if r["kind"] == "abort" and r["data"].get("what") == "pause-ended"]
+    assert ("rollback" in verbs, "resume" in verbs, len(ended)) == (not late, not late, late)
     assert any(r["data"].get("what") == "pause-ended" for r in records) == late
     supervise.prove("run")
 

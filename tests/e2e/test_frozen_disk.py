@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.core.model.events import Frame, Noticed
+from supervise.core.model.events import Frame, Notice
 from supervise.store import audit, journal
 
 from ..job.conftest import Shell
@@ -132,7 +132,7 @@ def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
     _, said = popen.communicate("", timeout=PATIENCE_S)
 
     assert popen.returncode == 7, said
-    signals = [e for e in frozen.events(Noticed) if e.kind == "signal"]
+    signals = [e for e in frozen.events(Notice) if e.kind == "signal"]
     assert [e.message for e in signals] == ["SIGUSR1 was passed on", "SIGTERM was passed on"]
     assert all(e.at_ns < forwarded_ns for e in signals)
     assert frozen.records()[-1]["kind"] == "run_end"

@@ -94,7 +94,7 @@ def test_a_rank_that_is_left_running_is_told_and_keeps_its_segment(
     (rank,) = _pids(tmp_path / "rank")
     (left,) = _notes(supervise, "orphans-left")
     assert popen.returncode == 3
-    assert left["data"]["about"]["processes"] == {str(rank): 0}
+    assert left["data"]["details"]["processes"] == {str(rank): 0}
     assert psutil.Process(rank).status() != psutil.STATUS_ZOMBIE
     (directory,) = _memory(supervise)
     assert list(directory.glob(f"rank-0.{rank}*.seg"))

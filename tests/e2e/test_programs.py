@@ -39,7 +39,7 @@ def watched(supervise, tmp_path):
         run = supervise.run("--policy", "nano", "--mode", "shadow", job=list(command))
         assert run.returncode == 0
         assert "internal error" not in run.stderr
-        (note,) = run.kinds("note", "program")
+        (note,) = run.kinds("note", "program-replaced")
         assert note["data"]["last_step"] == 39 and note["data"]["rank"] == 0
         text = supervise("export", str(run.directory), "--csv").stdout
         assert [int(row["step"]) for row in csv.DictReader(text.splitlines())] == [*range(40)] * 2

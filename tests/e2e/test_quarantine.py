@@ -49,7 +49,7 @@ def test_a_rotten_shard_is_found_and_left_out(supervise, tmp_path):
     assert done.actions == ["quarantine"]
     assert len(done.kinds("abort", "refused")) == 2
     assert done.stdout.split() == ["steps", str(4 * 300 - 2)]
-    (blame,) = done.kinds("note", "blame")
+    (blame,) = done.kinds("note", "shard-suspects")
     assert blame["data"]["suspects"]["data/070.tar"]["blamed"] == 3
     supervise.prove(done.directory)
     assert "data/070.tar" in supervise("why", str(done.directory), "inc-3").stdout

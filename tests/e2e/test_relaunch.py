@@ -38,14 +38,14 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
         for r in run.kinds("intent")
         if r["data"]["action"]["verb"] == "relaunch"
     ] == [99, 299]
-    (chosen,) = run.kinds("note", "aimed-again")
+    (chosen,) = run.kinds("note", "replanned")
     assert chosen["data"]["action"]["args"]["step"] == 199
     assert hit["moved"] == []  # it lies where the job looks for it
     assert (crashed["attempt"], crashed["how"], crashed["step"]) == (2, "ended", 299)
     assert "resumed at 200\n" in run.stdout
     assert float(re.search(r"done at 350 loss ([\d.]+)", run.stdout)[1]) < 0.5
     assert run.kinds("verify", "passed")
-    proofs = [r["data"]["about"]["probe_batch"] for r in run.kinds("note", "continuity")]
+    proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
     assert [(p["verdict"], p["was"] == p["is"]) for p in proofs] == [("equal", True)] * 2
     known = json.loads((run.directory / "checkpoints.json").read_text())["checkpoints"]
     assert {each["probe_batch"]["value"] for each in known} >= {p["was"] for p in proofs}
@@ -75,7 +75,7 @@ def test_a_job_that_does_not_take_all_of_its_checkpoint_has_not_recovered(
     run = supervise.run("--policy", comes_back, "--drill", HIT, job=job)
 
     (told,) = run.kinds("note", "continuity")
-    assert told["data"]["about"]["probe_batch"]["verdict"] == "differs"
+    assert told["data"]["details"]["probe_batch"]["verdict"] == "differs"
     (failed,) = run.kinds("verify", "failed")
     assert "probe batch" in failed["reason"] and failed["reason"].startswith(told["reason"])
     assert not run.kinds("verify", "passed") and run.actions == ["relaunch"]

@@ -82,7 +82,7 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exac
     ways = [(1, "interrupt"), (2, "ended")][: len(drills)]
     assert [(result["attempt"], result["how"]) for result in results] == ways
     compared = run.kinds("note", "continuity")[0]
-    assert compared["data"]["about"]["ok"] is exact
+    assert compared["data"]["details"]["ok"] is exact
     told = [r["data"]["message"]["title"] for r in run.kinds("notify_intent")]
     assert (compared["reason"] in told) is not exact
 
@@ -118,7 +118,7 @@ def test_a_job_that_does_not_take_the_checkpoint_has_not_recovered(supervise, tm
 
 def _verified(record, result):
     data = record["data"]
-    found = data["about"] if data.get("what") == "checkpoint" else {}
+    found = data["details"] if data.get("what") == "checkpoint" else {}
     return found.get("ok") and found["id"] == result["checkpoint"]
 
 
@@ -134,6 +134,6 @@ def _goes_on(supervise, run, *starts):
         steps = [int(row["step"]) for row in rows if row["attempt"] == str(attempt)]
         assert steps == list(range(start, steps[-1] + 1))
     assert steps[-1] == STEPS - 1
-    said = [r["data"]["about"] for r in run.kinds("note", "resumed")]
+    said = [r["data"]["details"] for r in run.kinds("note", "resumed")]
     assert [data["step"] for data in said] == list(starts)
     supervise.prove(run.directory)

@@ -313,7 +313,7 @@ def test_a_typed_interrupt_is_on_record(supervise, tmp_path):
     assert os.waitstatus_to_exitcode(status) == 130, seen
     [noted] = [r for r in supervise.records("run") if r["data"].get("what") == "signal"]
     assert noted["reason"] == "SIGINT was typed at the terminal"
-    assert noted["data"]["about"]["typed"] is True
+    assert noted["data"]["details"]["typed"] is True
 
 
 def read(terminal):

@@ -93,7 +93,7 @@ def test_each_training_is_judged_by_itself(sweep):
 
     assert run.actions == []
     assert run.severities <= {"SEV2"}
-    told = [note["data"]["last_step"] for note in run.kinds("note", "program")]
+    told = [note["data"]["last_step"] for note in run.kinds("note", "program-replaced")]
     assert told == [199, 399]
     assert [int(row["step"]) for row in rows] == list(range(600))
     said = [line.split() for line in run.stdout.splitlines()]
@@ -107,7 +107,7 @@ def test_a_new_optimizer_of_the_same_model_goes_on(sweep):
     """As some jobs make one for each epoch."""
     run, rows = sweep("again")
 
-    assert run.kinds("note", "program") == []
+    assert run.kinds("note", "program-replaced") == []
     assert float(rows[599]["tokens_seen"]) == 600 * 64
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from supervise.checkpoints.save_report import RunPosition, saved
 from supervise.core import engine
-from supervise.core.model.events import Event, Launched, Noticed, Tick, Told
+from supervise.core.model.events import Event, Launched, Notice, OperatorCommand, Tick
 from supervise.errors import SuperviseError
 from supervise.inputs.control_inbox import DIRECTORY, ControlInbox
 from supervise.inputs.frame_enrichment import FrameEnricher
@@ -69,7 +69,7 @@ class Judge:
         for event in found:
             for completed in self.company.complete(event):
                 self.take(completed)
-            if isinstance(event, Noticed) and event.kind == "checkpoint-saved":
+            if isinstance(event, Notice) and event.kind == "checkpoint-saved":
                 saved(event, RunPosition())
 
     def status(self, ranks: dict[int, dict[str, Any]]) -> None:
@@ -103,7 +103,7 @@ def use_notices(home: Path, raw: bytes) -> None:
         writer.announce(NAMES)
         letters = raw.split(b"\0")[: wire.LETTER_SLOTS]
         for number, letter in enumerate(letters):
-            if b'"word"' in letter:
+            if b'"command"' in letter:
                 (control / f"{number:03}.json").write_bytes(letter)
             else:
                 writer.post(letter[: wire.LETTER_ROOM])
@@ -128,7 +128,7 @@ def notice_seeds(home: Path) -> list[bytes]:
     letters: list[Any] = [
         {"notice": e.kind, "message": e.message, "step": e.step, "data": e.data}
         for e in events()
-        if isinstance(e, Noticed)
+        if isinstance(e, Notice)
     ]
     letters += [
         {"ack": "k", "verb": verb, "step": 3, "ok": True, "error": None, "result": result}
@@ -141,9 +141,9 @@ def notice_seeds(home: Path) -> list[bytes]:
         )
     ]
     letters += [
-        {"word": e.word, "operator": e.operator, "args": e.args}
+        {"command": e.command, "operator": e.operator, "args": e.args}
         for e in events()
-        if isinstance(e, Told)
+        if isinstance(e, OperatorCommand)
     ]
     return [b"\0".join(map(mutation.dumped, letters))]
 

@@ -24,9 +24,9 @@ from supervise.core.model.events import (
     Frame,
     Gap,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Tick,
-    Told,
 )
 from supervise.core.model.policy import Policy
 from supervise.outputs import status_snapshot
@@ -127,15 +127,14 @@ def events() -> list[Event]:
         ("signal", {"final": False, "typed": True}),
     ]
     found += [
-        Noticed(at, kind, f"{kind} said", 0, 9, data, 5, n)
-        for n, (kind, data) in enumerate(notices)
+        Notice(at, kind, f"{kind} said", 0, 9, data, 5, n) for n, (kind, data) in enumerate(notices)
     ]
     found += [
         Gap(at, 0, 40, 3),
         Tick(at + SECOND, (Beat(0, at, "step"),)),
-        Told(at, "ann", "silence", {"key": "k1", "rule": "odd", "steps": 9}),
-        Told(at, "ann", "lr", {"key": "k2", "value": 0.5, "rewarm": 3}),
-        Told(at, "ann", "quarantine", {"key": "k3", "shards": ["data/1.tar"]}),
+        OperatorCommand(at, "ann", "silence", {"key": "k1", "rule": "odd", "steps": 9}),
+        OperatorCommand(at, "ann", "lr", {"key": "k2", "value": 0.5, "rewarm": 3}),
+        OperatorCommand(at, "ann", "quarantine", {"key": "k3", "shards": ["data/1.tar"]}),
         Adopted(at + 2 * SECOND, 99, True, 5),
         Exited(at + 3 * SECOND, -9),
     ]

@@ -231,7 +231,7 @@ def lines_of(decision: Decision, frame: int) -> Iterator[str]:
         yield console.render(message_of(decision, RUN, HEAD), colour=False).rstrip("\n")
     elif decision.kind == "note" and data.get("what") == "operator":
         args = " ".join(f"{name}={value}" for name, value in data["args"].items())
-        yield f"[frame {frame}] $ supervise {data['word']} {args}".rstrip()
+        yield f"[frame {frame}] $ supervise {data['command']} {args}".rstrip()
         yield f"    {'ok' if data['ok'] else 'refused'}: {data['answer']}"
     elif decision.kind in RECORDED:
         yield f"[frame {frame}] {decision.kind}: {decision.reason}"

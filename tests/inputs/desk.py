@@ -17,7 +17,7 @@ import supervise_offline
 from supervise.checkpoints import registry as register
 from supervise.checkpoints.save_report import RunPosition
 from supervise.checkpoints.service import CheckpointService
-from supervise.core.model.events import Noticed
+from supervise.core.model.events import Notice
 
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
@@ -114,7 +114,7 @@ class Desk:
         }
         data |= {"seconds": 0.5, **about}
         now_ns = time.monotonic_ns()
-        self.guard.saved(Noticed(now_ns, "checkpoint-saved", "", 0, step + 1, data))
+        self.guard.saved(Notice(now_ns, "checkpoint-saved", "", 0, step + 1, data))
 
     def turn(self):
         """Look twice, do all work, and return what was told: (id, step, ok)."""

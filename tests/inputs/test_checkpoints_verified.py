@@ -14,7 +14,7 @@ import pytest
 
 from supervise.checkpoints.save_report import RunPosition
 from supervise.checkpoints.verifier_process import Verifier
-from supervise.core.model.events import Noticed
+from supervise.core.model.events import Notice
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 
@@ -161,7 +161,7 @@ def test_files_of_several_ranks_are_no_checkpoint(desk):
     desk.write("rank0.pt", "good 0", step=9)
     desk.turn()
     path = desk.write("rank1.pt", "good 1")
-    desk.guard.saved(Noticed(0, "checkpoint-saved", "", 1, 10, {"path": str(path)}))
+    desk.guard.saved(Notice(0, "checkpoint-saved", "", 1, 10, {"path": str(path)}))
 
     assert desk.turn() == [("ckpt-1", 9, False)]
     assert {e["state"] for e in desk.entries()} == {"unverified"}

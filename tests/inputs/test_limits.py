@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervise.core.model.events import Frame, Noticed
+from supervise.core.model.events import Frame, Notice
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segment, Segments
 from supervise.inputs.segment.limits import DATA, OWN
@@ -90,7 +90,7 @@ def test_a_header_out_of_range_is_a_fault_of_the_segment(tmp_path, writer, name,
 
     (told,) = segments.poll()
 
-    assert isinstance(told, Noticed)
+    assert isinstance(told, Notice)
     assert (told.kind, segments.poll()) == ("segment-fault", [])
     assert f"out of range: {name} {value}" in told.message
     segments.close()

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from supervise.core.model.events import Announced, Frame, Noticed
+from supervise.core.model.events import Announced, Frame, Notice
 from supervise.inputs import clock
 from supervise.inputs.segment import Segments
 from supervise_probe import wire
@@ -96,7 +96,7 @@ def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank
     events = segments.poll()
     again = segments.poll() + segments.poll()
 
-    faults = [event for event in events if isinstance(event, Noticed)]
+    faults = [event for event in events if isinstance(event, Notice)]
     assert [(fault.kind, fault.rank, fault.data) for fault in faults] == [
         ("segment-fault", 3, {"pid": 31}),
         ("segment-fault", 4, {"pid": 41}),
@@ -116,7 +116,7 @@ def test_a_segment_that_breaks_later_is_reported_once(segments, rank):
 
     events = segments.poll()
 
-    assert [type(event) for event in events] == [Noticed, Frame]
+    assert [type(event) for event in events] == [Notice, Frame]
     assert events[0].rank == 0
     assert "was cut short: 5000 of" in events[0].message
     assert sorted(segments.ranks) == [1]
@@ -129,7 +129,7 @@ def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank)
 
     events = segments.poll()
 
-    (fault,) = [event for event in events if isinstance(event, Noticed)]
+    (fault,) = [event for event in events if isinstance(event, Notice)]
     assert (fault.kind, fault.rank) == ("segment-fault", 1)
     assert f"is that of rank 0 of process {os.getpid()}" in fault.message
     assert steps(events) == [(0, 0.5)]
@@ -211,7 +211,7 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
 
     assert steps(first) == [(0, 9.5)]
     (note,) = second
-    assert isinstance(note, Noticed) and note.kind == "note" and note.data == {"pid": os.getpid()}
+    assert isinstance(note, Notice) and note.kind == "note" and note.data == {"pid": os.getpid()}
     assert f"process {child.pid} is read until it ends" in note.message
     assert steps(third) == [(0, 0.5)]
     assert steps(segments.poll()) == [(0, 0.75)]

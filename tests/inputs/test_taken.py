@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from supervise.core.model.events import Announced, Frame, Gap, Noticed
+from supervise.core.model.events import Announced, Frame, Gap, Notice
 from supervise.inputs.segment import ReadCursor, Segments, recorded_end
 from supervise.job.adopted_process import start_ticks
 from supervise_probe import wire
@@ -62,7 +62,7 @@ def steps(events) -> list[int]:
 
 
 def notices(events) -> list[str]:
-    return [event.message for event in events if isinstance(event, Noticed)]
+    return [event.message for event in events if isinstance(event, Notice)]
 
 
 @pytest.mark.parametrize("known", range(6))
@@ -78,8 +78,8 @@ def test_the_first_reader_may_die_after_any_event(rank, reader, known):
         "Announced",
         "Frame",
         "Frame",
-        "Noticed",
-        "Noticed",
+        "Notice",
+        "Notice",
     ]
     publish(writer, 2)
     mailbox.notice("note", "third", 2)

@@ -10,15 +10,15 @@ from supervise.inputs import control_inbox
 @pytest.mark.parametrize(
     "text",
     [
-        '{"word": "lr", "operator": "anna", "args": {"value": '
+        '{"command": "lr", "operator": "anna", "args": {"value": '
         + "[" * 100_000
         + "]" * 100_000
         + "}}",
-        '{"word": "lr", "operator": "anna", "args": {"value": [[1]]}}',
-        '{"word": "lr", "operator": "anna", "args": {"value": {"a": 1}}}',
-        '{"word": "lr", "operator": "anna", "args": {"value": NaN}}',
-        '{"word": "lr", "operator": "anna", "args": [1]}',
-        '{"word": "lr", "args": {}}',
+        '{"command": "lr", "operator": "anna", "args": {"value": [[1]]}}',
+        '{"command": "lr", "operator": "anna", "args": {"value": {"a": 1}}}',
+        '{"command": "lr", "operator": "anna", "args": {"value": NaN}}',
+        '{"command": "lr", "operator": "anna", "args": [1]}',
+        '{"command": "lr", "args": {}}',
         "[]",
         "",
     ],
@@ -32,6 +32,6 @@ def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text)
     heard = control_inbox.ControlInbox(tmp_path, lambda: 9)
 
     (told,) = heard.poll()
-    assert (told.at_ns, told.operator, told.word, told.args) == (9, "anna", "stop", args)
+    assert (told.at_ns, told.operator, told.command, told.args) == (9, "anna", "stop", args)
     assert heard.poll() == []
     assert not list((tmp_path / control_inbox.DIRECTORY).iterdir())

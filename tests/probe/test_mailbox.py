@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from supervise.core.model.events import Noticed
+from supervise.core.model.events import Notice
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Ack, Segment
 from supervise_probe import wire
@@ -224,8 +224,8 @@ def test_a_notice_becomes_an_event(mailbox, segment):
     first = ("standing-order", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
     made = segment.created_ns
     assert segment.poll() == [
-        Noticed(77, *first, made, 0),
-        Noticed(77, "note", "no data", 2, 4, {}, made, 1),
+        Notice(77, *first, made, 0),
+        Notice(77, "note", "no data", 2, 4, {}, made, 1),
     ]
 
 

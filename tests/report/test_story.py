@@ -8,7 +8,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core.model import format_readings
-from supervise.core.model.events import Exited, Told
+from supervise.core.model.events import Exited, OperatorCommand
 from supervise.report import incident_report, receipt, render
 from supervise.store import audit
 from supervise.store.hash_chain import encode
@@ -213,7 +213,7 @@ def test_the_rule_of_a_reloaded_policy_is_found_in_that_policy(
     """Where a rule is defined depends on when it fired."""
     later = tmp_path / "later.yaml"
     later.write_text(small.read_text().replace("gt: 5.0}", "gt: 4.0}"))
-    word = Told(129 * SECOND, "anna", "reload", {"policy": str(later)})
+    word = OperatorCommand(129 * SECOND, "anna", "reload", {"policy": str(later)})
     before = make_frames(0, *SPIKE, *[2.0] * 38)
     after = make_frames(120, 4.5, *[2.0] * 60)
     run = keep_run([*before, word, *after, Exited(10**12, 0)])

@@ -17,10 +17,10 @@ from supervise.core.model.events import (
     Frame,
     Gap,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Reloaded,
     Tick,
-    Told,
 )
 from supervise.errors import StoreError
 from supervise.store import event_codec
@@ -47,9 +47,9 @@ EVENTS = st.one_of(
     st.builds(Announced, NUMBER, NUMBER, NUMBER, NUMBER, st.lists(TEXT).map(tuple)),
     st.builds(Gap, NUMBER, NUMBER, NUMBER, NUMBER),
     st.builds(Tick, NUMBER, st.lists(st.builds(Beat, NUMBER, NUMBER, TEXT), max_size=3).map(tuple)),
-    st.builds(Noticed, NUMBER, TEXT, TEXT, st.none() | NUMBER, st.none() | NUMBER, JSON),
+    st.builds(Notice, NUMBER, TEXT, TEXT, st.none() | NUMBER, st.none() | NUMBER, JSON),
     st.builds(Finished, NUMBER, TEXT, st.booleans(), JSON, st.none() | TEXT),
-    st.builds(Told, NUMBER, TEXT, TEXT, JSON),
+    st.builds(OperatorCommand, NUMBER, TEXT, TEXT, JSON),
     st.builds(Exited, NUMBER, NUMBER),
     st.builds(Reloaded, NUMBER, TEXT, TEXT, TEXT, TEXT, TEXT, JSON, st.none() | TEXT),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.model.events import Announced, Noticed, Reloaded, Told
+from supervise.core.model.events import Announced, Notice, OperatorCommand, Reloaded
 from supervise.core.model.policy import Policy
 from supervise.core.state.runbook_execution import Intent
 from supervise.errors import StoreError
@@ -32,7 +32,7 @@ def begun(tmp_path, small):
 
 
 def word(**args):
-    return Told(7, "anna", "reload", args)
+    return OperatorCommand(7, "anna", "reload", args)
 
 
 def ask(reloader, now, /, **args):
@@ -199,7 +199,7 @@ def test_savepoints_that_nobody_keeps_are_told_once(begun):
     reloader.load = with_savepoints
     new, [event, noticed] = ask(reloader, policy)
 
-    assert isinstance(noticed, Noticed)
+    assert isinstance(noticed, Notice)
     assert noticed.kind == "rollback-unavailable"
     assert event.changes["restart"] == ["savepoints"]
     assert len(ask(reloader, new)[1]) == 1

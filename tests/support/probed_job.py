@@ -8,7 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from supervise.core.model.events import Frame, Noticed
+from supervise.core.model.events import Frame, Notice
 from supervise.inputs.segment import Segment
 
 from .waiting import wait_until
@@ -97,7 +97,7 @@ class Job:
                 values = zip(segment._names, event.values, strict=True)
                 row = {name: value for name, value in values if value is not None}
                 self.frames.append({"step": event.step, "attempt": event.attempt, **row})
-            elif isinstance(event, Noticed):
+            elif isinstance(event, Notice):
                 self.notices.append(event)
         self.acks.update({ack.key: ack for ack in segment.acks()})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.model.events import Announced, Finished, Frame, Launched, Told
+from supervise.core.model.events import Announced, Finished, Frame, Launched, OperatorCommand
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.policies import Reloader
@@ -110,7 +110,7 @@ def record_run(
                 keys = [f"{run.id}:{seq}"]
                 told = {"channel": "console", "ok": True, "keys": keys, "tries": 1}
                 recorder.note("notify_result", state.step, "console: printed", told)
-        if isinstance(event, Told) and event.word == "reload":
+        if isinstance(event, OperatorCommand) and event.command == "reload":
             chosen, loaded = reloader.reload(event, chosen, state)
             follow += loaded
         queue = follow + queue

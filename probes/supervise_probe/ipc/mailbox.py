@@ -83,7 +83,7 @@ class Mailbox:
     def notice(
         self, kind: str, message: str, step: int, data: Optional[Mapping[str, Any]] = None
     ) -> None:
-        """Report something about the watching itself; see `Noticed` for the kinds."""
+        """Report something about the watching itself; see `Notice` for the kinds."""
         letter = {"notice": kind, "message": message, "step": step}
         self._writer.post(_fit(letter, "data", data or {}))
 

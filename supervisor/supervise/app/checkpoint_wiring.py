@@ -8,7 +8,7 @@ from ..checkpoints.save_report import RunPosition
 from ..checkpoints.service import CheckpointService
 from ..core.handlers.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
-from ..core.model.events import Event, Noticed
+from ..core.model.events import Event, Notice
 from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
@@ -43,7 +43,7 @@ def hear(guard: CheckpointService, event: Event, policy: Policy) -> None:
 
     Where a relaunch begins with a savepoint, nothing else can be gone back to.
     """
-    if not isinstance(event, Noticed) or event.kind != "checkpoint-saved":
+    if not isinstance(event, Notice) or event.kind != "checkpoint-saved":
         return
     resume = (policy.job.get("relaunch") or {}).get("resume")
     if resume != "savepoint" or event.data.get("how") == "savepoint":

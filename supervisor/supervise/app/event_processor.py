@@ -17,7 +17,7 @@ from typing import Any
 from ..actions.relaunch import Relaunch
 from ..core import engine
 from ..core.model.decisions import ACTING_MODES, Decision
-from ..core.model.events import Announced, Event, Finished, Frame, Noticed, Told
+from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
 from ..core.runbooks import steps
 from ..core.state.incident import verb_of
@@ -110,15 +110,15 @@ class EventProcessor:
         """Something was begun or done, so nothing hangs."""
         self.moved_ns = clock.monotonic_ns()
 
-    def told(self, word: Told) -> None:
-        """Take a word of an operator; after `reload` another policy is in force, if it can be."""
-        self.take(word)
-        if word.word == "reload":
-            self.reload(word)
+    def told(self, command: OperatorCommand) -> None:
+        """Process an operator's command; a valid `reload` puts another policy in force."""
+        self.take(command)
+        if command.command == "reload":
+            self.reload(command)
 
-    def reload(self, word: Told) -> None:
+    def reload(self, command: OperatorCommand) -> None:
         """Let another policy take over, or tell why it cannot."""
-        self.policy, events = self._reloader.reload(word, self.policy, self.state)
+        self.policy, events = self._reloader.reload(command, self.policy, self.state)
         for event in events:
             self.take(event)
 
@@ -191,7 +191,7 @@ class EventProcessor:
         """
         if self.recorder.trouble is None:
             text = "the job was stopped, and what it left was looked at"
-            self.take(Noticed(clock.monotonic_ns(), "choice", text))
+            self.take(Notice(clock.monotonic_ns(), "checkpoint-choice", text))
         if self.recorder.trouble is not None:
             raise ActionError(self.recorder.trouble)
         return self.relaunching().intent.args
@@ -200,7 +200,7 @@ class EventProcessor:
         """Raise ActionError when an operator said `stop` while the job was dead."""
         incident = self.state.incident
         for told in incident.deferred.wanted if incident is not None else ():
-            if told.word == "stop":
+            if told.command == "stop":
                 raise ActionError(f"not started again: {told.operator} said stop")
 
     def again(self) -> None:

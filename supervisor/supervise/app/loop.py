@@ -21,7 +21,7 @@ from typing import Any
 from .. import children
 from ..checkpoints.service import VERIFY_NOW_S
 from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdrawal
-from ..core.model.events import Event, Exited, Launched, Noticed, Tick
+from ..core.model.events import Event, Exited, Launched, Notice, Tick
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, hardware
 from ..inputs.control_inbox import ControlInbox
@@ -124,7 +124,7 @@ class App:
         kept = self.deliver(outbox)
         self.desk.take_results()
         for late in self._forwarder.notices():
-            about = {"what": "signal", "about": dict(late.data)}
+            about = {"what": "signal", "details": dict(late.data)}
             self.recorder.note("note", self.desk.state.step, late.message, about)
         told = {"head": self.recorder.head, "journal": self.recorder.journal}
         data = {"exit_code": code, **told, **kept}
@@ -267,14 +267,14 @@ class App:
         self.desk.moved()
         desk, found = self.desk, self._read()
         if control.unpaused():  # what it said of that was lost
-            self._judge([Noticed(clock.monotonic_ns(), pausing.ENDED, "the job is not paused")])
+            self._judge([Notice(clock.monotonic_ns(), pausing.ENDED, "the job is not paused")])
         control.pump(
             clock.monotonic_ns(),
             withdrawn=withdrawal.withdrawn(desk.policy, desk.state),
             standstill=withdrawal.answers_standstill(desk.state),
         )
         for sentence in (*control.late(), *self._machine.troubles()):
-            desk.take(Noticed(clock.monotonic_ns(), "note", sentence))
+            desk.take(Notice(clock.monotonic_ns(), "note", sentence))
         for event in self._guard.poll():
             desk.take(event)
         for event in self._forwarder.notices():
@@ -298,7 +298,7 @@ class App:
             for completed in self._company.complete(event):
                 self.desk.take(completed)
             checkpoint_wiring.hear(self._guard, event, self.desk.policy)
-            if self.control and isinstance(event, Noticed) and event.kind == pausing.ENDED:
+            if self.control and isinstance(event, Notice) and event.kind == pausing.ENDED:
                 self.control.go_on()
 
     def _beside(self, pid: int, leads: bool) -> dict[str, float]:
@@ -312,7 +312,7 @@ class App:
         still_s = (now_ns - before - max(0, suspended_ns - suspended_before)) / 1e9
         if still_s > STILL_S:
             text = f"stood still for {still_s:.0f} s: the disk, or this machine, did not answer"
-            self.desk.take(Noticed(now_ns, "note", text))
+            self.desk.take(Notice(now_ns, "note", text))
         return still_s > STILL_S
 
     def _second(self, control: Control) -> None:
@@ -324,7 +324,7 @@ class App:
         if suspended_s > 0:
             self._suspended_ns = suspended_ns
             told = f"stopped and continued from the terminal after {suspended_s:.0f} s"
-            desk.take(Noticed(now_ns, "suspended", told))
+            desk.take(Notice(now_ns, "suspended", told))
         beats = []
         for segment in self._segments.ranks.values():
             with suppress(SegmentError):  # the next poll tells it, once
@@ -425,5 +425,5 @@ class App:
             self.desk.take(typed(now_ns))
         if process.unknown:
             text = f"how the job ended cannot be known: {process.returncode} stands for its code"
-            self.desk.take(Noticed(now_ns, "note", text))
+            self.desk.take(Notice(now_ns, "note", text))
         self.desk.take(Exited(now_ns, process.returncode or 0))

@@ -20,7 +20,7 @@ from signal import Signals
 
 import psutil
 
-from ..core.model.events import Noticed
+from ..core.model.events import Notice
 from ..core.model.policy import Policy
 from ..inputs import clock
 from ..inputs.segment import Segments
@@ -130,7 +130,7 @@ class Orphans:
         if trains:
             data["processes"] = {str(pid): rank for pid, rank in trains.items()}
             data["end"] = " ".join(["kill", *map(str, sorted(trains))])
-        self._desk.take(Noticed(clock.monotonic_ns(), kind, message, data=data))
+        self._desk.take(Notice(clock.monotonic_ns(), kind, message, data=data))
 
 
 def _watch_s(policy: Policy) -> float:

@@ -156,7 +156,7 @@ class Relauncher:
             try:
                 args = self._choose(job, order, until)
             except Exception as error:  # the job is dead: nothing that is optional may keep it so
-                args, failed["choice"] = order, error
+                args, failed["checkpoint-choice"] = order, error
             args = order if args["checkpoint"] in failed else args
             name = str(args["checkpoint"])
             if isinstance(last := failed.get(name), SuperviseError):

@@ -20,9 +20,9 @@ from ..core.model.events import (
     Finished,
     Frame,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Reloaded,
-    Told,
 )
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
@@ -68,14 +68,14 @@ class RecoveredRun:
         self.exited = False
         self.blind = False
         self.checkpoints: dict[str, bool] = {}
-        self.saves: dict[str, Noticed] = {}
+        self.saves: dict[str, Notice] = {}
         self.heard: set[str] = set()
         self.reload: tuple[str, str | None] = ("", None)
         self.paused_until_ns: int | None = None
         self.relaunch: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self._asked: dict[str, dict[str, Any]] = {}  # action id -> action, of all intents
-        self.asked: Told | None = None
+        self.asked: OperatorCommand | None = None
 
     @property
     def names(self) -> dict[int, tuple[str, ...]]:
@@ -125,11 +125,11 @@ class RecoveredRun:
             self.exited = True
         elif isinstance(event, Finished):
             self._finished(event)
-        elif isinstance(event, Noticed):
+        elif isinstance(event, Notice):
             self._noticed(event)
-        elif isinstance(event, Told):
+        elif isinstance(event, OperatorCommand):
             self.heard |= {str(event.args["key"])} if "key" in event.args else set()
-            self.asked = event if event.word == "reload" else self.asked
+            self.asked = event if event.command == "reload" else self.asked
         elif isinstance(event, Reloaded) and self.asked is not None:
             policy, mode = self.reload
             if event.refused is None:
@@ -137,7 +137,7 @@ class RecoveredRun:
                 self.reload = policies.aim(args, policy, mode)
             self.asked = None
 
-    def _noticed(self, event: Noticed) -> None:
+    def _noticed(self, event: Notice) -> None:
         path = str(event.data.get("path"))
         if event.kind == "no-probe":
             self.blind = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from ..core.model.events import Noticed
+from ..core.model.events import Notice
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..job.controller import Control
@@ -62,7 +62,7 @@ class Status:
         marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
         message = status_snapshot.no_probe(marks, self._settings.tier_reason)
         if message is not None:
-            self._desk.take(Noticed(now_ns, "no-probe", message))
+            self._desk.take(Notice(now_ns, "no-probe", message))
 
     def write(self, control: Control, now_ns: int) -> None:
         """Write the newest status."""

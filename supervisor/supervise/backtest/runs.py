@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.model.events import Event, Finished, Told
+from ..core.model.events import Event, Finished, OperatorCommand
 from ..errors import InputError, StoreError
 from ..recordings.table import Table
 from ..store import journal
@@ -36,7 +36,7 @@ def events(path: Path) -> Iterator[Event]:
     """
     try:
         for _, event in journal.read(RunDir.open(path).journal_path):
-            if not isinstance(event, (Finished, Told)):
+            if not isinstance(event, (Finished, OperatorCommand)):
                 yield event
     except StoreError as error:
         raise InputError(str(error), hint=error.hint) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..core.model.events import Event, Noticed
+from ..core.model.events import Event, Notice
 from ..inputs import clock
 from .registry import Entry
 
@@ -19,7 +19,7 @@ class CheckpointNotifications:
     """
 
     def __init__(self) -> None:
-        self._events: deque[Noticed] = deque()
+        self._events: deque[Notice] = deque()
         self._frames: deque[dict[str, float]] = deque()
         self._said: set[str] = set()
         self.delivered: set[str] = set()
@@ -60,7 +60,7 @@ class CheckpointNotifications:
         if once and once in self._said:
             return
         self._said.add(once)
-        self._events.append(Noticed(clock.monotonic_ns(), "note", sentence))
+        self._events.append(Notice(clock.monotonic_ns(), "note", sentence))
 
     def take(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
@@ -96,4 +96,4 @@ class CheckpointNotifications:
         of = "" if step is None else f" of step {step}"
         message = f"checkpoint {entry.id}{of} {what}"
         now_ns = clock.monotonic_ns()
-        self._events.append(Noticed(now_ns, "checkpoint", message, step=step, data=data))
+        self._events.append(Notice(now_ns, "checkpoint", message, step=step, data=data))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from ..core.model.events import Noticed
+from ..core.model.events import Notice
 from ..inputs import clock
 from .discovery import FileIdentity
 
@@ -56,7 +56,7 @@ class SaveReport:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-def saved(event: Noticed, moment: RunPosition) -> SaveReport | None:
+def saved(event: Notice, moment: RunPosition) -> SaveReport | None:
     """Return what a notice `checkpoint-saved` tells, None if it names no path.
 
     The notice's step is that of the step under way: what was saved ends with the one before.

@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..core.model.events import Event, Noticed
+from ..core.model.events import Event, Notice
 from ..inputs import clock
 from .notifications import CheckpointNotifications
 from .ownership import OwnershipResolver
@@ -140,7 +140,7 @@ class CheckpointService:
 
     # ── for the loop ──────────────────────────────────────────────────────────────────────────────
 
-    def saved(self, event: Noticed) -> None:
+    def saved(self, event: Notice) -> None:
         """Take a notice `checkpoint-saved`. Of its data only `path` is needed."""
         self._moment = moment = self._now()
         if (told := saved(event, moment)) is not None:

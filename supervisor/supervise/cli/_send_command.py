@@ -132,7 +132,7 @@ def _await(
             if number < known:
                 continue
             data = record.get("data") or {}
-            if data.get("word_id") == key:
+            if data.get("command_id") == key:
                 answer = record
             elif answer is not None and _ends(record, answer["data"]["action"]):
                 return answer, record

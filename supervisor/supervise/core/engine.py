@@ -37,10 +37,10 @@ from .model.events import (
     Frame,
     Gap,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Reloaded,
     Tick,
-    Told,
 )
 from .model.policy import HOLD, Policy, Rule
 from .runbooks import checkpoint_choice, effect_verification, runner
@@ -80,9 +80,9 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
             count=event.count,
         )
         _bank(policy, state, event.rank).lost += event.count
-    elif isinstance(event, Noticed):
+    elif isinstance(event, Notice):
         job_lifecycle.noticed(turn, event)
-    elif isinstance(event, Told):
+    elif isinstance(event, OperatorCommand):
         operator_commands.told(turn, event)
     elif isinstance(event, Launched):
         job_lifecycle.launched(turn, event)
@@ -216,7 +216,7 @@ def _notes(turn: StepContext, bank: RankMonitor) -> None:
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
         if state.pace >= noted.get((name, kind), 0):
             noted[name, kind] = state.pace + NOTE_STEPS
-            turn.record(kind, f"{name}: {note.get('reason', '')}", detector=name, about=data)
+            turn.record(kind, f"{name}: {note.get('reason', '')}", detector=name, details=data)
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in turn.policy.rules if rule.id in incident.rules)
             incident.ending.rebaselined |= any(name in turn.policy.behind(rule) for rule in rules)

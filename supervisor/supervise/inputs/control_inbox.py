@@ -1,6 +1,6 @@
 """Words of operators, left as files in the run directory by other processes.
 
-A file `control/<time>-<pid>.json` holds `{"word", "operator", "args"}`. It is written aside and
+A file `control/<time>-<pid>.json` holds `{"command", "operator", "args"}`. It is written aside and
 renamed, taken in the order of its name, and removed once taken. The run directory's permissions
 say who may speak.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.model.events import Told
+from ..core.model.events import OperatorCommand
 from ..store import files
 from .directory_change import DirectoryChange
 
@@ -26,7 +26,7 @@ def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns:
     directory = run / DIRECTORY
     files.make_directory(directory)
     path = directory / f"{at_ns:020d}-{os.getpid()}.json"
-    text = json.dumps({"word": word, "operator": operator, "args": dict(args)})
+    text = json.dumps({"command": word, "operator": operator, "args": dict(args)})
     files.replace(path, text.encode(), durable=False)
     return path
 
@@ -48,7 +48,7 @@ class ControlInbox:
         self._taken: set[Path] = set()
         self._change = DirectoryChange(self._directory)
 
-    def poll(self) -> list[Told]:
+    def poll(self) -> list[OperatorCommand]:
         """Return the words that came since the last call; what is no word of ours is dropped."""
         if not self._taken and not self._change.due(self._clock()):
             return []
@@ -69,7 +69,9 @@ class ControlInbox:
                 args = {key: _flat(value) for key, value in said["args"].items()}
                 if args.get("key") not in self._heard:
                     found.append(
-                        Told(self._clock(), str(said["operator"]), str(said["word"]), args)
+                        OperatorCommand(
+                            self._clock(), str(said["operator"]), str(said["command"]), args
+                        )
                     )
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # no word of ours, or already removed

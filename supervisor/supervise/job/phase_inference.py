@@ -12,7 +12,7 @@ from dataclasses import replace
 import psutil
 
 from ..core.model.action import busy
-from ..core.model.events import LOADING, SUSPENDED, Beat, Noticed
+from ..core.model.events import LOADING, SUSPENDED, Beat, Notice
 from .activity import counters, difference, suspended
 
 STARTUP = "startup"
@@ -38,7 +38,7 @@ class Phases:
 
     def seen(
         self, ranks: Sequence[tuple[int, Beat]], now_ns: int
-    ) -> tuple[tuple[Beat, ...], list[Noticed]]:
+    ) -> tuple[tuple[Beat, ...], list[Notice]]:
         """Return the beats as they are to be judged, and what people should know.
 
         Args:
@@ -46,7 +46,7 @@ class Phases:
         """
         stopped = frozenset(beat.rank for pid, beat in ranks if suspended(pid))
         notices = [
-            Noticed(0, "stopped", _stopped(beat.rank, pid), rank=beat.rank)
+            Notice(0, "stopped", _stopped(beat.rank, pid), rank=beat.rank)
             for pid, beat in ranks
             if beat.rank in stopped - self._stopped
         ]
@@ -76,13 +76,13 @@ class Phases:
             self._looked_s, self._before = now_s, found
         return self._works
 
-    def _slow(self, took_ns: int) -> list[Noticed]:
+    def _slow(self, took_ns: int) -> list[Notice]:
         took_s = took_ns / 1e9
         if took_s < self._report_s:
             return []
         self._report_s = 2.0 * took_s
         text = f"no step after {took_s / 60.0:.0f} min of start-up; the job reads or computes"
-        return [Noticed(0, "slow-start", text, data={"seconds": round(took_s)})]
+        return [Notice(0, "slow-start", text, data={"seconds": round(took_s)})]
 
 
 def _stopped(rank: int, pid: int) -> str:

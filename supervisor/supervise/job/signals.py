@@ -19,7 +19,7 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
-from ..core.model.events import Noticed
+from ..core.model.events import Notice
 from .process import Process
 from .terminal import Terminal
 from .wakeup import Wakeup
@@ -42,10 +42,10 @@ PATIENCE = 3  # this many INT or TERM kill the tree
 _SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
 
 
-def typed(at_ns: int) -> Noticed:
+def typed(at_ns: int) -> Notice:
     """Return the notice of a Ctrl-C that went from the terminal straight to the job."""
     data = {"signal": "SIGINT", "final": True, "killed": False, "typed": True}
-    return Noticed(at_ns, "signal", "SIGINT was typed at the terminal", data=data)
+    return Notice(at_ns, "signal", "SIGINT was typed at the terminal", data=data)
 
 
 class Forwarder:
@@ -73,7 +73,7 @@ class Forwarder:
         self._early: list[tuple[int, bool]] = []
         self._ending = 0
         self._before: dict[int, Any] = {}
-        self._taken: deque[Noticed] = deque()
+        self._taken: deque[Notice] = deque()
         self._children_before: Any = None
         self._fd_before = -1
 
@@ -120,7 +120,7 @@ class Forwarder:
             self._terminal.close()
             self._terminal = None
 
-    def notices(self) -> list[Noticed]:
+    def notices(self) -> list[Notice]:
         """Return the signals that came since the last call, oldest first.
 
         Their data: `signal`, the name; `final`, it asks for the end of the job; `killed`, it was
@@ -147,7 +147,7 @@ class Forwarder:
             else:
                 self._forward(self._process, signum, kill=kill)
 
-    def _notice(self, signum: int, *, kill: bool) -> Noticed:
+    def _notice(self, signum: int, *, kill: bool) -> Notice:
         name = signal.Signals(signum).name
         here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
         data = {"signal": name, "final": signum in FINAL, "killed": kill, "typed": here}
@@ -156,7 +156,7 @@ class Forwarder:
             how = "came after the end of the job"
         elif kill:
             how = f"came as number {self._ending} of INT and TERM: all of the job was killed"
-        return Noticed(time.monotonic_ns(), "signal", f"{name} {how}", data=data)
+        return Notice(time.monotonic_ns(), "signal", f"{name} {how}", data=data)
 
     def _forward(self, process: Process, signum: int, *, kill: bool) -> None:
         if signum == signal.SIGCONT:

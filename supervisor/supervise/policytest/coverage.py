@@ -12,7 +12,7 @@ from ..core.model.policy import Policy
 from .scenario_result import ScenarioResult
 
 # Moves that wait for a person, come of an order, or need a training behind the scenario's own.
-APART = ("ask", "given_up", "anew")
+APART = ("ask", "given_up", "session_started")
 
 
 @dataclass(slots=True)

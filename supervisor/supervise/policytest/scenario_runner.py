@@ -27,9 +27,9 @@ from ..core.model.events import (
     Frame,
     Gap,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Tick,
-    Told,
 )
 from ..core.model.policy import Policy
 from ..core.runbooks import steps
@@ -111,7 +111,7 @@ class ScenarioRunner:
             self.advance(self.now + SECOND)
             if self.job.paused_until is not None and self.now >= self.job.paused_until:
                 self.job.paused_until = None  # it may be renewed no longer
-                self.send(Noticed(self.now, pausing.ENDED, "the job goes on by itself"))
+                self.send(Notice(self.now, pausing.ENDED, "the job goes on by itself"))
         if self.alive():
             self.frames()
             self.tick()
@@ -302,9 +302,9 @@ def inject(player: ScenarioRunner, evil: InjectForm) -> None:
         player.pid += 1000
         player.announce()
     if evil.told is not None:
-        player.send(Told(player.now, "operator", evil.told, evil.args or {}))
+        player.send(OperatorCommand(player.now, "operator", evil.told, evil.args or {}))
     if evil.notice is not None:
-        player.send(Noticed(player.now, evil.notice, f"{evil.notice}, on purpose"))
+        player.send(Notice(player.now, evil.notice, f"{evil.notice}, on purpose"))
     if evil.exit is not None:
         player.job.returncode = evil.exit
         player.send(Exited(player.now, evil.exit))
@@ -314,4 +314,4 @@ def _checkpoint(player: ScenarioRunner, step: int) -> None:
     """The guard verified a checkpoint of this step."""
     name = f"ckpt-{step}"
     data = {"id": name, "step": step, "attempt": player.job.attempt, "path": name, "ok": True}
-    player.send(Noticed(player.now, "checkpoint", f"{name} was verified", data=data))
+    player.send(Notice(player.now, "checkpoint", f"{name} was verified", data=data))

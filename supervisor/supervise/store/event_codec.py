@@ -22,10 +22,10 @@ from ..core.model.events import (
     Frame,
     Gap,
     Launched,
-    Noticed,
+    Notice,
+    OperatorCommand,
     Reloaded,
     Tick,
-    Told,
 )
 from .files import shallow
 
@@ -36,9 +36,9 @@ KINDS: dict[type[Any], int] = {  # on disk: never renumber
     Announced: 3,
     Gap: 4,
     Tick: 5,
-    Noticed: 6,
+    Notice: 6,
     Finished: 7,
-    Told: 8,
+    OperatorCommand: 8,
     Exited: 9,
     Reloaded: 10,
     Adopted: 11,
@@ -53,13 +53,15 @@ _INT, _TEXT, _FLAG, _OBJECT = "an integer", "a text", "a boolean", "an object"
 _FIELDS: dict[str, str] = {
     **dict.fromkeys(("at_ns", "rank", "world_size", "pid", "attempt", "segment", "letter"), _INT),
     **dict.fromkeys(("first_seq", "count", "step", "seen_ns", "unwatched_ns", "returncode"), _INT),
-    **dict.fromkeys(("kind", "message", "action_id", "error", "operator", "word", "phase"), _TEXT),
+    **dict.fromkeys(
+        ("kind", "message", "action_id", "error", "operator", "command", "phase"), _TEXT
+    ),
     **dict.fromkeys(("digest", "name", "mode", "before", "refused"), _TEXT),
     **dict.fromkeys(("again", "ok", "alive"), _FLAG),
     **dict.fromkeys(("data", "result", "args", "changes"), _OBJECT),
 }
 _OPTIONAL = {
-    Noticed: ("rank", "step", "segment", "letter"),
+    Notice: ("rank", "step", "segment", "letter"),
     Finished: ("error",),
     Reloaded: ("refused",),
 }

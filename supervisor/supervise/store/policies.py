@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ..core import engine
 from ..core.handlers.policy_reload import differences
 from ..core.model.decisions import ACTING_MODES, MODES
-from ..core.model.events import Noticed, Reloaded, Told
+from ..core.model.events import Notice, OperatorCommand, Reloaded
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import StoreError, SuperviseError, UsageError
@@ -104,8 +104,8 @@ class Reloader:
     missing: list[str] = field(default_factory=list, init=False)  # what was already told
 
     def reload(
-        self, told: Told, policy: Policy, state: State
-    ) -> tuple[Policy, list[Reloaded | Noticed]]:
+        self, told: OperatorCommand, policy: Policy, state: State
+    ) -> tuple[Policy, list[Reloaded | Notice]]:
         """Return the policy in force from now on, and the events that say so.
 
         Args:
@@ -142,12 +142,12 @@ class Reloader:
             raise UsageError(NO_MEANS.format(new.mode), hint="or reload it with --mode shadow")
         return new
 
-    def _unable(self, new: Policy, at_ns: int) -> list[Noticed]:
+    def _unable(self, new: Policy, at_ns: int) -> list[Notice]:
         """Say once, before any action relies on it, that there is nothing to go back to."""
         if not new.savepoints or self.started.savepoints or NO_SAVEPOINTS in self.missing:
             return []
         self.missing.append(NO_SAVEPOINTS)
-        return [Noticed(at_ns, "rollback-unavailable", NO_SAVEPOINTS)]
+        return [Notice(at_ns, "rollback-unavailable", NO_SAVEPOINTS)]
 
 
 def _refuse_while_relaunching(state: State) -> None:

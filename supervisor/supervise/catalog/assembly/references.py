@@ -132,9 +132,11 @@ def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
             hint = did_you_mean(wrong, state_machine.STATES if target else state_machine.EVENTS)
         problems.add(at, f"machine: {sentence}", hint)
     living = [state for state in state_machine.STATES if state != state_machine.HALTED]
-    if not flaws and not any(state_machine.move(form.machine, state, "anew") for state in living):
+    if not flaws and not any(
+        state_machine.move(form.machine, state, "session_started") for state in living
+    ):
         said = "another training in the same launch is judged in the state of the one before"
-        hint = f"{said}; add any: {{anew: warming}}"
+        hint = f"{said}; add any: {{session_started: warming}}"
         problems.warn(root.pairs["machine"][0], "machine: no state has a move for 'anew'", hint)
 
 

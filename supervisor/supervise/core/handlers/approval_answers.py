@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..incidents import approvals, closing
 from ..model.action import Refused
 from ..model.approval_request import Pending
-from ..model.events import Told
+from ..model.events import OperatorCommand
 from ..runbooks import runner
 from ..state.approval_log import ApprovalLog
 from ..state.incident import Incident
@@ -13,7 +13,7 @@ from ..state.run_state import State, StepContext
 from .operator_actions import Answer
 
 
-def approve(turn: StepContext, event: Told) -> Answer:
+def approve(turn: StepContext, event: OperatorCommand) -> Answer:
     """Let what was asked for run, when it is still what was asked for.
 
     `event.args`: `id` of the request, and perhaps `sha`, which must be the one that was told.
@@ -35,7 +35,7 @@ def approve(turn: StepContext, event: Told) -> Answer:
     return Answer(f"{pending.id} is approved: {pending.runbook} runs", then=then)
 
 
-def deny(turn: StepContext, event: Told) -> Answer:
+def deny(turn: StepContext, event: OperatorCommand) -> Answer:
     """Do not let it run; the incident is held, as a person has taken it over."""
     pending, incident = _request(turn.state, event)
     if pending is None or incident is None:
@@ -62,14 +62,14 @@ def unanswered(turn: StepContext) -> None:
 
 def again(turn: StepContext, why: str) -> None:
     """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
-    incident, pending = turn.state.incident, approvals.settle(turn, "void", why)
+    incident, pending = turn.state.incident, approvals.settle(turn, "expired", why)
     if incident is None or pending is None or pending.runbook not in turn.policy.runbooks:
         return
     incident.deferred.anew = pending.runbook, pending.rung, pending.why, pending.climbed
     runner.start_waiting(turn)  # at once, or when the evidence of the first request is taken
 
 
-def _request(state: State, event: Told) -> tuple[Pending | None, Incident | None]:
+def _request(state: State, event: OperatorCommand) -> tuple[Pending | None, Incident | None]:
     """Return the request that is meant, and its incident; None when it does not wait."""
     pending = state.approvals.pending
     if pending is None or event.args.get("id") != pending.id:
@@ -80,7 +80,7 @@ def _request(state: State, event: Told) -> tuple[Pending | None, Incident | None
     return pending, state.incident
 
 
-def _late(requests: ApprovalLog, event: Told, what: str) -> Answer:
+def _late(requests: ApprovalLog, event: OperatorCommand, what: str) -> Answer:
     text, well = approvals.late(requests, str(event.args.get("id")), what)
     return Answer(text, ok=well)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..incidents import approvals, closing, opening, pausing, withdrawal
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
-from ..model.events import Exited, Launched, Noticed
+from ..model.events import Exited, Launched, Notice
 from ..model.policy import HOLD, Policy, Runbook
 from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, effect_verification, runner
@@ -51,7 +51,7 @@ def launched(turn: StepContext, event: Launched) -> None:
         )
 
 
-def noticed(turn: StepContext, event: Noticed) -> None:
+def noticed(turn: StepContext, event: Notice) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = turn.state, turn.state.job
     turn.record(
@@ -60,7 +60,7 @@ def noticed(turn: StepContext, event: Noticed) -> None:
         what=event.kind,
         rank=event.rank,
         at_step=event.step,
-        about=dict(event.data),
+        details=dict(event.data),
     )
     if event.kind == "suspended":  # silence meanwhile means nothing
         for bank in state.banks.values():
@@ -80,7 +80,7 @@ def noticed(turn: StepContext, event: Noticed) -> None:
         effect_verification.heard(turn, event)
     if event.kind == pausing.ENDED:
         pausing.ended(turn, event)
-    if event.kind == "choice":
+    if event.kind == "checkpoint-choice":
         checkpoint_choice.again(turn)
     verb, _, how = event.kind.rpartition("-")
     if how == "unavailable":  # rollback, relaunch; portable: savepoints for another process
@@ -94,7 +94,7 @@ def noticed(turn: StepContext, event: Noticed) -> None:
     _tell_people(turn, event)
 
 
-def _tell_people(turn: StepContext, event: Noticed) -> None:
+def _tell_people(turn: StepContext, event: Notice) -> None:
     """Say to people what they have to know of it."""
     state, job = turn.state, turn.state.job
     if event.kind == "stopped":

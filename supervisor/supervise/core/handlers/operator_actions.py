@@ -15,7 +15,7 @@ from typing import Any
 from ..analysis.shard_attribution import ShardAttribution
 from ..incidents import action_planning, opening
 from ..model.action import Action, Refused
-from ..model.events import Told
+from ..model.events import OperatorCommand
 from ..model.policy import Policy, Runbook
 from ..runbooks import runner
 from ..state.incident import Incident
@@ -56,10 +56,10 @@ def busy(incident: Incident) -> str:
     return run.intent.waiting_for or run.runbook.name
 
 
-def order(turn: StepContext, event: Told) -> Answer:
+def order(turn: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = turn.state, turn.state.incident
-    verb, keys = VERBS[event.word](event)
+    verb, keys = VERBS[event.command](event)
     action = _made(turn.policy, verb, keys)
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
@@ -88,7 +88,7 @@ def order(turn: StepContext, event: Told) -> Answer:
     )
 
 
-def _run(turn: StepContext, event: Told, book: Runbook, before: int | None) -> None:
+def _run(turn: StepContext, event: OperatorCommand, book: Runbook, before: int | None) -> None:
     state, incident = turn.state, turn.state.incident
     if incident is None:
         bank = next(iter(state.banks.values()), None)
@@ -117,7 +117,7 @@ def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
 # ── shards ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unseen(blame: ShardAttribution, event: Told) -> str:
+def _unseen(blame: ShardAttribution, event: OperatorCommand) -> str:
     """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
 
     Raises:
@@ -159,41 +159,41 @@ def _near(name: str, other: str) -> bool:
 # ── the arguments of words, which anybody may have written ────────────────────────────────────────
 
 
-def count(event: Told, key: str, default: int | None = None) -> int:
+def count(event: OperatorCommand, key: str, default: int | None = None) -> int:
     """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
     value = event.args.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
-        raise Refused(f"{event.word} needs `{key}`, a whole number, not {value!r:.60}")
+        raise Refused(f"{event.command} needs `{key}`, a whole number, not {value!r:.60}")
     return value
 
 
-def _number(event: Told, key: str) -> float:
+def _number(event: OperatorCommand, key: str) -> float:
     value = event.args.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise Refused(f"{event.word} needs `{key}`, a number, not {value!r:.60}")
+        raise Refused(f"{event.command} needs `{key}`, a number, not {value!r:.60}")
     return float(value)
 
 
-def _names(event: Told, key: str) -> tuple[str, ...]:
+def _names(event: OperatorCommand, key: str) -> tuple[str, ...]:
     value = event.args.get(key)
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names:
-        raise Refused(f"{event.word} needs `{key}`, at least one name")
+        raise Refused(f"{event.command} needs `{key}`, at least one name")
     if not all(isinstance(name, str) and 0 < len(name) <= KEY_TEXT for name in names):
-        raise Refused(f"{event.word}: a name in `{key}` is empty, too long, or no text")
+        raise Refused(f"{event.command}: a name in `{key}` is empty, too long, or no text")
     return tuple(names)
 
 
-def _lr(event: Told) -> tuple[str, dict[str, Any]]:
+def _lr(event: OperatorCommand) -> tuple[str, dict[str, Any]]:
     return "lr_scale", {"set": _number(event, "value"), "rewarm": count(event, "rewarm", 0)}
 
 
-def _rollback(event: Told) -> tuple[str, dict[str, Any]]:
+def _rollback(event: OperatorCommand) -> tuple[str, dict[str, Any]]:
     keys: dict[str, Any] = {"at_least": 0}
     return "rollback", keys | ({"rewarm": count(event, "rewarm")} if "rewarm" in event.args else {})
 
 
-VERBS: Mapping[str, Callable[[Told], tuple[str, dict[str, Any]]]] = {
+VERBS: Mapping[str, Callable[[OperatorCommand], tuple[str, dict[str, Any]]]] = {
     "pause": lambda event: ("pause", {"lease": LONGEST_S}),
     "resume": lambda event: ("resume", {}),
     "savepoint": lambda event: ("savepoint", {}),

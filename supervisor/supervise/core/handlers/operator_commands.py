@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..incidents import closing
 from ..model import state_machine
 from ..model.action import Refused
-from ..model.events import Told
+from ..model.events import OperatorCommand
 from ..state.incident import brief
 from ..state.run_state import StepContext
 from . import approval_answers, operator_actions
@@ -18,11 +18,11 @@ from .operator_actions import Answer
 SILENT_STEPS = 1000  # of `silence` without a number; project default
 
 
-def told(turn: StepContext, event: Told) -> None:
+def told(turn: StepContext, event: OperatorCommand) -> None:
     """Answer a word, then do what it says."""
-    if event.word == "reload":  # its answer is the policy that follows
+    if event.command == "reload":  # its answer is the policy that follows
         turn.record(
-            "note", f"{event.operator}: {event.word}", what="operator", args=dict(event.args)
+            "note", f"{event.operator}: {event.command}", what="operator", args=dict(event.args)
         )
         return
     try:
@@ -32,11 +32,11 @@ def told(turn: StepContext, event: Told) -> None:
     said = brief({key: value for key, value in event.args.items() if key != "key"})
     turn.record(
         "note",
-        f"{event.operator}: {event.word} {said}".rstrip() + f": {answer.text}",
+        f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
         what="operator",
         args=dict(event.args),
-        word=event.word,
-        word_id=event.args.get("key"),
+        command=event.command,
+        command_id=event.args.get("key"),
         answer=answer.text,
         ok=answer.ok,
         action=answer.action,
@@ -55,17 +55,17 @@ def waited(turn: StepContext) -> None:
         told(turn, event)
 
 
-def _answer(turn: StepContext, event: Told) -> Answer:
-    if event.word == "release" and "shard" not in event.args:
+def _answer(turn: StepContext, event: OperatorCommand) -> Answer:
+    if event.command == "release" and "shard" not in event.args:
         return _release(turn, event)
-    if event.word in operator_actions.VERBS:
+    if event.command in operator_actions.VERBS:
         return operator_actions.order(turn, event)
-    if event.word in PLAIN:
-        return PLAIN[event.word](turn, event)
-    raise Refused(f"there is no word {event.word!r}")
+    if event.command in PLAIN:
+        return PLAIN[event.command](turn, event)
+    raise Refused(f"there is no word {event.command!r}")
 
 
-def _release(turn: StepContext, event: Told) -> Answer:
+def _release(turn: StepContext, event: OperatorCommand) -> Answer:
     """End a hold, or take a launch as it is that did not go on from its checkpoint."""
     state, by = turn.state, f"released by {event.operator}"
     held = state.machine == state_machine.HOLDING
@@ -74,7 +74,9 @@ def _release(turn: StepContext, event: Told) -> Answer:
 
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
-        turn.record("note", f"{by}: what is saved from here on is good again", what="accepted")
+        turn.record(
+            "note", f"{by}: what is saved from here on is good again", what="launch-accepted"
+        )
 
     if not held:
         return Answer("what this launch saves from here on is good again", then=take_as_it_is)
@@ -90,7 +92,7 @@ def _release(turn: StepContext, event: Told) -> Answer:
     return Answer("released; rules that are still in breach fire again", then=then)
 
 
-def _ack(turn: StepContext, event: Told) -> Answer:
+def _ack(turn: StepContext, event: OperatorCommand) -> Answer:
     incident = turn.state.incident
     if incident is None:
         raise Refused("no incident is open")
@@ -104,7 +106,7 @@ def _ack(turn: StepContext, event: Told) -> Answer:
     return Answer(f"{incident.id} is yours; nobody is reminded of it any more", then=then)
 
 
-def _silence(turn: StepContext, event: Told) -> Answer:
+def _silence(turn: StepContext, event: OperatorCommand) -> Answer:
     state, name = turn.state, str(event.args.get("rule"))
     rule = next((rule for rule in turn.policy.rules if rule.id == name), None)
     if rule is None:

@@ -102,7 +102,7 @@ def take(turn: StepContext, event: Reloaded) -> None:
         before=event.before,
         after=event.digest,
         changes=dict(event.changes),
-        anew=anew,
+        reset=anew,
         budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
     )
     unable = state.job.unable

@@ -128,13 +128,13 @@ def _muted(
 ) -> str | None:
     """Return what mutes a rule, None: it may speak.
 
-    `silence:<who>`, `over:<incident>`, `inhibit:<rule, state>` or `planned:<what>`.
+    `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>` or `planned:<what>`.
     """
     incident = state.incident
     if (silent := state.silence(rule.id)) is not None:
         return f"silence:{silent}"
     if incident is not None and incident.deferred.over:
-        return f"over:{incident.id}"
+        return f"session_end:{incident.id}"
     for inhibit in policy.inhibit:
         if rule.id not in inhibit.mute:
             continue

@@ -35,7 +35,7 @@ def another(turn: StepContext, bank: RankMonitor, event: Announced) -> None:
         "note",
         f"another program of rank {rank} began after step {last}, in the same launch: its "
         "steps may have numbers that were there before",
-        what="program",
+        what="program-replaced",
         rank=rank,
         pid=event.pid,
         last_step=last,
@@ -126,4 +126,4 @@ def _begin(turn: StepContext, why: str) -> None:
         return
     state.history.begin_training(state.pace)
     state.context.onsets.clear()
-    turn.move("anew", why)
+    turn.move("session_started", why)

@@ -62,7 +62,7 @@ def ask(
 ) -> None:
     """Ask people about a runbook; an older request of the incident is void."""
     state, requests = turn.state, turn.state.approvals
-    settle(turn, "void", f"{book.name} is asked for instead")
+    settle(turn, "expired", f"{book.name} is asked for instead")
     plan = action_planning.plan(state, incident, book)
     requests.asked += 1
     pending = requests.pending = Pending(
@@ -117,7 +117,7 @@ def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
 
 
 def settle(turn: StepContext, what: str, why: str, operator: str = "") -> Pending | None:
-    """End the request that waits, if any: `approved`, `denied`, `void`, or `withdrawn`."""
+    """End the request that waits, if any: `approved`, `denied`, `expired`, or `withdrawn`."""
     requests = turn.state.approvals
     pending = requests.pending
     if pending is None:

@@ -61,7 +61,7 @@ def began(
         turn.record(
             "note",
             f"troubles keep beginning in {', '.join(texts)}"[:400],
-            what="blame",
+            what="shard-suspects",
             suspects=told,
         )
 

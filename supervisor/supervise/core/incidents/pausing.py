@@ -7,7 +7,7 @@ step under way is not carried out if the job has not met it yet, and no other st
 
 from __future__ import annotations
 
-from ..model.events import Noticed
+from ..model.events import Notice
 from ..state import compensation
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
@@ -16,7 +16,7 @@ ENDED = "pause-ended"  # kind of the notice
 UNPAUSED = "the pause that it relies on has ended"
 
 
-def ended(turn: StepContext, event: Noticed) -> None:
+def ended(turn: StepContext, event: Notice) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
     state, incident, run = turn.state, turn.state.incident, turn.state.run()
     pauses = run is not None and run.intent.awaits("pause")

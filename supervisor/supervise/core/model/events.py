@@ -95,7 +95,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class Notice:
     """Something about the watching itself: a collector switched off, a standing order that fired,
     a segment that cannot be read, no probe after its deadline.
 
@@ -129,12 +129,12 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A word from an operator. `args["key"]` names it in the record that answers it."""
+class OperatorCommand:
+    """A command from an operator. The record that answers it has the same `args["key"]`."""
 
     at_ns: int
     operator: str
-    word: str
+    command: str
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -194,9 +194,9 @@ Event = (
     | Frame
     | Gap
     | Tick
-    | Noticed
+    | Notice
     | Finished
-    | Told
+    | OperatorCommand
     | Adopted
     | Exited
     | Reloaded
@@ -207,9 +207,9 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     Frame,
     Gap,
     Tick,
-    Noticed,
+    Notice,
     Finished,
-    Told,
+    OperatorCommand,
     Adopted,
     Exited,
     Reloaded,

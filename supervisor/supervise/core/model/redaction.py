@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .events import Event, Finished, Noticed
+from .events import Event, Finished, Notice
 from .interfaces import Message
 
 REDACTED = "<redacted>"
@@ -182,7 +182,7 @@ class Redactor:
 
     def event(self, event: Event) -> Event:
         """Return an event with what the job, or an exception, said in it cleaned."""
-        if isinstance(event, Noticed):
+        if isinstance(event, Notice):
             return replace(event, message=self.text(event.message), data=self.tree(event.data))
         if isinstance(event, Finished):
             error = None if event.error is None else self.text(event.error)

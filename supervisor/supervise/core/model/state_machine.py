@@ -31,20 +31,26 @@ EVENTS: Mapping[str, str] = {
     "passed": "probation ended without a relapse",
     "hold": "acting stopped; a person is needed",
     "released": "an operator released the hold",
-    "anew": "another training began in the job",
+    "session_started": "another training began in the job",
     "exited": "the job ended, and is not started again",
 }
 
 DEFAULT: Table = {
-    "any": {"ask": SUSPECT, "run": ACTING, "hold": HOLDING, "anew": WARMING, "exited": HALTED},
-    LAUNCHING: {"first_frame": WARMING, "ask": LAUNCHING, "anew": LAUNCHING},
+    "any": {
+        "ask": SUSPECT,
+        "run": ACTING,
+        "hold": HOLDING,
+        "session_started": WARMING,
+        "exited": HALTED,
+    },
+    LAUNCHING: {"first_frame": WARMING, "ask": LAUNCHING, "session_started": LAUNCHING},
     WARMING: {"ready": NOMINAL, "ask": WARMING},
     NOMINAL: {"notice": SUSPECT},
     SUSPECT: {"clear": NOMINAL},
     ACTING: {"verified": PROBATION, "given_up": SUSPECT},
     PROBATION: {"passed": NOMINAL},
     HOLDING: {"released": WARMING, "run": HOLDING, "ask": HOLDING},
-    HALTED: {"ask": HALTED, "run": HALTED, "hold": HALTED, "anew": HALTED},
+    HALTED: {"ask": HALTED, "run": HALTED, "hold": HALTED, "session_started": HALTED},
 }
 
 

@@ -41,7 +41,7 @@ def again(turn: StepContext) -> None:
         "note",
         f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
         f"{before['checkpoint']} of step {before['step']}",
-        what="aimed-again",
+        what="replanned",
         action={"id": intent.waiting_for, "verb": intent.verb, "args": args},
     )
 

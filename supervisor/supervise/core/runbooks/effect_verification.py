@@ -35,7 +35,7 @@ from ..incidents.diagnosis import UPDATE
 from ..incidents.stall import SILENT_S
 from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
 from ..model.effect_check import EffectCheck
-from ..model.events import Frame, Noticed
+from ..model.events import Frame, Notice
 from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK
 from ..state.incident import Incident
@@ -47,7 +47,7 @@ STARTING_S = 3600.0  # for a job that is started again: it loads its data and we
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 
 
-def heard(turn: StepContext, event: Noticed) -> None:
+def heard(turn: StepContext, event: Notice) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
     People hear of it in any case, and what a launch saves that begins anew is suspect. The runbook

@@ -139,7 +139,7 @@ def proceed(turn: StepContext, incident: Incident) -> None:
             return  # nothing follows, see `session_change`
         failure = run.failure
         if failure.unpaused and failure.why is None:
-            turn.record("abort", f"{run.runbook.name}: {failure.unpaused}", what="unpaused")
+            turn.record("abort", f"{run.runbook.name}: {failure.unpaused}", what="pause-ended")
             fail(turn, incident, failure.unpaused, sent=False)
             return
         if failure.why is not None:

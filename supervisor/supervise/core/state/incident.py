@@ -13,7 +13,7 @@ from typing import Any
 from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
-from ..model.events import Told
+from ..model.events import OperatorCommand
 from .loss_case import LossCase
 from .onset import Onset
 from .recovery import Recovery
@@ -34,7 +34,7 @@ class Deferred:
     """
 
     waiting: list[str] = field(default_factory=list)
-    wanted: list[Told] = field(default_factory=list)
+    wanted: list[OperatorCommand] = field(default_factory=list)
     anew: tuple[str, int, str, bool] | None = None
     lacked: tuple[int, str, str, bool] | None = None
     over: str = ""

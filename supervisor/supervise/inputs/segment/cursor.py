@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...core.model.events import Announced, Event, Frame, Gap, Noticed
+from ...core.model.events import Announced, Event, Frame, Gap, Notice
 
 
 @dataclass
@@ -35,14 +35,14 @@ class ReadCursor:
             self._count(event.rank, event.count)
         elif isinstance(event, Announced):
             self.newest[event.rank] = event.segment
-        elif isinstance(event, Noticed):
+        elif isinstance(event, Notice):
             self._noticed(event)
 
     def _count(self, rank: int, frames: int) -> None:
         key = (rank, self.newest.get(rank, 0))
         self.frames[key] = self.frames.get(key, 0) + frames
 
-    def _noticed(self, event: Noticed) -> None:
+    def _noticed(self, event: Notice) -> None:
         if event.rank is not None and event.segment is not None and event.letter is not None:
             key = (event.rank, event.segment)
             self.letters[key] = max(self.letters.get(key, 0), event.letter + 1)

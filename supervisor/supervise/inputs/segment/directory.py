@@ -18,7 +18,7 @@ from pathlib import Path
 
 from supervise_probe import wire
 
-from ...core.model.events import Event, Noticed
+from ...core.model.events import Event, Notice
 from ...errors import SegmentError
 from ...store import files
 from ..directory_change import DirectoryChange
@@ -69,7 +69,7 @@ class Segments:
     def poll(self) -> list[Event]:
         """Return everything new, in rank order; never raises.
 
-        A segment that cannot be used gives one `Noticed` of kind `segment-fault`, a probe that gave
+        A segment that cannot be used gives one `Notice` of kind `segment-fault`, a probe that gave
         up one of kind `probe-off` with its own sentence.
         """
         events: list[Event] = []
@@ -234,7 +234,7 @@ class Segments:
             "until it ends"
         )
         events.append(
-            Noticed(self._clock(), "note", message, rank=segment.rank, data={"pid": segment.pid})
+            Notice(self._clock(), "note", message, rank=segment.rank, data={"pid": segment.pid})
         )
 
     def _read(self, segment: Segment, events: list[Event]) -> bool:
@@ -269,13 +269,11 @@ class Segments:
             self._known.add(name)
             self._empty_since.pop(name, None)
             message = " ".join(text.split())
-            events.append(Noticed(now, "probe-off", message, data={"pid": int(match[1])}))
+            events.append(Notice(now, "probe-off", message, data={"pid": int(match[1])}))
 
     def _report(self, error: SegmentError, rank: int, pid: int, events: list[Event]) -> None:
         message = f"{error} ({error.hint})" if error.hint else str(error)
-        events.append(
-            Noticed(self._clock(), "segment-fault", message, rank=rank, data={"pid": pid})
-        )
+        events.append(Notice(self._clock(), "segment-fault", message, rank=rank, data={"pid": pid}))
 
     def _next_interval_s(self, *, found: bool) -> float:
         now_ns = self._clock()

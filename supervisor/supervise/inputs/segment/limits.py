@@ -28,7 +28,15 @@ NOTICE = {"notice": str, "message": str, "step": int | None, "data": dict}
 
 # Kinds of notices that only the supervisor itself may give.
 OWN = frozenset(
-    ("checkpoint", "choice", "no-probe", "probe-off", "segment-fault", "signal", "suspended")
+    (
+        "checkpoint",
+        "checkpoint-choice",
+        "no-probe",
+        "probe-off",
+        "segment-fault",
+        "signal",
+        "suspended",
+    )
 )
 _NUMBER = int | float | None
 _WAS = {"was": _NUMBER, "is": _NUMBER}

@@ -17,7 +17,7 @@ from typing import Any
 
 from supervise_probe import wire
 
-from ...core.model.events import Announced, Beat, Event, Frame, Gap, Noticed
+from ...core.model.events import Announced, Beat, Event, Frame, Gap, Notice
 from ...errors import SegmentError
 from . import limits
 from .file import FAULTY_HINT, SegmentFile, parse, word
@@ -294,8 +294,8 @@ class Segment:
             message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
             events.append(self._notice(newest, kind="note", message=message))
 
-    def _notice(self, letter: int, **said: Any) -> Noticed:
-        return Noticed(
+    def _notice(self, letter: int, **said: Any) -> Notice:
+        return Notice(
             at_ns=self._clock(), rank=self.rank, segment=self.created_ns, letter=letter, **said
         )
 
