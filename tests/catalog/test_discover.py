@@ -13,9 +13,10 @@ from supervise import actions, detectors
 from supervise.catalog.document import yaml_reader
 from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import Sequence
-from supervise.catalog.forms.part_types import DetectorKind, StepKind, summary
+from supervise.catalog.forms.part_types import StepType, read_detector, summary
 from supervise.catalog.inventory import discover
 from supervise.catalog.schema.dataclass_types import keys_of
+from supervise.catalog.schema.validation import words
 from supervise.core.model.action import Action
 from supervise.core.model.interfaces import Detector
 
@@ -75,9 +76,9 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
     node = root.get("x")
     if issubclass(form, Action):
         assert isinstance(node, Sequence)
-        made = StepKind().read(node.items[0], problems, name)
+        made = StepType().build(node.items[0], problems, name)
     else:
-        made = DetectorKind().read(node, problems, name)
+        made = read_detector(node, problems, name)
     problems.stop()
 
     assert type(made) is form
@@ -86,9 +87,8 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
 
 @pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
 def test_every_field_is_a_key(name: str, form: type) -> None:
-    """Its type hint is one that the catalog can read, write and describe."""
+    """Its type hint is one that the catalog can validate, describe and write."""
     for key in keys_of(form).values():
-        assert key.kind.words()
-        assert isinstance(key.kind.schema(), dict)
+        assert words(key.type.schema())
         if not key.required and key.default is not None:
-            key.kind.write(key.default)
+            key.type.write(key.default)

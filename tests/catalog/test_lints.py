@@ -49,14 +49,22 @@ CHANGES = [
     ("mode: enforce", "hold_max: ¦30", "hold_max is a time and needs a unit (write 30s, 30m)"),
     ("mode: enforce", "hold_max: ¦30min", "hold_max should be a time such as 30s, not the text"),
     ("mode: enforce", "hold_max: ¦-3s", "hold_max should be a time such as 30s, not the text"),
-    ("per: 5000", "per: ¦5 m", "budgets.lr_scale.per should be a number of steps or a time"),
+    ("per: 5000", "per: ¦5 m", "budgets.lr_scale.per should be a time such as 30s"),
     (
         "mode: enforce",
         "baseline: {window: 10, min: ¦11}",
         "baseline.min: is larger than the window of 10",
     ),
-    ("kind: threshold", "kind: ¦treshold", "high has an unknown kind, the text 'treshold' (did"),
-    ("kind: threshold, metric: t", "metric: t", "4:9: high needs the key 'kind' (one of absence,"),
+    (
+        "kind: threshold",
+        "kind: ¦treshold",
+        "high.kind: no kind of detector 'treshold'",
+    ),
+    (
+        "kind: threshold, metric: t",
+        "metric: t",
+        "4:9: high needs the key 'kind' (one of",
+    ),
     ("metric: train_loss_raw", "metric: ¦''", "high: '' is no name of a metric (a letter or _"),
     ("metric: train_loss_raw", "metric: ¦my score", "high: 'my score' is no name of a metric"),
     (
@@ -72,7 +80,7 @@ CHANGES = [
     ("gt: 12.0", "gt: 12.0, ¦metric: x", "the key 'metric' stands here twice"),
     ("high:", "¦hi-gh:", "a name in detectors should be a name of letters, digits and _"),
     ("wild:", "not:", "5:8: 'not' is a word of the language, not a name"),
-    ("  high:", "  x: ¦3\n  high:", "x should be a mapping with 'kind' and the keys of that"),
+    ("  high:", "  x: ¦3\n  high:", "x should be a mapping with 'kind', not the number 3"),
     ("when: high and wild", "when: high and ¦wid", "unknown detector 'wid' (did you mean 'wild'?)"),
     ("when: high and wild", "when: high and¦", "rule spike: a detector name is missing here"),
     ("when: high and wild", "when: high ¦> 3", "rule spike: '>' has no meaning here"),
@@ -117,7 +125,11 @@ CHANGES = [
     ("{set: 0.5}", "¦{}", "runbook calm.steps[1].lr_scale needs the key 'set'"),
     ("{lr_scale: {set: 0.5}}", "¦lr_scale", "runbook calm.steps[1].lr_scale needs the key"),
     ("{lr_scale: {set: 0.5}}", "{lr_scale: ¦0.5}", "runbook calm.steps[1].lr_scale should"),
-    ("{lr_scale: {set: 0.5}}", "¦{pause: , resume: }", "runbook calm.steps[1] should be an"),
+    (
+        "{lr_scale: {set: 0.5}}",
+        "¦{pause: , resume: }",
+        "runbook calm.steps[1] should hold 1 key",
+    ),
     (
         "  calm:",
         "  ¦Calm: [notify]\n  calm:",

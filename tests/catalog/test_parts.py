@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervise.catalog import load_policy
 from supervise.catalog.document import yaml_reader, yaml_writer
 from supervise.catalog.document.diagnostics import PolicyErrors, Problems, Source, did_you_mean
 from supervise.catalog.document.nodes import plain
 from supervise.catalog.inventory import metrics, shipped
-from supervise.catalog.schema.dataclass_types import build, kind_of, written
+from supervise.catalog.schema.dataclass_types import read_form, type_of, written
 from supervise.catalog.schema.field_types import BAD, Number
 from supervise.core.model.interfaces import Seconds, Steps
 
@@ -68,7 +69,7 @@ def read(text: str, form: type = Form) -> tuple[Any, list[str]]:
     problems = Problems()
     root = yaml_reader.parse(Source("x.yaml", text), problems)
     problems.stop()
-    made = build(form, root, problems, "")
+    made = read_form(form, root, problems, "")
     try:
         problems.stop()
     except PolicyErrors as error:
@@ -112,13 +113,13 @@ def test_what_is_written_reads_back_as_the_same() -> None:
 @given(st.floats(min_value=0, max_value=1e9, allow_nan=False))
 def test_a_time_survives_being_written(seconds: float) -> None:
     """Microseconds to decades."""
-    kind = Number(whole=False, unit="seconds", least=0)
-    text = f"x: {kind.write(seconds)}\n"
+    number = Number(whole=False, unit="seconds", least=0)
+    text = f"x: {number.write(seconds)}\n"
     root = yaml_reader.parse(Source("x.yaml", text), problems := Problems())
     problems.stop()
     assert root is not None
 
-    assert kind.read(root.place("x"), problems, "x") == pytest.approx(seconds, abs=1e-12)
+    assert number.build(root.place("x"), problems, "x") == pytest.approx(seconds, abs=1e-12)
 
 
 LETTERS = st.one_of(
@@ -149,8 +150,8 @@ def test_any_document_survives_being_dumped(document: dict[str, Any]) -> None:
 
 def test_a_hint_that_no_kind_fits_is_a_bug_of_the_dataclass() -> None:
     """Found when the catalog is read, not when a user writes the key."""
-    with pytest.raises(TypeError, match="no kind of YAML value fits"):
-        kind_of(set[int])
+    with pytest.raises(TypeError, match="no type of YAML value fits"):
+        type_of(set[int])
 
 
 def test_a_misspelt_key_is_said_once() -> None:
@@ -195,8 +196,9 @@ def test_shipped_files_are_found_from_our_own_place() -> None:
     assert {"nano", "observe"} <= set(shipped.names("policies"))
 
 
-def test_loading_a_policy_imports_nothing_heavy() -> None:
+def test_loading_a_policy_again_imports_nothing_heavy() -> None:
     """jsonschema and httpx cost more than the whole of loading; torch belongs to the job."""
+    load_policy("nano")
     code = (
         "import sys; from supervise.catalog import load_policy; load_policy('nano');"
         "print([m for m in ('jsonschema', 'httpx', 'torch', 'numpy', 'rich') if m in sys.modules])"

@@ -90,7 +90,7 @@ WRONG: tuple[Any, ...] = (
 
 # What the loader says about form, and nowhere else: a schema knows this much.
 FORM = re.compile(
-    r" should (be|hold) | has no key | needs the key | needs a unit|unknown kind|no action"
+    r" should (be|hold) | has no key | needs the key | needs a unit|no kind of detector|no action"
     r"|no notifier|a name in | not available "
 )
 

@@ -90,7 +90,7 @@ def test_all_mistakes_are_told_at_once_with_a_hint(supervise, files):
 
     assert code == 65
     assert "wrong.yaml:2:1: the file has no key 'moed' (did you mean 'mode'?)" in out
-    assert "wrong.yaml:3:23: a has an unknown kind, the text 'treshold' (did you mean" in out
+    assert "wrong.yaml:3:23: a.kind: no kind of detector 'treshold' (did you mean" in out
     assert "    moed: enforce\n    ^\n" in out
     assert out.endswith("1 file: 3 errors\n")
 

@@ -26,7 +26,7 @@ from .forms.file_forms import PolicyFile, ScenarioFile
 from .forms.scenario_form import Names, ScenarioForm
 from .inventory import discover, shipped
 from .inventory.metrics import is_known
-from .schema.dataclass_types import build
+from .schema.dataclass_types import read_form
 from .schema.field_types import BAD
 
 TESTS = "tests"  # the folder beside a policy, and the key in a file
@@ -127,7 +127,7 @@ def of_tests(
         InputError: there is no such policy.
     """
     policy_loader.check_version(root, problems)
-    form: ScenarioFile = build(ScenarioFile, root, problems, "", lenient=True)
+    form: ScenarioFile = read_form(ScenarioFile, root, problems, "", lenient=True)
     scenarios = _listed(root, TESTS, problems)
     scenarios += _used(root, form.use, path, {path.resolve()}, problems)
     if form.tests == () and not scenarios:
@@ -171,7 +171,7 @@ def _listed(root: Mapping, key: str, problems: Problems) -> Scenarios:
     found: list[tuple[ScenarioForm, Node]] = []
     seen: set[str] = set()
     for node in held.items if isinstance(held, Sequence) else ():
-        form = build(ScenarioForm, node, Problems(), "")
+        form = read_form(ScenarioForm, node, Problems(), "")
         if form is BAD:
             continue
         scenario_form.check(form, node, problems)
@@ -199,7 +199,7 @@ def _used(
             if sort_of(other) != TESTS:
                 problems.add(place, f"{name} is no file of tests")
                 continue
-            form: ScenarioFile = build(ScenarioFile, other, problems, "", lenient=True)
+            form: ScenarioFile = read_form(ScenarioFile, other, problems, "", lenient=True)
             found += _listed(other, TESTS, problems)
             found += _used(other, form.use, file, seen, problems)
     return found

@@ -16,7 +16,7 @@ from ...core.model.policy import Approval, Budget, Inhibit, Ladder, Planned, Pol
 from ..document import yaml_writer
 from ..document.nodes import Node
 from ..forms.file_forms import VERSION, BudgetForm, InhibitForm, PolicyFile, RuleForm
-from ..forms.part_types import DetectorKind
+from ..forms.part_types import write_detector
 from ..inventory import discover
 from ..schema.dataclass_types import keys_of, written
 from .pack import Entry, Parts
@@ -54,7 +54,7 @@ def document(draft: Draft) -> dict[str, Any]:
     """Return the whole policy as plain data, in the form of a policy file."""
     keys = keys_of(PolicyFile)
     rest = {
-        name: keys[name].kind.write(value)
+        name: keys[name].type.write(value)
         for name in keys
         if name not in _ASSEMBLED and (value := getattr(draft.form, name)) is not None
     }
@@ -63,7 +63,7 @@ def document(draft: Draft) -> dict[str, Any]:
         "policy": draft.name,
         "mode": draft.mode,
         **rest,
-        "detectors": {n: DetectorKind().write(d) for n, d in draft.detectors.items()},
+        "detectors": {n: write_detector(d) for n, d in draft.detectors.items()},
         "rules": [
             {**written(made.form), "id": made.rule.id, "when": made.rule.text}
             for made in draft.rules

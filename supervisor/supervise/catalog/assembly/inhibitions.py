@@ -12,7 +12,7 @@ from ...core.model.policy import Inhibit
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, first_text
 from ..forms.file_forms import InhibitForm
-from ..schema.dataclass_types import build
+from ..schema.dataclass_types import read_form
 from ..schema.field_types import BAD
 from .pack import Parts
 
@@ -30,7 +30,7 @@ def inhibitions(
     edges: dict[str, dict[str, Node]] = {}
     for entry in parts.inhibit:
         before = problems.count
-        form: InhibitForm = build(InhibitForm, entry.node, problems, "inhibit", lenient=True)
+        form: InhibitForm = read_form(InhibitForm, entry.node, problems, "inhibit", lenient=True)
         if form is BAD:
             continue
         whole, muted = problems.count == before, form.mute or ()

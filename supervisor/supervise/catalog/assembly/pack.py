@@ -18,7 +18,7 @@ from ..document.diagnostics import Place, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, Node, Scalar, Sequence
 from ..forms.file_forms import WORD, PackFile, PolicyFile
 from ..inventory import shipped
-from ..schema.dataclass_types import build
+from ..schema.dataclass_types import read_form
 
 UNCHANGEABLE = ("kind", "id")
 PACKS = "policies/packs"
@@ -143,7 +143,7 @@ def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Pr
 
 def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
     """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
-    form: PackFile = build(PackFile, root, problems, "", lenient=True)
+    form: PackFile = read_form(PackFile, root, problems, "", lenient=True)
     if form.pack not in (name, None):
         problems.add(root.place("pack"), f"pack {form.pack!r} stands in a file named {name}.yaml")
     detectors, rules = form.detectors or {}, form.rules or ()

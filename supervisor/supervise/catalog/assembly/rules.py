@@ -13,8 +13,8 @@ from ...core.model.policy import HOLD, Rule
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text, inside
 from ..forms.file_forms import BaselineForm, RuleForm
-from ..forms.part_types import legible_part, read_detector
-from ..schema.dataclass_types import build, keys_of
+from ..forms.part_types import read_detector, read_valid_keys
+from ..schema.dataclass_types import keys_of, read_form
 from ..schema.field_types import BAD
 from .expression import WORDS, Expression, ExpressionError, parse
 from .freeze import BuiltRule
@@ -41,7 +41,7 @@ def detectors(
         )
         if detector is BAD:
             broken.add(name)
-            detector = legible_part(entry.node)
+            detector = read_valid_keys(entry.node)
             if detector is not BAD:
                 partly[name] = _qualified(detector, entry.scope)
         else:
@@ -121,7 +121,7 @@ def read(
     for entry in parts.rules:
         what = f"rule {entry.name}".rstrip()
         before = problems.count
-        form: RuleForm = build(
+        form: RuleForm = read_form(
             RuleForm, entry.node, problems, what, overridden=entry.overridden, lenient=True
         )
         if form is BAD:

@@ -19,7 +19,7 @@ from ..document.diagnostics import Place, Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, Sequence
 from ..forms.file_forms import RunbookFile, RunbookForm
 from ..inventory import discover, shipped
-from ..schema.dataclass_types import build
+from ..schema.dataclass_types import read_form
 from ..schema.field_types import BAD
 
 RUNBOOKS = "runbooks"
@@ -152,7 +152,7 @@ class RunbookCatalog:
             node = Mapping(node.source, node.line, node.col, {"steps": (key, node)})
         before = self.problems.count
         what = f"runbook {name}"
-        form: RunbookForm = build(RunbookForm, node, self.problems, what, lenient=True)
+        form: RunbookForm = read_form(RunbookForm, node, self.problems, what, lenient=True)
         if form is BAD or not isinstance(node, Mapping):
             return None
         if self.problems.count > before:
@@ -167,7 +167,7 @@ class RunbookCatalog:
     def file(self, name: str, root: Mapping) -> Opened | None:
         """Read the runbook that a file of this name (without `.yaml`) holds."""
         before = self.problems.count
-        form: RunbookFile = build(RunbookFile, root, self.problems, "", lenient=True)
+        form: RunbookFile = read_form(RunbookFile, root, self.problems, "", lenient=True)
         broken = self.problems.count > before
         if form.runbook not in (name, None):
             self.problems.add(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -21,11 +21,15 @@ MOST_KNOWN = 60  # names of a list of all there are: more than there are runbook
 
 
 class Source:
-    """The text of one file, and the name under which people know it."""
+    """The text of one file, and its name in messages.
 
-    def __init__(self, label: str, text: str) -> None:
+    `trusted`: this text was valid before, beside the same other files.
+    """
+
+    def __init__(self, label: str, text: str, *, trusted: bool = False) -> None:
         self.label = label
         self.text = text
+        self.trusted = trusted
 
     @cached_property
     def lines(self) -> list[str]:
@@ -103,9 +107,15 @@ class PolicyErrors(PolicyError):  # noqa: N818, it is many of them
 
 
 class Problems:
-    """Collects problems and warnings while files are read."""
+    """Collects problems and warnings while files are read.
 
-    def __init__(self) -> None:
+    Args:
+        trusted: whether the raw text of a file was valid before, beside the others of this load.
+    """
+
+    def __init__(self, trusted: Callable[[bytes], bool] = lambda raw: False) -> None:
+        self.trusted = trusted
+        self._broken: set[int] = set()
         self._found: list[Problem] = []
         self._warned: list[Problem] = []
         self._order: dict[str, int] = {}
@@ -135,6 +145,17 @@ class Problems:
     @property
     def count(self) -> int:
         return len(self._found)
+
+    def mark_broken(self, place: Place) -> None:
+        """Remember that a node cannot be built; what was noted says why."""
+        self._broken.add(id(place))
+
+    def is_broken(self, place: Place) -> bool:
+        return id(place) in self._broken
+
+    def trusts(self, *places: Place) -> bool:
+        """Return whether these parts were valid before, together, and need no validation."""
+        return all(place.source.trusted for place in places)
 
     @property
     def warnings(self) -> list[Problem]:

@@ -32,8 +32,9 @@ from ..forms.file_forms import (
 from ..forms.part_types import summary
 from ..forms.scenario_form import ExpectForm, InjectForm, ScenarioForm
 from ..inventory import discover, metrics, shipped
-from ..schema.compound_types import OneOf
 from ..schema.dataclass_types import Key, Record, keys_of
+from ..schema.field_types import OneOf
+from ..schema.validation import words
 from . import json_schema
 
 READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
@@ -54,10 +55,10 @@ def keys(form: type) -> str:
 
 def _about(key: Key) -> str:
     """Say what a key means, and which keys its value has."""
-    kinds = key.kind.kinds if isinstance(key.kind, OneOf) else (key.kind,)
-    inner = next((kind.form for kind in kinds if isinstance(kind, Record)), None)
+    types = key.type.types if isinstance(key.type, OneOf) else (key.type,)
+    inner = next((each.form for each in types if isinstance(each, Record)), None)
     names = "" if inner is None else ": " + ", ".join(f"`{name}`" for name in keys_of(inner))
-    return (key.about or key.kind.words()) + names
+    return (key.doc or words(key.type.schema())) + names
 
 
 def _default(key: Key) -> str:
@@ -65,7 +66,7 @@ def _default(key: Key) -> str:
         return "needed"
     if key.default is None or key.default in ("", (), {}):
         return "–"
-    return f"`{inline(key.kind.write(key.default))}`"
+    return f"`{inline(key.type.write(key.default))}`"
 
 
 def detectors() -> str:

@@ -10,9 +10,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..forms.file_forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
-from ..forms.part_types import definitions
+from ..forms.file_forms import (
+    InhibitForm,
+    PackFile,
+    PolicyFile,
+    RuleForm,
+    RunbookFile,
+    RunbookForm,
+    ScenarioFile,
+)
+from ..forms.part_types import StepType, summary
+from ..inventory import discover
 from ..schema.dataclass_types import record_schema
+from ..schema.field_types import ListOf
 
 FILES: dict[str, tuple[type, str]] = {
     "policies/policy.schema.json": (PolicyFile, "A policy of supervise"),
@@ -24,14 +34,68 @@ FILES: dict[str, tuple[type, str]] = {
 
 def schema(form: type, title: str) -> dict[str, Any]:
     """Return the schema of one sort of file."""
-    used = json.dumps(body := record_schema(form))
-    parts = {name: part for name, part in definitions().items() if f"definitions/{name}" in used}
+    body = record_schema(form)
+    parts = _definitions()
+    step, reference = parts["step"], {"$ref": "#/definitions/step"}
+    body, parts = _replace(body, step, reference), _replace(parts, step, reference)
+    used: dict[str, Any] = {}
+    todo = [body]
+    while todo:
+        text = json.dumps(todo.pop())
+        for name in parts:
+            if f'"#/definitions/{name}"' in text and name not in used:
+                used[name] = step if name == "step" else parts[name]
+                todo.append(used[name])
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": title,
         **body,
-        "definitions": parts,
+        "definitions": {name: used[name] for name in parts if name in used},
     }
+
+
+def _definitions() -> dict[str, Any]:
+    """Return the schemas of the parts that `Deferred` names, and of a step."""
+    return {
+        "detector": _detector(),
+        "rule": record_schema(RuleForm),
+        "inhibition": record_schema(InhibitForm),
+        "override": {"type": "object"},
+        "runbook": {"anyOf": [ListOf(StepType()).schema(), record_schema(RunbookForm)]},
+        "step": StepType().schema(),
+    }
+
+
+def _detector() -> dict[str, Any]:
+    """Detectors are told apart by `kind` with if/then: under `oneOf` a validator blames the wrong
+    alternative.
+    """
+    kinds = discover.detectors()
+    branches = [
+        {
+            "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
+            "then": {
+                "description": summary(form),
+                **record_schema(form, {"kind": {"const": name}}),
+            },
+        }
+        for name, form in kinds.items()
+    ]
+    return {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": list(kinds)}},
+        "allOf": branches,
+    }
+
+
+def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any:
+    """Return JSON with a reference in each place where it holds `part`."""
+    if value == part:
+        return dict(reference)
+    if isinstance(value, dict):
+        return {key: _replace(inner, part, reference) for key, inner in value.items()}
+    return [_replace(each, part, reference) for each in value] if isinstance(value, list) else value
 
 
 def text(file: str) -> str:

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 from ...core.model.interfaces import Seconds, Steps
 from ...core.model.state_machine import STATES
 from ..document.nodes import Node
-from ..schema.compound_types import ListOf, MapOf, OneOf
-from ..schema.dataclass_types import Record, kind_of
-from ..schema.field_types import Anything, AtLeast, Doc, Pattern
+from ..schema.dataclass_types import type_of
+from ..schema.field_types import AtLeast, Deferred, Doc, Pattern
 from .job_form import Count, JobForm, SavepointsForm, SomeSteps
-from .part_types import DetectorKind, Later, NotifyKind, StepKind
+from .part_types import NotifiersType
 from .runbook_form import RunbookFile as RunbookFile
 from .runbook_form import RunbookForm as RunbookForm
 from .runbook_form import RunbookName, Version
@@ -29,7 +28,7 @@ Local = Annotated[str, Pattern(WORD, "a name of letters, digits and _")]
 Name = Annotated[str, Pattern(rf"{WORD}(\.{WORD})?", "a name of letters, digits and _")]
 Severity = Literal["SEV0", "SEV1", "SEV2"]
 Mode = Literal["observe", "shadow", "approve", "enforce"]
-State = Annotated[str, kind_of(Literal[STATES])]
+State = Annotated[str, type_of(Literal[STATES])]
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,11 @@ class InhibitForm:
     by_state: Annotated[tuple[State, ...], Doc("while the run is in one of these states")] = ()
 
 
-# What needs its surroundings to be read: packs give it names, overrides change it.
-LaterDetector = Annotated[Node, Later(DetectorKind())]
-LaterRule = Annotated[Node, Later(Record(RuleForm))]
-LaterInhibit = Annotated[Node, Later(Record(InhibitForm))]
-LaterChange = Annotated[Node, Later(MapOf(Anything()))]
+DeferredDetector = Annotated[Node, Deferred("detector")]
+DeferredRule = Annotated[Node, Deferred("rule")]
+DeferredInhibition = Annotated[Node, Deferred("inhibition")]
+DeferredRunbook = Annotated[Node, Deferred("runbook")]
+DeferredChange = Annotated[Node, Deferred("override")]
 
 
 @dataclass(frozen=True)
@@ -191,9 +190,6 @@ class PlannedForm:
         return [("to", f"comes before from: {self.from_}")] if self.to < self.from_ else []
 
 
-LaterRunbook = Annotated[Node, Later(OneOf((ListOf(StepKind()), Record(RunbookForm))))]
-
-
 @dataclass(frozen=True)
 class PackFile:
     """policies/packs/<name>.yaml: detectors and rules to be used by policies."""
@@ -206,10 +202,10 @@ class PackFile:
     ]
     source: Annotated[tuple[str, ...], Doc("where the thresholds come from")]
     false_alarms: Annotated[tuple[str, ...], Doc("what sets it off without trouble")]
-    detectors: Annotated[Mapping[Local, LaterDetector], Doc("name: {kind: ..., its keys}")]
-    rules: Annotated[tuple[LaterRule, ...], Doc("see the keys of a rule")]
+    detectors: Annotated[Mapping[Local, DeferredDetector], Doc("name: {kind: ..., its keys}")]
+    rules: Annotated[tuple[DeferredRule, ...], Doc("see the keys of a rule")]
     inhibit: Annotated[
-        tuple[LaterInhibit, ...], Doc("which rules stay quiet while another fires")
+        tuple[DeferredInhibition, ...], Doc("which rules stay quiet while another fires")
     ] = ()
     scenarios: Annotated[tuple[ScenarioForm, ...], Doc("series, and what must come of them")] = ()
 
@@ -224,18 +220,18 @@ class PolicyFile:
     mode: Annotated[Mode, Doc("how much it may do; new policies start in shadow")] = "shadow"
     use: Annotated[tuple[Local, ...], Doc("packs to use")] = ()
     override: Annotated[
-        Mapping[Name, LaterChange],
+        Mapping[Name, Annotated[Node, Deferred("override")]],
         Doc("pack.detector or pack.rule: keys to change in it"),
     ] = field(default_factory=dict)
     baseline: Annotated[
         BaselineForm, Doc("for detectors that compare with a recent past and do not say more")
     ] = field(default_factory=BaselineForm)
-    detectors: Annotated[Mapping[Name, LaterDetector], Doc("name: {kind: ..., its keys}")] = field(
-        default_factory=dict
+    detectors: Annotated[Mapping[Name, DeferredDetector], Doc("name: {kind: ..., its keys}")] = (
+        field(default_factory=dict)
     )
-    rules: Annotated[tuple[LaterRule, ...], Doc("see the keys of a rule")] = ()
+    rules: Annotated[tuple[DeferredRule, ...], Doc("see the keys of a rule")] = ()
     inhibit: Annotated[
-        tuple[LaterInhibit, ...], Doc("which rules stay quiet while another fires")
+        tuple[DeferredInhibition, ...], Doc("which rules stay quiet while another fires")
     ] = ()
     planned: Annotated[
         tuple[PlannedForm, ...],
@@ -253,7 +249,8 @@ class PolicyFile:
         default_factory=EscalateForm
     )
     runbooks: Annotated[
-        Mapping[RunbookName, LaterRunbook], Doc("name: a list of steps, or the form of a runbook")
+        Mapping[RunbookName, DeferredRunbook],
+        Doc("name: a list of steps, or the form of a runbook"),
     ] = field(default_factory=dict)
     machine: Annotated[
         Mapping[str, Mapping[str, str]] | None, Doc("state: {event: state}; replaces the default")
@@ -271,7 +268,7 @@ class PolicyFile:
         default_factory=JobForm
     )
     notify: Annotated[
-        Mapping[str, Mapping[str, Any]], NotifyKind(), Doc("who is told, and of what")
+        Mapping[str, Mapping[str, Any]], NotifiersType(), Doc("who is told, and of what")
     ] = field(default_factory=dict)
     warmup: Annotated[Steps, Doc("frames before the run counts as nominal")] = 64
     probation: Annotated[Steps, Doc("steps a contained incident is watched")] = 100

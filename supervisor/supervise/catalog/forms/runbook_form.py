@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from ..schema.compound_types import OneOf
-from ..schema.field_types import Doc, Pattern
-from .part_types import KeysOf, StepKind
+from ..schema.field_types import Doc, OneOf, Pattern
+from .part_types import KeysOf, StepType
 
 RUNBOOK = "[a-z][a-z0-9-]{0,63}"
 RunbookName = Annotated[
@@ -20,7 +19,7 @@ RunbookName = Annotated[
     Pattern(RUNBOOK, "a runbook's name, in lower case, such as rollback-and-rewarm"),
 ]
 Version = Annotated[Literal["supervise/v1"], Doc("of the language")]
-OneStep = Annotated[Any, StepKind()]
+OneStep = Annotated[Any, StepType()]
 Lines = tuple[str, ...]
 
 

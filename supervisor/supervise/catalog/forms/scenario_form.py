@@ -16,18 +16,16 @@ from ...core.model.state_machine import STATES
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping as MappingNode
 from ..document.nodes import Node, Sequence, first_text
-from ..schema.compound_types import ListOf, MapOf, OneOf
-from ..schema.dataclass_types import kind_of
-from ..schema.field_types import AtLeast, Doc, Pattern
-from .series_notation import SeriesKind, count
+from ..schema.dataclass_types import type_of
+from ..schema.field_types import AtLeast, Doc, ListOf, OneOf, Pattern
+from .series_notation import Series, count
 
 MAX_SAMPLES = 200_000  # of one series; a scenario is a story, not a run
 
 Position = Annotated[int, "steps"]
 Some = Annotated[int, AtLeast(1)]
 Word = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
-Series = Annotated[str, SeriesKind()]
-State = Annotated[str, kind_of(Literal[STATES])]
+State = Annotated[str, type_of(Literal[STATES])]
 DECIDED = Literal[
     "rule",
     "incident",
@@ -176,7 +174,7 @@ class InjectForm:
         return []
 
 
-_AFTER = MapOf(SeriesKind())
+_AFTER = type_of(Mapping[str, Series])
 
 
 @dataclass(frozen=True)

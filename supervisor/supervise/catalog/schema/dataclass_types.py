@@ -1,7 +1,7 @@
-"""From type hints to kinds, and from a mapping in YAML to a dataclass.
+"""From type hints to field types, and from a mapping in YAML to a dataclass.
 
 The fields of a dataclass are its YAML keys (a trailing underscore is dropped: `for_` is `for`).
-Objects are closed: a key that no field has is a mistake, with a did-you-mean.
+Objects are closed: a key that no field has is a mistake.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from ..document.diagnostics import Place, Problems, did_you_mean, near_miss, quoted
-from ..document.nodes import Mapping, Node
-from .compound_types import Fields, ListOf, MapOf, OneOf
-from .field_types import BAD, Anything, AtLeast, Choice, Doc, FieldType, Flag, Number, Pattern, Text
+from ..document.diagnostics import Place, Problems, near_miss
+from ..document.nodes import Mapping, Node, Scalar
+from . import validation
+from .field_types import (
+    BAD,
+    Anything,
+    AtLeast,
+    Choice,
+    Doc,
+    Fields,
+    FieldType,
+    Flag,
+    ListOf,
+    MapOf,
+    Number,
+    OneOf,
+    Pattern,
+    Text,
+)
 
 SURE = 0.75  # likeness from which on a misspelt key is read as the one that is like it
-
-# Spellings that people bring along from elsewhere and difflib does not find.
-ALIASES = {
-    "severity": "sev",
-    "runbook": "run",
-    "name": "id",
-    "condition": "when",
-    "per_steps": "per",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,10 @@ class Key:
 
     name: str
     attribute: str
-    kind: FieldType
+    type: FieldType
     required: bool
     default: Any
-    about: str  # one line for people, from `Doc`
+    doc: str  # one line for people, from `Doc`
 
 
 @cache
@@ -57,19 +63,20 @@ def keys_of(form: type) -> dict[str, Key]:
         if default is MISSING and field.default_factory is not MISSING:
             default = field.default_factory()
         required = default is MISSING
-        kind, about = kind_of(hints[field.name]), _about(hints[field.name])
-        keys[name] = Key(name, field.name, kind, required, None if required else default, about)
+        hint = hints[field.name]
+        value = None if required else default
+        keys[name] = Key(name, field.name, type_of(hint), required, value, _doc(hint))
     return keys
 
 
-def kind_of(hint: Any) -> FieldType:
-    """Return the kind of a type hint.
+def type_of(hint: Any) -> FieldType:
+    """Return the field type of a type hint.
 
     A dict among the marks of an `Annotated` names the keys of a dict and their hints, as in
     `Annotated[dict[str, float], {"min": Seconds, "factor": float}]`.
 
     Raises:
-        TypeError: no kind fits it; the hint is a bug of the dataclass.
+        TypeError: no field type fits it; the hint is a bug of the dataclass.
     """
     marks: tuple[Any, ...] = ()
     if typing.get_origin(hint) is Annotated:
@@ -80,7 +87,7 @@ def kind_of(hint: Any) -> FieldType:
             return given
         keys = next((mark for mark in marks if isinstance(mark, dict)), None)
         if keys is not None:
-            return Fields(tuple((name, kind_of(inner)) for name, inner in keys.items()))
+            return Fields({name: type_of(inner) for name, inner in keys.items()})
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
         return Flag()
@@ -95,21 +102,21 @@ def kind_of(hint: Any) -> FieldType:
     if origin is Literal:
         return Choice(args)
     if origin in (typing.Union, types.UnionType):
-        kinds = tuple(kind_of(arg) for arg in args if arg is not type(None))
-        return OneOf(kinds, type(None) in args)
+        options = tuple(type_of(arg) for arg in args if arg is not type(None))
+        return OneOf(options, type(None) in args)
     if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
-        return ListOf(kind_of(args[0]), len(args))
+        return ListOf(type_of(args[0]), len(args))
     if origin in (tuple, list, AbstractSequence):
-        return ListOf(kind_of(args[0]))
+        return ListOf(type_of(args[0]))
     if origin in (dict, AbstractMapping):
-        name = kind_of(args[0])
-        return MapOf(kind_of(args[1]), name if isinstance(name, Text) else Text())
+        name = type_of(args[0])
+        return MapOf(type_of(args[1]), name if isinstance(name, Text) else Text())
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return Record(hint)
-    raise TypeError(f"no kind of YAML value fits the type hint {hint!r}")
+    raise TypeError(f"no type of YAML value fits the type hint {hint!r}")
 
 
-def _about(hint: Any) -> str:
+def _doc(hint: Any) -> str:
     marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     return next((mark.text for mark in marks if isinstance(mark, Doc)), "")
 
@@ -120,11 +127,11 @@ class Record(FieldType):
 
     form: type
 
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        return build(self.form, node, problems, what)
+    def schema(self) -> dict[str, Any]:
+        return record_schema(self.form)
 
-    def fits(self, node: Node) -> bool:
-        return isinstance(node, Mapping)
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        return build(self.form, node, problems, what)
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, self.form)
@@ -132,14 +139,8 @@ class Record(FieldType):
     def write(self, value: Any) -> Any:
         return written(value)
 
-    def schema(self) -> dict[str, Any]:
-        return record_schema(self.form)
 
-    def words(self) -> str:
-        return f"a mapping with {quoted(keys_of(self.form))}"
-
-
-def build(
+def read_form(
     form: type,
     node: Node,
     problems: Problems,
@@ -149,54 +150,84 @@ def build(
     overridden: AbstractMapping[str, Place] | None = None,
     lenient: bool = False,
 ) -> Any:
-    """Make a dataclass from a mapping, or return BAD after noting every mistake in it.
+    """Validate a mapping and make a dataclass from it; BAD after noting every mistake in it.
 
     Args:
+        what: the name of the mapping in messages; "" for a whole file.
         defaults: values for keys that the mapping leaves out, before the fields' own defaults.
-        overridden: where keys were overridden; a value that does not fit the others is reported
+        overridden: where keys were overridden; a value that contradicts the others is reported
             there, since that is the line to change.
         lenient: after noting mistakes go on with the defaults, so that more can be found; a key
             without one that is missing or wrong is None then. A misspelt key is read as the
             one that was probably meant, and added to the node as that.
     """
+    before = problems.count
+    mistakes(form, node, problems, what, overridden=overridden, rename=lenient)
+    if not isinstance(node, Mapping) or (problems.count > before and not lenient):
+        return BAD
+    made = _fill(form, node, problems, what, defaults or {}, lenient)
+    if made is BAD or problems.count > before:
+        return made
+    return _checked(made, node, problems, what, overridden)
+
+
+def mistakes(
+    form: type,
+    node: Node,
+    problems: Problems,
+    what: str,
+    *,
+    overridden: AbstractMapping[str, Place] | None = None,
+    rename: bool = False,
+) -> set[str]:
+    """Note what is wrong with a mapping, and return the keys in which it is; see `read_form`."""
+    if problems.trusts(node, *(overridden or {}).values()):
+        return set()
     if not isinstance(node, Mapping):
-        return Record(form).refuse(node, problems, what)
+        return validation.check(_schema(form), node, problems, what)
     keys = keys_of(form)
-    values, wrong = {}, False
-    near_misses: set[str] = set()
-    for name, (at, value) in list(node.pairs.items()):
-        if name not in keys:
-            # Over what a pack has written, a policy may have meant a key that is there already.
-            spelt, taken = ALIASES.get(name, name), overridden or node.pairs
-            free = [key for key in keys if key not in taken]
-            hint = did_you_mean(spelt, free)
-            problems.add(at, f"{what or 'the file'} has no key {name!r}", hint)
-            near_misses.update(key for key in keys if hint == f"did you mean {key!r}?")
-            wrong = True
-            meant = near_miss(spelt, free, SURE) if lenient else None
-            if meant is None:
-                continue
-            node.pairs[meant] = at, value  # the other checks look for it there
-            name = meant
-        read = keys[name].kind.read(value, problems, f"{what}.{name}" if what else name)
-        if read is BAD:
-            wrong = True
-            if lenient:
-                read = keys[name].default
-        values[keys[name].attribute] = read
-    for key in keys.values():
-        if key.name in node.pairs:
-            continue
-        if defaults is not None and key.name in defaults:
-            values[key.attribute] = defaults[key.name]
-        elif key.required:
-            wrong = True
-            values[key.attribute] = None
-            if key.name not in near_misses:  # the misspelt key is the mistake; say it once
-                problems.add(node, f"{what or 'the file'} needs the key {key.name!r}")
-    if wrong:
-        return form(**values) if lenient else BAD
-    return _checked(form(**values), node, problems, what, overridden)
+    # Over what a pack has written, a policy may have meant a key that is there already.
+    taken = list(overridden) if overridden else list(node.pairs)
+    meant = validation.unknown_keys(node, keys, problems, what, taken=taken)
+    unknown = [key for key in node.pairs if key not in keys]
+    for key in unknown if rename else ():
+        free = [name for name in keys if name not in taken]
+        sure = near_miss(validation.ALIASES.get(key, key), free, SURE)
+        if sure is not None:
+            node.pairs[sure] = node.pairs[key]  # the other checks look for it there
+    known = node.without(*unknown)
+    return {*unknown, *validation.check(_schema(form), known, problems, what, excused=meant)}
+
+
+def build(form: type, node: Node, problems: Problems, what: str) -> Any:
+    """Make a dataclass from a valid mapping, or return BAD when its values contradict."""
+    if isinstance(node, Scalar):  # `pause:` with nothing behind the colon
+        node = Mapping(node.source, node.line, node.col, {})
+    assert isinstance(node, Mapping)
+    made = _fill(form, node, problems, what, {}, False)
+    return made if made is BAD else _checked(made, node, problems, what, None)
+
+
+def _fill(
+    form: type,
+    node: Mapping,
+    problems: Problems,
+    what: str,
+    values: AbstractMapping[str, Any],
+    lenient: bool,
+) -> Any:
+    """Return the dataclass with the values of a mapping, then `values`, then defaults."""
+    found: dict[str, Any] = {}
+    for key in keys_of(form).values():
+        held = node.get(key.name)
+        if held is not None:
+            name = f"{what}.{key.name}" if what else key.name
+            found[key.attribute] = key.type.build(held, problems, name)
+            if found[key.attribute] is BAD and lenient:
+                found[key.attribute] = key.default
+        elif key.name in values or key.required:
+            found[key.attribute] = values.get(key.name)
+    return BAD if any(value is BAD for value in found.values()) else form(**found)
 
 
 def _checked(
@@ -206,7 +237,7 @@ def _checked(
     what: str,
     overridden: AbstractMapping[str, Place] | None,
 ) -> Any:
-    """Return what was made of a mapping, or BAD when its values do not fit each other."""
+    """Return what was made of a mapping, or BAD when its values contradict each other."""
     flaws = made.check() if hasattr(made, "check") else []
     for attribute, message in flaws:
         name = attribute.rstrip("_")
@@ -223,7 +254,7 @@ def written(value: Any) -> dict[str, Any]:
     keys = keys_of(form)
     found = {key.name: (key, getattr(value, key.attribute)) for key in keys.values()}
     return {
-        name: key.kind.write(held)
+        name: key.type.write(held)
         for name, (key, held) in found.items()
         if not (held is None and key.default is None)
     }
@@ -233,9 +264,9 @@ def record_schema(form: type, extra: AbstractMapping[str, Any] | None = None) ->
     """Return the closed JSON Schema of a dataclass; `extra` are properties beyond its fields."""
     properties: dict[str, Any] = dict(extra or {})
     for key in keys_of(form).values():
-        properties[key.name] = key.kind.schema()
-        if key.about:
-            properties[key.name] = {"description": key.about, **properties[key.name]}
+        properties[key.name] = key.type.schema()
+        if key.doc:
+            properties[key.name] = {"description": key.doc, **properties[key.name]}
     required = [key.name for key in keys_of(form).values() if key.required]
     found: dict[str, Any] = {
         "type": "object",
@@ -243,3 +274,6 @@ def record_schema(form: type, extra: AbstractMapping[str, Any] | None = None) ->
         "additionalProperties": False,
     }
     return {**found, "required": [*(extra or ()), *required]} if required or extra else found
+
+
+_schema = cache(record_schema)

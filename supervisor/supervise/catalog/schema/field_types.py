@@ -1,131 +1,106 @@
-"""Kinds of values: one object per type hint that reads YAML, writes it back and describes itself.
+"""Types of values: one object per type hint that builds a value, writes it and describes itself.
 
-The hints on a dataclass are the only schema there is. `dataclass_types.kind_of` turns a hint into a
-`FieldType`; from it come the loader (`read`), the resolved policy (`write`), the JSON Schema
-(`schema`) and the tables of the READMEs (`words`), so that these four cannot disagree.
+`dataclass_types.type_of` turns a type hint into a `FieldType`. From its JSON Schema (`schema`) come
+the files that editors read, the validation of what is loaded (`validation`) and the tables of the
+READMEs. `build` gets valid nodes only, so nothing is checked twice.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..document.diagnostics import Problems, did_you_mean, quoted
-from ..document.nodes import Node, Scalar, plain
+from ..document.diagnostics import Problems
+from ..document.nodes import Mapping, Node, Scalar, Sequence, plain
 
-BAD: Final[Any] = object()  # what `read` returns when it noted a problem
+BAD: Final[Any] = object()  # what `build` returns when it noted a problem
 
-DURATION = r"[0-9]+(\.[0-9]+)?(ms|s|m|h)"
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
-MOST = 2**53  # whole numbers beyond it are not exact in JSON
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+MAX_INTEGER = 2**53  # whole numbers beyond it are not exact in JSON
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """Marker for hints: one line that says what a key means."""
+    """Marker for hints: one line that describes a key."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Marker for number hints: the least value that makes sense."""
+    """Marker for number hints: the smallest value that makes sense."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Marker for text hints: what the text must look like, as a pattern and in words."""
+    """Marker for text hints: what the whole text matches, and the same in words.
+
+    Attributes:
+        word: what each of its words matches, for text that is a list of words; a message then
+            points at the word that is wrong.
+    """
 
     regex: str
     words: str
+    word: str = ""
 
 
 class FieldType(ABC):
-    """How one sort of value is read, written and described."""
-
-    @abstractmethod
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        """Return the value of `node`, or BAD after noting why not. `what` names it for people."""
+    """How one type of value is described, built and written."""
 
     @abstractmethod
     def schema(self) -> dict[str, Any]:
         """Return its JSON Schema, draft-07."""
 
-    @abstractmethod
-    def words(self) -> str:
-        """Return what people call it: "a number", "a time such as 30s"."""
+    def build(self, node: Node, problems: Problems, what: str) -> Any:
+        """Return the value of a node; BAD where it is broken, or when values in it contradict."""
+        return BAD if problems.is_broken(node) else self._build(node, problems, what)
+
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        return plain(node)
 
     def fits(self, node: Node) -> bool:
-        """Return whether the node has the right shape at all (a scalar, a list, a mapping)."""
-        return isinstance(node, Scalar)
+        """Return whether this is the alternative of a union that a valid node chose."""
+        return isinstance(node, Mapping)
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value that was read could have been read by this kind."""
+        """Return whether a value may have been built by this type."""
         return True
 
     def write(self, value: Any) -> Any:
         """Return the value as plain data that reads back as the same value."""
         return value
 
-    def refuse(self, node: Node, problems: Problems, what: str, hint: str | None = None) -> Any:
-        """Note that the node is not this kind of value."""
-        problems.add(node, f"{what} should be {self.words()}, not {node.shape}", hint)
-        return BAD
+
+def _value(node: Node) -> Any:
+    return node.value if isinstance(node, Scalar) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Number(FieldType):
-    """A finite number: whole or not, bare or with a unit of time."""
+    """A finite number: whole or not, bare or (`unit` "seconds") a duration such as `30s`."""
 
     whole: bool
     unit: str = ""
     least: float | None = None
 
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        value = node.value if isinstance(node, Scalar) else None
-        if isinstance(value, str):
-            return self._from_text(node, value, problems, what)
-        if value is None or isinstance(value, bool):
-            return self.refuse(node, problems, what)
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        value = _value(node)
         if self.unit == "seconds":
-            problems.add(node, f"{what} is a time and needs a unit", f"write {value}s, {value}m")
-            return BAD
-        return self._checked(node, value, problems, what)
-
-    def _from_text(self, node: Node, text: str, problems: Problems, what: str) -> Any:
-        match = _DURATION.fullmatch(text)
-        if self.unit == "seconds":
-            if match is None:
-                return self.refuse(node, problems, what, "30s, 5m, 2h or 500ms, without spaces")
-            return self._checked(
-                node, float(match.group(1)) * _SECONDS[match.group(2)], problems, what
-            )
-        hint = None
-        if match is not None:
-            hint = "a bare number counts steps" if self.unit == "steps" else "it has no unit"
-        elif re.fullmatch(r"[-+]?[0-9][0-9_,]*", text):
-            hint = "write the digits only" if len(text) < 19 else "that is too large"
-        return self.refuse(node, problems, what, hint)
-
-    def _checked(self, node: Node, value: float, problems: Problems, what: str) -> Any:
-        if not math.isfinite(value):
-            problems.add(node, f"{what} should be a finite number, not {value}")
-            return BAD
-        if self.whole and value != int(value):
-            return self.refuse(node, problems, what)
-        if self.whole and abs(value) > MOST:
-            problems.add(node, f"{what} is too large: {value:g}")
-            return BAD
-        if self.least is not None and value < self.least:
-            problems.add(node, f"{what} should be at least {self.least:g}, not {value:g}")
-            return BAD
+            match = DURATION.fullmatch(value)
+            assert match is not None
+            return float(match[1]) * _SECONDS[match[2]]
         return int(value) if self.whole else float(value)
+
+    def fits(self, node: Node) -> bool:
+        value = _value(node)
+        return isinstance(value, str if self.unit == "seconds" else int | float)
 
     def holds(self, value: Any) -> bool:
         return type(value) is (int if self.whole else float)
@@ -140,37 +115,23 @@ class Number(FieldType):
 
     def schema(self) -> dict[str, Any]:
         if self.unit == "seconds":
-            return {"type": "string", "pattern": f"^{DURATION}$"}
+            return Text(Pattern(DURATION.pattern, "a time such as 30s")).schema()
         limits = {} if self.least is None else {"minimum": self.least}
         if self.whole:
-            return {"type": "integer", **limits, "maximum": MOST}
+            unit = {"x-unit": self.unit} if self.unit else {}
+            return {"type": "integer", **limits, "maximum": MAX_INTEGER, **unit}
         return {"type": "number", **limits}
-
-    def words(self) -> str:
-        if self.unit == "seconds":
-            return "a time such as 30s"
-        if self.unit == "steps":
-            return "a number of steps"
-        return "a whole number" if self.whole else "a number"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag(FieldType):
     """true or false."""
 
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        if isinstance(node, Scalar) and isinstance(node.value, bool):
-            return node.value
-        return self.refuse(node, problems, what, "only true and false are booleans")
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, bool)
-
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}
 
-    def words(self) -> str:
-        return "true or false"
+    def fits(self, node: Node) -> bool:
+        return isinstance(_value(node), bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,24 +140,21 @@ class Text(FieldType):
 
     pattern: Pattern | None = None
 
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        value = node.value if isinstance(node, Scalar) else None
-        if not isinstance(value, str):
-            hint = "put quotes around it" if isinstance(node, Scalar) and node.text else None
-            return self.refuse(node, problems, what, hint)
-        if self.pattern is not None and not re.fullmatch(self.pattern.regex, value):
-            return self.refuse(node, problems, what)
-        return value
+    def schema(self) -> dict[str, Any]:
+        if self.pattern is None:
+            return {"type": "string"}
+        return {
+            "type": "string",
+            "pattern": f"^({self.pattern.regex})$",
+            "patternErrorMessage": f"should be {self.pattern.words}",  # editors show it
+            **({"x-word": self.pattern.word} if self.pattern.word else {}),
+        }
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(_value(node), str)
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, str)
-
-    def schema(self) -> dict[str, Any]:
-        form = {} if self.pattern is None else {"pattern": f"^({self.pattern.regex})$"}
-        return {"type": "string", **form}
-
-    def words(self) -> str:
-        return self.pattern.words if self.pattern else "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,35 +163,145 @@ class Choice(FieldType):
 
     options: tuple[str, ...]
 
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        value = node.value if isinstance(node, Scalar) else None
-        if value in self.options and isinstance(value, str):
-            return value
-        hint = did_you_mean(value, self.options) if isinstance(value, str) else None
-        return self.refuse(node, problems, what, hint if hint and "did you" in hint else None)
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.options)}
+
+    def fits(self, node: Node) -> bool:
+        return _value(node) in self.options
 
     def holds(self, value: Any) -> bool:
         return value in self.options
 
-    def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.options)}
-
-    def words(self) -> str:
-        return f"one of {quoted(self.options)}" if len(self.options) > 1 else repr(self.options[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Anything(FieldType):
-    """Data that nobody here interprets."""
-
-    def read(self, node: Node, problems: Problems, what: str) -> Any:
-        return plain(node)
-
-    def fits(self, node: Node) -> bool:
-        return True
+    """Data that is passed on as it is."""
 
     def schema(self) -> dict[str, Any]:
         return {}
 
-    def words(self) -> str:
-        return "anything"
+    def fits(self, node: Node) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(FieldType):
+    """A list of one type, of any or of a fixed length; becomes a tuple."""
+
+    item: FieldType
+    length: int | None = None
+
+    def schema(self) -> dict[str, Any]:
+        size = {} if self.length is None else {"minItems": self.length, "maxItems": self.length}
+        return {"type": "array", "items": self.item.schema(), **size}
+
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        assert isinstance(node, Sequence)
+        built = [
+            self.item.build(item, problems, f"{what}[{i}]") for i, item in enumerate(node.items)
+        ]
+        return BAD if any(value is BAD for value in built) else tuple(built)
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, Sequence)
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, tuple | list)
+
+    def write(self, value: Any) -> Any:
+        return [self.item.write(item) for item in value]
+
+
+class _Keyed(FieldType):
+    """A mapping whose values have types that depend on the key."""
+
+    @abstractmethod
+    def value_of(self, key: str) -> FieldType:
+        """Return the type of a key's value."""
+
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        assert isinstance(node, Mapping)
+        built = {
+            key: self.value_of(key).build(value, problems, f"{what}.{key}")
+            for key, (_, value) in node.pairs.items()
+        }
+        return BAD if any(value is BAD for value in built.values()) else built
+
+    def write(self, value: Any) -> Any:
+        return {key: self.value_of(key).write(item) for key, item in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf(_Keyed):
+    """Names of the writer's choice, each with the same type of value."""
+
+    value: FieldType
+    key: Text = Text()
+
+    def value_of(self, key: str) -> FieldType:
+        return self.value
+
+    def schema(self) -> dict[str, Any]:
+        names = {} if self.key.pattern is None else {"propertyNames": self.key.schema()}
+        return {"type": "object", "additionalProperties": self.value.schema(), **names}
+
+
+@dataclass(frozen=True, slots=True)
+class Fields(_Keyed):
+    """A closed mapping that stays a dict: certain keys, each with its own type, none required."""
+
+    types: AbstractMapping[str, FieldType]
+
+    def value_of(self, key: str) -> FieldType:
+        return self.types[key]
+
+    def schema(self) -> dict[str, Any]:
+        properties = {name: each.schema() for name, each in self.types.items()}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(FieldType):
+    """Any of several types; `null` where None is among them."""
+
+    types: tuple[FieldType, ...]
+    nullable: bool = False
+
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        if self.nullable and isinstance(node, Scalar) and node.value is None:
+            return None
+        chosen = next(each for each in self.types if len(self.types) == 1 or each.fits(node))
+        return chosen.build(node, problems, what)
+
+    def write(self, value: Any) -> Any:
+        if value is None:
+            return None
+        return next(each for each in self.types if each.holds(value)).write(value)
+
+    def schema(self) -> dict[str, Any]:
+        options = [each.schema() for each in self.types]
+        only = options[0] if self.nullable and len(options) == 1 else {}
+        # One schema with two types: a validator then says what is wrong with the value.
+        if isinstance(only.get("type"), str):
+            return {**only, "type": [only["type"], "null"]}
+        if "enum" in only:
+            return {**only, "enum": [*only["enum"], None]}
+        options += [{"type": "null"}] if self.nullable else []
+        return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred(FieldType):
+    """A part that is read when its surroundings are known: `build` returns its node.
+
+    Packs give a part names and overrides change it, so it is validated after that. Its schema is
+    the definition of this name, see `export.json_schema`.
+    """
+
+    name: str
+
+    def schema(self) -> dict[str, Any]:
+        return {"$ref": f"#/definitions/{self.name}"}
+
+    def _build(self, node: Node, problems: Problems, what: str) -> Any:
+        return node

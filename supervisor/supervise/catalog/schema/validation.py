@@ -1,0 +1,311 @@
+"""Validate a tree of nodes with `jsonschema`; each error becomes a problem at its place.
+
+A problem says what is wrong in the words of the schema, and what was probably meant. `jsonschema`
+is imported at the first use: a policy that was valid before (`inventory.validated_files`)
+loads without it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Mapping as AbstractMapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ..document.diagnostics import Problems, did_you_mean, quoted
+from ..document.nodes import Mapping, Node, Scalar, Sequence, inside, plain
+from .field_types import DURATION
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+
+MAX_OPTIONS = 60  # names in a list of what there is: more than there are kinds of detectors
+# Spellings that people know from other tools and difflib does not find.
+ALIASES = {
+    "severity": "sev",
+    "runbook": "run",
+    "name": "id",
+    "condition": "when",
+    "per_steps": "per",
+}
+
+
+def check(
+    schema: AbstractMapping[str, Any],
+    node: Node,
+    problems: Problems,
+    what: str,
+    *,
+    excused: Collection[str] = (),
+) -> set[str]:
+    """Note every mistake in `node`.
+
+    Args:
+        what: the name of the node in messages; "" for a whole file.
+        excused: required keys whose absence is no mistake of its own.
+
+    Returns:
+        The keys of `node` that have a mistake; "" for a mistake of the node itself.
+    """
+    wrong: set[str] = set()
+    reporter = _Reporter(node, problems, what, excused)
+    for error in _validator()(schema).iter_errors(plain(node)):
+        wrong.add(str(error.path[0]) if error.path else "")
+        reporter.report(error)
+    return wrong
+
+
+def unknown_keys(
+    node: Mapping,
+    known: Collection[str],
+    problems: Problems,
+    what: str,
+    *,
+    taken: Collection[str] | None = None,
+) -> set[str]:
+    """Note the keys of a mapping that it cannot have.
+
+    Args:
+        taken: the keys that were not meant, since they are there already; None: those of `node`.
+
+    Returns:
+        The keys that were probably meant.
+    """
+    taken = node.pairs if taken is None else taken
+    meant: set[str] = set()
+    for key, (at, _) in node.pairs.items():
+        if key not in known:
+            hint = did_you_mean(
+                ALIASES.get(key, key), [name for name in known if name not in taken]
+            )
+            problems.add(at, f"{what or 'the file'} has no key {key!r}", hint)
+            meant.update(name for name in known if hint == f"did you mean {name!r}?")
+    return meant
+
+
+def words(schema: AbstractMapping[str, Any]) -> str:
+    """Return what people call the values of a schema: "a whole number", "a time such as 30s"."""
+    if "patternErrorMessage" in schema:
+        return str(schema["patternErrorMessage"]).removeprefix("should be ")
+    if "anyOf" in schema:
+        return " or ".join(words(each) for each in schema["anyOf"] if each.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        options = [each for each in schema.get("enum", [schema.get("const")]) if each is not None]
+        return f"one of {quoted(options)}" if len(options) > 1 else repr(options[0])
+    match _type(schema):
+        case "integer":
+            return "a number of steps" if schema.get("x-unit") == "steps" else "a whole number"
+        case "boolean":
+            return "true or false"
+        case "string":
+            return "text"
+        case "array":
+            size = f" of {schema['minItems']}" if "minItems" in schema else ""
+            return f"a list{size}, each item {words(schema['items'])}"
+        case "object":
+            values = schema.get("additionalProperties")
+            if isinstance(values, dict):
+                return f"a mapping from names to {words(values)}"
+            return f"a mapping with {quoted(schema.get('properties', ()))}"
+        case "number":
+            return "a number"
+    return "anything"
+
+
+def _type(schema: AbstractMapping[str, Any]) -> str:
+    kind = schema.get("type", "")
+    return kind if isinstance(kind, str) else str(kind[0])
+
+
+class _Reporter:
+    """Turns the errors of one validation into problems; its stubs leave most of an error open."""
+
+    def __init__(self, root: Node, problems: Problems, what: str, excused: Collection[str]) -> None:
+        self.root = root
+        self.problems = problems
+        self.what = what
+        self.excused = excused
+
+    def report(self, error: Any) -> None:
+        """Note what one error says."""
+        node, name = self.root, self.what
+        for key in error.absolute_path:
+            if isinstance(node, Sequence) and isinstance(key, int):
+                node, name = node.items[key], f"{name}[{key}]"
+            elif isinstance(node, Mapping):
+                node, name = node.pairs[str(key)][1], f"{name}.{key}" if name else str(key)
+        self.problems.mark_broken(node)
+        how = _REPORTS.get(str(error.validator), _Reporter._other)
+        how(self, error, node, name)
+
+    def _keys(self, error: Any, node: Node, name: str) -> None:
+        assert isinstance(node, Mapping)
+        known = error.schema["properties"]
+        if title := error.schema.get("title"):
+            for key, (at, _) in node.pairs.items():
+                if key not in known:
+                    self.problems.add(at, f"{name}: no {title} {key!r}", did_you_mean(key, known))
+        else:
+            unknown_keys(node, known, self.problems, name)
+
+    def _required(self, error: Any, node: Node, name: str) -> None:
+        assert isinstance(node, Mapping)
+        excused = self.excused
+        if error.absolute_path:  # a misspelt key is the mistake: report it once
+            excused = unknown_keys(node, error.schema["properties"], Problems(), "")
+        missing = [k for k in error.validator_value if k not in node.pairs and k not in excused]
+        for key in missing:
+            options = error.schema["properties"].get(key, {}).get("enum")
+            hint = None if options is None else f"one of {quoted(options, MAX_OPTIONS)}"
+            self.problems.add(node, f"{name or 'the file'} needs the key {key!r}", hint)
+
+    def _names(self, error: Any, node: Node, name: str) -> None:
+        assert isinstance(node, Mapping)
+        key = str(error.instance)
+        text = f"a name in {name} should be {words(error.schema)}, not {key[:40]!r}"
+        self.problems.add(node.pairs[key][0], text)
+
+    def _any_of(self, error: Any, node: Node, name: str) -> None:
+        options: list[dict[str, Any]] = error.validator_value
+        for option in options:
+            if isinstance(error.instance, str) and (
+                keyed := option.get("properties", {}).get(error.instance)
+            ):
+                needed = quoted(keyed["required"])
+                self.problems.add(node, f"{name}.{error.instance} needs the key {needed}")
+                return
+        groups: dict[Any, list[Any]] = {}
+        for inner in error.context or ():
+            groups.setdefault(inner.schema_path[0], []).append(inner)
+        meant = [errors for errors in groups.values() if not any(map(_of_another_type, errors))]
+        if len(meant) == 1:
+            for inner in meant[0]:
+                self.report(inner)
+        else:
+            self._other(error, node, name)
+
+    def _limit(self, error: Any, node: Node, name: str) -> None:
+        if error.validator == "maximum":
+            text = f"is too large: {error.instance:g}"
+        else:
+            text = f"should be at least {error.validator_value:g}, not {error.instance:g}"
+        self.problems.add(node, f"{name} {text}")
+
+    def _size(self, error: Any, node: Node, name: str) -> None:
+        wanted, held = error.validator_value, len(error.instance)
+        what = "key" if isinstance(node, Mapping) else "item"
+        plural = "" if wanted == 1 else "s"
+        self.problems.add(node, f"{name} should hold {wanted} {what}{plural}, not {held}")
+
+    def _pattern(self, error: Any, node: Node, name: str) -> None:
+        if "propertyNames" in error.schema_path:
+            self._names(error, node, name)
+            return
+        assert isinstance(node, Scalar)
+        word, found = error.schema.get("x-word"), False
+        for match in re.finditer(r"\S+", error.instance) if word else ():
+            if not re.fullmatch(word, match[0]):
+                found = True
+                text = f"should be {words(error.schema)}; {match[0][:40]!r} is no piece of one"
+                hint = "value, then perhaps +step or *factor, then perhaps xCOUNT"
+                self.problems.add(inside(node, match.start()), f"{name} {text}", hint)
+        if not found:
+            self._other(error, node, name)
+
+    def _other(self, error: Any, node: Node, name: str) -> None:
+        schema = error.schema
+        value = error.instance
+        hint = None
+        if error.validator == "enum" and isinstance(value, str):
+            options = [each for each in error.validator_value if each is not None]
+            hint = did_you_mean(value, options)
+            if title := schema.get("title"):
+                self.problems.add(node, f"{name}: no {title} {value!r}", hint)
+                return
+            hint = hint if hint and "did you" in hint else None
+        elif isinstance(value, float) and not math.isfinite(value) and _is_number(schema):
+            self.problems.add(node, f"{name} should be a finite number, not {value}")
+            return
+        elif DURATION.pattern in schema.get("pattern", "") and _is_real(value):
+            hint = f"write {value}s, {value}m"
+            self.problems.add(node, f"{name} is a time and needs a unit", hint)
+            return
+        else:
+            hint = _hint(schema, node)
+        self.problems.add(node, f"{name} should be {words(schema)}, not {node.shape}", hint)
+
+
+_REPORTS: dict[str, Callable[[_Reporter, Any, Node, str], None]] = {
+    "additionalProperties": _Reporter._keys,
+    "required": _Reporter._required,
+    "anyOf": _Reporter._any_of,
+    "minimum": _Reporter._limit,
+    "maximum": _Reporter._limit,
+    "minItems": _Reporter._size,
+    "maxItems": _Reporter._size,
+    "minProperties": _Reporter._size,
+    "maxProperties": _Reporter._size,
+    "pattern": _Reporter._pattern,
+}
+
+
+def _of_another_type(error: Any) -> bool:
+    """Return whether an alternative was not meant: the value has another type."""
+    here = len(error.relative_path) == 0
+    if error.validator == "enum":
+        return here and not isinstance(error.instance, str)
+    return here and error.validator == "type"
+
+
+def _hint(schema: AbstractMapping[str, Any], node: Node) -> str | None:
+    value = node.value if isinstance(node, Scalar) else None
+    if DURATION.pattern in schema.get("pattern", ""):
+        return "30s, 5m, 2h or 500ms, without spaces" if isinstance(value, str) else None
+    if _is_number(schema) and isinstance(value, str):
+        if DURATION.fullmatch(value):
+            return "a bare number counts steps" if "x-unit" in schema else "it has no unit"
+        if re.fullmatch(r"[-+]?[0-9][0-9_,]*", value):
+            return "write the digits only" if len(value) < 19 else "that is too large"
+    if _type(schema) == "boolean":
+        return "only true and false are booleans"
+    if _type(schema) == "string" and isinstance(node, Scalar) and node.text:
+        return None if isinstance(value, str) else "put quotes around it"
+    return None
+
+
+def _is_number(schema: AbstractMapping[str, Any]) -> bool:
+    return _type(schema) in ("integer", "number")
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@cache
+def _validator() -> Any:
+    """Return draft-07 with finite numbers and patterns that the whole text matches."""
+    from jsonschema import Draft7Validator, ValidationError
+    from jsonschema.validators import extend
+
+    def finite(checker: Any, value: object) -> bool:
+        return _is_real(value) and math.isfinite(value)  # type: ignore[arg-type]
+
+    def pattern(checker: Any, regex: str, text: object, schema: Any) -> Iterator[ValidationError]:
+        # Python's `$` matches before a last line break, ECMA's, which the schema means, does not.
+        if isinstance(text, str) and not re.fullmatch(regex, text):
+            yield ValidationError(f"{text!r} does not match {regex!r}")
+
+    def reference(*_: object) -> Iterator[ValidationError]:
+        return iter(())  # a part that is validated by itself, see `Deferred`
+
+    def required(
+        checker: Any, keys: Iterable[str], value: object, schema: Any
+    ) -> Iterator[ValidationError]:
+        if isinstance(value, dict) and not value.keys() >= set(keys):  # one error for all of them
+            yield ValidationError("keys are missing")
+
+    types = Draft7Validator.TYPE_CHECKER.redefine("number", finite)
+    keywords = {"pattern": pattern, "required": required, "$ref": reference}
+    return extend(Draft7Validator, keywords, type_checker=types)  # type: ignore[no-untyped-call]
