@@ -91,7 +91,7 @@ def answer(
         "record": None,
         "missing": [] if watch.code == BREACH else missing(rule, policy, bank),
         "inactive": inactive(bank, place),
-        "obstacles": gates.of(rule, policy, moment.state, moment.was_in, fired=now is not None),
+        "obstacles": gates.blocking(rule, policy, _answered(moment, rule, question, now)),
         "then": [] if now is None else _then(moment, rule, now, records),
     }
     if now is not None:
@@ -101,6 +101,15 @@ def answer(
         found["since_step"] = moment.fired[1]
     found["verdict"] = _verdict(found, rule, bank, place)
     return found
+
+
+def _answered(
+    moment: Moment, rule: Rule, question: Question, fired: Decision | None
+) -> list[Decision]:
+    """Return what the engine decided when the rule fired; else what it would have decided."""
+    if fired is not None:
+        return [decision for _, decision in moment.made]
+    return gates.if_fired(rule, moment.policy, moment.state, moment.was_in, question.rank)
 
 
 def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, int, list[int]]:
