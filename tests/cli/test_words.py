@@ -154,7 +154,6 @@ MANY = ("quarantine", "approve", "deny", "silence", "lr", "pause", "release")
         (("lr", "RUN", "--rewram", "1", "0.5"), "No such option '--rewram'"),
         (("skip", "RUN", "--steps", "4"), "'--steps': 4 is not in the range 1<=x<=3"),
         (("policy", "test", "--min", "nan", "RUN"), "'nan' is not a number at least 0 and at most"),
-        (("reference", "--metric", "m", "--align", "0.1", "nan", "RUN"), "'nan' is not a finite"),
     ],
 )
 def test_what_is_no_number_is_said_before_anybody_is_asked(supervise, supervised, line, said):

@@ -40,7 +40,6 @@ COMMANDS = (
     "policy",
     "backtest",
     "export",
-    "reference",
     "doctor",
     "metrics",
     "demo",

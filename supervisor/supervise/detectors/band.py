@@ -1,7 +1,7 @@
 """Band: near the curve of an earlier run that went well.
 
 A detector that compares a run with its own past cannot see what came slowly: the past moves along.
-An earlier run does not. Its curve is written into the policy by `supervise reference`.
+An earlier run does not. Its curve is written into the policy.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Band(Detector):
     UNKNOWN outside of the knots, until `smooth` samples were inside, for absent and NaN samples,
     and under `log` for samples that are not positive. `rewind` is exact over 256 samples.
 
-    `supervise reference` writes the knots from recorded runs. The spread must be one of samples
-    that were smoothed alike, and with one run only it knows nothing of how much runs differ.
+    Take the spread from samples that were smoothed alike, and from several runs: one run alone does
+    not show how much runs differ.
 
     Example:
         {kind: band, metric: train_loss_raw, knots: [[100, 3.1, 0.05], [900, 2.4, 0.04]], for: 3}
