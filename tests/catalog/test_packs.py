@@ -11,8 +11,7 @@ from supervise.catalog import PolicyErrors, scenario_subject
 from supervise.catalog.document.diagnostics import Problems
 from supervise.catalog.inventory import shipped
 from supervise.catalog.scenario_subject import Subject
-from supervise.mutation import mutation_runner
-from supervise.policytest import assertions, scenario_runner
+from supervise.policytest import assertions, scenario_runner, suite
 
 PACKS = shipped.folder("policies/packs")
 FILES = [*sorted(PACKS.glob("*.yaml")), *sorted(shipped.folder("policies/tests").glob("*.yaml"))]
@@ -20,7 +19,7 @@ FILES = [*sorted(PACKS.glob("*.yaml")), *sorted(shipped.folder("policies/tests")
 
 @cache
 def subject(path: Path) -> Subject:
-    return mutation_runner.load(path)
+    return suite.load(path)
 
 
 def names(path: Path) -> list[str]:
@@ -44,7 +43,7 @@ def test_a_scenario_comes_out_as_it_says(path: Path, index: int) -> None:
     found = subject(path)
     form, _ = found.scenarios[index]
 
-    failures = assertions.judge(form, scenario_runner.play(found.policy, form), found.names)
+    failures = assertions.failures(form, scenario_runner.run(found.policy, form), found.names)
 
     assert [failure.message for failure in failures] == []
 

@@ -61,7 +61,7 @@ def test_a_scenario_that_fails_is_exit_1_at_its_line(supervise, files):
     assert code == 1
     assert "tests/p.yaml: 1 of 2 scenarios pass\n" in out
     assert "  FAILED a spike is softened once\n" in out
-    assert "    tests/p.yaml:7:9: spike began to fire at 30; wanted at 31\n" in out
+    assert "    tests/p.yaml:7:9: spike fired at 30; expected at 31\n" in out
 
     code, out, _ = supervise("policy", "test", "p.yaml", "--json")
     found = json.loads(out)
@@ -146,7 +146,7 @@ def test_scenarios_of_another_file_hold_here_too(supervise, files):
     (files / "tests" / "more.yaml").write_text(more.replace("../p.yaml", "../q.yaml"), "utf-8")
     code, out, _ = supervise("policy", "test", "tests/more.yaml")
     assert code == 1
-    assert "    tests/p.yaml:7:9: it never did: spike began to fire; wanted at 30\n" in out
+    assert "    tests/p.yaml:7:9: spike never fired; expected at 30\n" in out
 
     (files / "tests" / "more.yaml").write_text(more.replace("more.yaml]", "mor.yaml]"), "utf-8")
     code, _, err = supervise("policy", "test", "tests/more.yaml")

@@ -36,7 +36,7 @@ from supervise.backtest.playback import events_of
 from supervise.core import engine
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
-from supervise.mutation import mutation_runner
+from supervise.policytest import suite
 from supervise.recordings.find import readers, sources
 from supervise.recordings.table import recordings
 from supervise.store import audit, journal
@@ -67,9 +67,9 @@ def decisions() -> Iterator[tuple[str, str]]:
     for folder in ("packs", "tests"):
         for path in sorted((ROOT / "policies" / folder).glob("*.yaml")):
             text = []
-            for outcome in mutation_runner.run(mutation_runner.load(path, [])):
+            for outcome in suite.run(suite.load(path, [])):
                 text.append(f"== {outcome.form.name}")
-                text += [f"{frame} {line(decision)}" for frame, decision in outcome.played.log]
+                text += [f"{frame} {line(decision)}" for frame, decision in outcome.result.log]
             yield f"decisions/{folder}-{path.stem}.txt", "\n".join(text) + "\n"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from supervise.catalog.inventory import shipped
 from supervise.mutation import mutation_runner
+from supervise.policytest import suite
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +31,10 @@ UNSEEN = {
 def test_a_change_of_a_pack_is_noticed(pack: str) -> None:
     """By one of its own scenarios, whatever is changed, unless nothing at all can notice it."""
     path = shipped.folder("policies/packs") / f"{pack}.yaml"
-    played = mutation_runner.run(mutation_runner.load(path))
+    played = suite.run(suite.load(path))
     assert [one.form.name for one in played if one.failures] == []  # it would notice anything
 
-    found = mutation_runner.hunt(path, jobs=1)
+    found = mutation_runner.run(path, jobs=1)
 
     assert found.total > 0
     assert {what for _, what in found.survivors} == UNSEEN.get(pack, set())

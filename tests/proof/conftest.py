@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog.scenario_subject import Subject
-from supervise.mutation import mutation_runner
-from supervise.mutation.mutation_runner import Outcome
+from supervise.policytest import suite
+from supervise.policytest.suite import Outcome
 
 POLICY = """\
 version: supervise/v1
@@ -58,7 +58,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def subject(write: Callable[..., Path]) -> Callable[..., Subject]:
     """Return a function that reads scenarios about the small policy, or about another."""
-    return lambda *texts: mutation_runner.load(write(*texts))
+    return lambda *texts: suite.load(write(*texts))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def outcome(subject: Callable[..., Subject]) -> Callable[..., Outcome]:
 
     def outcome(keys: str, *policy: str) -> Outcome:
         lines = "".join(f"    {line}\n" for line in keys.strip().splitlines())
-        (found,) = mutation_runner.run(subject(f"  - name: it\n{lines}", *policy))
+        (found,) = suite.run(subject(f"  - name: it\n{lines}", *policy))
         return found
 
     return outcome

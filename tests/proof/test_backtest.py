@@ -125,7 +125,7 @@ def test_what_cannot_be_judged_is_said(tmp_path, write):
     """No learning rate in this file, and no recording has a heartbeat."""
     outcome = _one(_losses(tmp_path, "a", CALM), write())
 
-    assert (outcome.inactive, outcome.unheard) == (["hot"], ["stuck"])
+    assert (outcome.inactive, outcome.no_heartbeat) == (["hot"], ["stuck"])
 
 
 def test_pieces_of_a_run_start_from_nothing_and_count_on(tmp_path, write):

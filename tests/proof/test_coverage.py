@@ -8,8 +8,8 @@ from pathlib import Path
 
 from supervise.catalog.scenario_subject import Subject
 from supervise.core.model import state_machine
-from supervise.mutation import mutation_runner
-from supervise.policytest.coverage import Coverage, pairs
+from supervise.policytest import suite
+from supervise.policytest.coverage import Coverage, transitions
 
 QUIET = (
     "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
@@ -21,7 +21,7 @@ SPIKES = (
 
 def covered(subject: Subject) -> Coverage:
     found = Coverage()
-    found.add(subject, [outcome.played for outcome in mutation_runner.run(subject)])
+    found.add(subject, [outcome.result for outcome in suite.run(subject)])
     return found
 
 
@@ -48,7 +48,7 @@ def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
     assert found.moves["p"]["launching", "first_frame"] == 2
     assert found.moves["p"]["nominal", "run"] == 1
     assert found.moves["p"]["acting", "hold"] == 1
-    assert "p: 'released' never comes in holding" in missing
+    assert "p: 'released' never occurs in holding" in missing
     assert found.budgets == {"p": {"all": 0, "lr_scale": 1, "rollback": 0}}
     assert "p: budget rollback is never used up" in missing
     assert "p: budget lr_scale is never used up" not in missing
@@ -58,7 +58,7 @@ def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
 
 def test_every_legal_pair_is_wanted_and_no_other() -> None:
     """`any` counts for every state but the last, from which nothing leads."""
-    found = pairs(state_machine.DEFAULT)
+    found = transitions(state_machine.DEFAULT)
 
     assert ("launching", "exited") in found
     assert ("holding", "released") in found
@@ -72,7 +72,7 @@ def test_a_pack_alone_has_rules_only() -> None:
     from supervise.catalog.inventory import shipped
 
     path: Path = shipped.folder("policies/packs") / "hang.yaml"
-    found = covered(mutation_runner.load(path))
+    found = covered(suite.load(path))
 
     assert set(found.parts()) == {"rules fire", "rules stay quiet"}
 
@@ -82,11 +82,11 @@ def test_a_policy_that_no_scenario_is_about_is_not_covered(subject: Callable[...
     found = covered(subject(QUIET + SPIKES))
     shown = found.parts()
 
-    found.want(replace(subject(QUIET).policy, name="other"))
+    found.require(replace(subject(QUIET).policy, name="other"))
 
     assert found.parts()["moves"] == (shown["moves"][0], 2 * shown["moves"][1])
     assert found.parts()["budgets"] == (1, 6)
-    assert "other: 'first_frame' never comes in launching" in found.missing()
+    assert "other: 'first_frame' never occurs in launching" in found.missing()
     assert "other: budget lr_scale is never used up" in found.missing()
 
 

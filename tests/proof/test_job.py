@@ -30,7 +30,7 @@ NEEDS = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}  # actions with keys
 def job() -> FakeJob:
     found = FakeJob({"every": 10, "keep": 3}, 1)
     for _ in range(61):
-        found.made()
+        found.finish_step()
     return found
 
 
@@ -49,13 +49,13 @@ def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob
 
     assert job.command("rollback", args, key="k", deadline_s=1)["step"] == 50
     assert (job.next_step, job.attempt, list(job.kept)) == (51, 1, [40, 50])
-    assert job.rate() == pytest.approx(0.1)
+    assert job.lr_factor() == pytest.approx(0.1)
     for _ in range(5):
-        job.made()
-    assert job.rate() == pytest.approx(0.55)
+        job.finish_step()
+    assert job.lr_factor() == pytest.approx(0.55)
     for _ in range(5):
-        job.made()
-    assert job.rate() == 1.0
+        job.finish_step()
+    assert job.lr_factor() == 1.0
     with pytest.raises(ActionError, match="no savepoint before step 40"):
         job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
 
@@ -69,7 +69,7 @@ def test_a_relaunch_begins_again_behind_the_checkpoint(job: FakeJob) -> None:
 
     assert (seen["attempt"], seen["checkpoint"]) == (1, "ckpt-1")
     assert (job.next_step, job.attempt, job.launches) == (41, 1, 2)
-    assert (list(job.kept), job.paused_until, job.rate()) == ([], None, 0.5)
+    assert (list(job.kept), job.paused_until, job.lr_factor()) == ([], None, 0.5)
 
 
 def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
@@ -84,7 +84,7 @@ def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
     left = []
     for _ in range(3):
         left.append(job.skipping)
-        job.made()
+        job.finish_step()
     assert left == [2, 1, 0]
 
 
@@ -94,7 +94,7 @@ def test_a_clip_ends_by_itself(job: FakeJob) -> None:
     bounds = []
     for _ in range(3):
         bounds.append(job.clip_bound)
-        job.made()
+        job.finish_step()
     assert (seen["clip_bound"], bounds) == (0.3, [0.3, 0.3, None])
 
 

@@ -13,6 +13,7 @@ from supervise.catalog.scenario_subject import Subject
 from supervise.core.model.decisions import BREACH, OK
 from supervise.mutation import mutation_runner
 from supervise.mutation.mutants import Mutant, mutants, others
+from supervise.policytest import suite
 
 EMPTY = (
     "  - {name: nothing, series: {train_loss_raw: '2x9', grad_global_norm: '1x9'}, expect: []}\n"
@@ -96,7 +97,7 @@ def test_each_mutant_differs_in_that_thing_only(subject: Callable[..., Subject])
 def test_a_pack_cannot_show_a_cooldown() -> None:
     """It follows a runbook, and under a pack alone none is run; `for` and `keep` are changed."""
     path = shipped.folder("policies/packs") / "hardware.yaml"
-    subject = mutation_runner.load(path)
+    subject = suite.load(path)
     changed = {mutant.what.partition(":")[0].rpartition(".")[2] for mutant in mutants(subject)}
 
     assert "cooldown" not in changed
@@ -166,7 +167,7 @@ def test_numbers_are_doubled_and_halved(number: float, wanted: list[float]) -> N
 
 def test_strong_scenarios_leave_no_survivor(write: Callable[..., Path]) -> None:
     """Each of eleven mutants is noticed."""
-    found = mutation_runner.hunt(write(STRONG, ONLY_RULES), jobs=1)
+    found = mutation_runner.run(write(STRONG, ONLY_RULES), jobs=1)
 
     assert (found.total, found.survivors) == (len(ALL), ())
 
@@ -184,7 +185,7 @@ def test_each_expectation_is_what_notices_something(
 ) -> None:
     """Without it, that mutant lives; with its place in the policy."""
     weak = STRONG.replace(line, "")
-    found = mutation_runner.hunt(write(weak, ONLY_RULES), jobs=1)
+    found = mutation_runner.run(write(weak, ONLY_RULES), jobs=1)
 
     assert survivor in [what for _, what in found.survivors]
     assert all("p.yaml:" in where for where, _ in found.survivors)

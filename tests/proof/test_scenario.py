@@ -1,4 +1,4 @@
-"""The player: time, ranks, faults, and actions on a job that is not there."""
+"""The runner: time, ranks, faults, and actions on a job that is not there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from supervise.catalog.scenario_subject import Subject
 from supervise.core.model.decisions import Decision
-from supervise.mutation.mutation_runner import Outcome
 from supervise.policytest import scenario_runner
+from supervise.policytest.suite import Outcome
 
 Play = Callable[..., Outcome]
 QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
@@ -22,33 +22,33 @@ DEAD = (
 
 
 def kinds(outcome: Outcome, kind: str) -> list[tuple[int, Decision]]:
-    return [(at, decision) for at, decision in outcome.played.log if decision.kind == kind]
+    return [(at, decision) for at, decision in outcome.result.log if decision.kind == kind]
 
 
 def states(outcome: Outcome) -> list[str]:
-    return list(dict.fromkeys(outcome.played.states))
+    return list(dict.fromkeys(outcome.result.states))
 
 
 def test_a_quiet_run_warms_up_and_nothing_else(outcome: Play) -> None:
     """One frame is one position, counted from 0."""
     found = outcome(QUIET)
 
-    assert len(found.played.states) == 60
+    assert len(found.result.states) == 60
     assert states(found) == ["warming", "nominal"]
-    assert found.played.states.index("nominal") == 9
-    assert found.played.intents() == []
-    assert found.played.active == {"spike", "both", "grad", "dead"}
+    assert found.result.states.index("nominal") == 9
+    assert found.result.intents() == []
+    assert found.result.active == {"spike", "both", "grad", "dead"}
 
 
 def test_actions_are_performed_and_verified(outcome: Play) -> None:
     """The whole way: incident, runbook, probation, recovered."""
     found = outcome(SPIKE)
 
-    assert found.played.intents() == [(30, "snapshot"), (30, "lr_scale")]
+    assert found.result.intents() == [(30, "snapshot"), (30, "lr_scale")]
     assert states(found) == ["warming", "nominal", "acting", "probation"]
     assert len(kinds(found, "commit")) == 2
-    assert found.played.changes("spike", "fired") == [30]
-    assert found.played.changes("spike", "cleared") == [33]
+    assert found.result.changes("spike", "fired") == [30]
+    assert found.result.changes("spike", "cleared") == [33]
 
 
 def test_a_clip_shows_in_its_first_frame(outcome: Play, small: str) -> None:
@@ -61,7 +61,7 @@ def test_a_clip_shows_in_its_first_frame(outcome: Play, small: str) -> None:
         small = small.replace(old, new)
     found = outcome(SPIKE.replace("series: {", 'series: {clip_bound: "1x93", '), small)
 
-    assert found.played.intents() == [(30, "snapshot"), (30, "clip")]
+    assert found.result.intents() == [(30, "snapshot"), (30, "clip")]
     assert kinds(found, "commit")[1][1].data["result"]["clip_bound"] == 0.3
     assert states(found) == ["warming", "nominal", "acting", "probation"]
 
@@ -70,13 +70,13 @@ def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> Non
     """The newest savepoint that is old enough: 30 - 5 = before 25, kept every 5 steps."""
     found = outcome(DEAD)
     (committed,) = [d for _, d in kinds(found, "commit") if "step" in d.data["result"]]
-    last = found.played.log[-1][1]
+    last = found.result.log[-1][1]
 
-    assert found.played.intents()[2] == (30, "rollback")
+    assert found.result.intents()[2] == (30, "rollback")
     assert committed.data["result"]["step"] == 20
     assert committed.data["result"]["attempt"] == last.attempt == 1
-    assert len(found.played.states) == 31 + 60
-    assert found.played.states[-1] == "nominal"
+    assert len(found.result.states) == 31 + 60
+    assert found.result.states[-1] == "nominal"
 
 
 def test_without_a_savepoint_a_rollback_fails_as_it_would(outcome: Play, small: str) -> None:
@@ -86,21 +86,21 @@ def test_without_a_savepoint_a_rollback_fails_as_it_would(outcome: Play, small: 
         late + "inject: [{at: 0, step: 51}]\n", small.replace("every: 5,", "every: 50,")
     )
 
-    assert [verb for _, verb in found.played.intents()][-1] == "resume"
+    assert [verb for _, verb in found.result.intents()][-1] == "resume"
     assert "no savepoint before step 77" in kinds(found, "abort")[0][1].reason
-    assert found.played.states[-1] == "holding"
+    assert found.result.states[-1] == "holding"
 
 
 def test_an_action_takes_its_time(outcome: Play) -> None:
     """`delay: 1s` is ten frames of a tenth of a second; a paused job makes none."""
     found = outcome(f"{SPIKE}delay: 1s\n")
 
-    assert [at for at, _ in found.played.intents()] == [30, 40]
+    assert [at for at, _ in found.result.intents()] == [30, 40]
     assert [at for at, _ in kinds(found, "commit")] == [40, 50]
     dead = DEAD.replace("nanx3", "nanx20").replace("1x33", "1x50")
     paused = outcome(f"{dead}delay: 1s\n")
     # The pause itself takes ten frames; what follows happens while the job stands still.
-    assert [at for at, _ in paused.played.intents()] == [30, 40, 40, 40]
+    assert [at for at, _ in paused.result.intents()] == [30, 40, 40, 40]
 
 
 def test_a_pause_that_nobody_ends_ends_with_its_lease(outcome: Play) -> None:
@@ -108,16 +108,16 @@ def test_a_pause_that_nobody_ends_ends_with_its_lease(outcome: Play) -> None:
     dead = DEAD.replace("nanx3", "nanx9").replace("1x33", "1x39")
     found = outcome(dead + "delay: 1000s\n")
 
-    assert len(found.played.states) > 31
+    assert len(found.result.states) > 31
     assert kinds(found, "in_doubt")
-    assert outcome(dead).played.intents()[0] == (30, "pause")
+    assert outcome(dead).result.intents()[0] == (30, "pause")
 
 
 def test_an_action_that_fails_is_answered(outcome: Play) -> None:
     """`calm` has no plan for it: hold."""
     found = outcome(SPIKE + "inject: [{at: 0, fail_action: lr_scale}]\n")
 
-    assert found.played.states[-1] == "holding"
+    assert found.result.states[-1] == "holding"
     assert "failed on purpose" in kinds(found, "abort")[0][1].reason
 
 
@@ -128,8 +128,8 @@ def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
     )
 
     assert kinds(found, "in_doubt")[0][0] == 30 + 31
-    assert found.played.states[79] == "holding"
-    assert found.played.states[80] != "holding"
+    assert found.result.states[79] == "holding"
+    assert found.result.states[80] != "holding"
 
 
 KINDS = ["rule", "incident", "state", "intent", "commit", "verify", "notify_intent"]
@@ -141,10 +141,10 @@ def test_a_supervisor_that_dies_goes_on_as_if_it_had_not(
     kind: str, story: str, outcome: Play
 ) -> None:
     """After any kind of decision; the restarted one folds what was recorded."""
-    whole = outcome(story).played
-    again = outcome(f"{story}inject: [{{at: 0, crash_after: {kind}}}]\n").played
+    whole = outcome(story).result
+    again = outcome(f"{story}inject: [{{at: 0, crash_after: {kind}}}]\n").result
 
-    assert again.parted == []
+    assert again.replay_differences == []
     assert repr(again.log) == repr(whole.log)
     assert again.states == whole.states
 
@@ -155,10 +155,10 @@ def test_a_fold_that_differs_is_a_failure(
     """The point of the fault: an engine that remembers what is not in the events."""
     found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
     form, _ = found.scenarios[0]
-    player = scenario_runner.ScenarioRunner(found.policy, form)
-    player.play()
-    player.restart()
-    assert player.played.parted == []
+    runner = scenario_runner.ScenarioRunner(found.policy, form)
+    runner.run()
+    runner.restart()
+    assert runner.result.replay_differences == []
 
     real = scenario_runner.engine.step
 
@@ -167,10 +167,10 @@ def test_a_fold_that_differs_is_a_failure(
         return state, [decision for decision in made if decision.kind != "intent"]
 
     monkeypatch.setattr(scenario_runner.engine, "step", forgetful)
-    player.restart()
+    runner.restart()
 
-    assert "decision" in player.played.parted[0]
-    assert "became" in player.played.parted[1]
+    assert "decision" in runner.result.replay_differences[0]
+    assert "became" in runner.result.replay_differences[1]
 
 
 def test_frames_are_lost_and_counted(outcome: Play) -> None:
@@ -179,8 +179,8 @@ def test_frames_are_lost_and_counted(outcome: Play) -> None:
     ((at, gap),) = kinds(found, "gap")
 
     assert (at, gap.data["count"]) == (32, 3)
-    assert found.played.changes("spike", "fired") == [32]
-    assert found.played.log[-1][1].step == outcome(SPIKE).played.log[-1][1].step
+    assert found.result.changes("spike", "fired") == [32]
+    assert found.result.log[-1][1].step == outcome(SPIKE).result.log[-1][1].step
 
 
 def test_nan_is_put_in(outcome: Play) -> None:
@@ -188,9 +188,9 @@ def test_nan_is_put_in(outcome: Play) -> None:
     found = outcome(QUIET + "inject: [{at: 20, nan: [train_loss_raw]}]\n")
     longer = outcome(QUIET + "inject: [{at: 20, nan: [train_loss_raw], for: 4}]\n")
 
-    assert found.played.changes("dead", "fired") == [20]
-    assert found.played.changes("dead", "cleared") == [21]
-    assert longer.played.changes("dead", "cleared") == [24]
+    assert found.result.changes("dead", "fired") == [20]
+    assert found.result.changes("dead", "cleared") == [21]
+    assert longer.result.changes("dead", "cleared") == [24]
 
 
 def test_time_can_jump_and_the_job_be_in_a_phase(outcome: Play) -> None:
@@ -202,11 +202,11 @@ rules: [{id: stuck, when: still, sev: SEV0}]
 """
     story = 'series: {step_time: "1x100 _x300 1x9"}\nexpect: []\n'
 
-    assert outcome(story, policy).played.changes("stuck", "fired") == [209]
+    assert outcome(story, policy).result.changes("stuck", "fired") == [209]
     jump = outcome(story.replace("_x300 ", "") + "inject: [{at: 50, clock_jump: 1h}]\n", policy)
-    assert jump.played.changes("stuck", "fired") == []
+    assert jump.result.changes("stuck", "fired") == []
     graced = outcome(story + "inject: [{at: 95, phase: eval, for: 300}]\n", policy)
-    assert graced.played.changes("stuck", "fired") == []
+    assert graced.result.changes("stuck", "fired") == []
 
 
 def test_another_process_starts_from_nothing(outcome: Play) -> None:
@@ -218,9 +218,9 @@ rules: [{id: odd, when: z, sev: SEV2}]
 """
     story = 'series: {train_loss_raw: "2x40 9"}\nnoise: {train_loss_raw: 0.1}\nexpect: []\n'
 
-    assert outcome(story, policy).played.changes("odd", "fired") == [40]
+    assert outcome(story, policy).result.changes("odd", "fired") == [40]
     again = outcome(story + "inject: [{at: 30, probe_restart: true}]\n", policy)
-    assert again.played.changes("odd", "fired") == []
+    assert again.result.changes("odd", "fired") == []
 
 
 def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
@@ -229,10 +229,10 @@ def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
     silent = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1}]\n")
     back = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1, for: 20}]\n")
 
-    assert len(two.played.changes("spike", "fired")) == 2
-    assert len(silent.played.changes("spike", "fired")) == 1
-    assert len(back.played.changes("spike", "fired")) == 2
-    assert {verb for _, verb in two.played.intents()} == {"snapshot"}
+    assert len(two.result.changes("spike", "fired")) == 2
+    assert len(silent.result.changes("spike", "fired")) == 1
+    assert len(back.result.changes("spike", "fired")) == 2
+    assert {verb for _, verb in two.result.intents()} == {"snapshot"}
 
 
 def test_steps_jump_notices_come_and_jobs_end(outcome: Play) -> None:
@@ -241,10 +241,10 @@ def test_steps_jump_notices_come_and_jobs_end(outcome: Play) -> None:
         QUIET + "inject: [{at: 20, step: 500}, {at: 30, notice: no-probe}, {at: 40, exit: 3}]\n"
     )
 
-    assert found.played.last == 39 or found.played.last == 40
-    assert found.played.states[-1] == "halted"
-    assert found.played.log[-1][1].step == 519
-    assert "code 3" in found.played.log[-1][1].reason
+    assert found.result.last == 39 or found.result.last == 40
+    assert found.result.states[-1] == "halted"
+    assert found.result.log[-1][1].step == 519
+    assert "code 3" in found.result.log[-1][1].reason
     assert any(d.data.get("what") == "no-probe" for _, d in kinds(found, "note"))
 
 
@@ -255,15 +255,15 @@ def test_a_stop_ends_the_job(outcome: Play, small: str) -> None:
     )
     found = outcome(DEAD, policy)
 
-    assert [verb for _, verb in found.played.intents()] == ["snapshot", "stop"]
-    assert found.played.states[-1] == "halted"
-    assert found.played.last == 30
+    assert [verb for _, verb in found.result.intents()] == ["snapshot", "stop"]
+    assert found.result.states[-1] == "halted"
+    assert found.result.last == 30
 
 
 def test_the_same_seed_is_the_same_story(outcome: Play) -> None:
     """And another is another."""
     noisy = SPIKE + "noise: {train_loss_raw: 0.5, grad_global_norm: 3.0}\n"
-    runs = [repr(outcome(f"{noisy}seed: {seed}\n").played.log) for seed in (1, 1, 2)]
+    runs = [repr(outcome(f"{noisy}seed: {seed}\n").result.log) for seed in (1, 1, 2)]
 
     assert runs[0] == runs[1] != runs[2]
 
@@ -275,7 +275,7 @@ def test_a_scaled_rate_shows_in_the_series(outcome: Play) -> None:
     # A job that does not do as it was told: the rate of the series, divided by the scale.
     bad = outcome(SPIKE.replace("train_loss_raw", rates.replace('rate: "0.001', 'rate: "0.002')))
 
-    assert "probation" in good.played.states
+    assert "probation" in good.result.states
     assert any("learning rate" in d.reason for _, d in kinds(bad, "verify"))
 
 
@@ -297,9 +297,9 @@ def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
         outcome(f"{DEAD}inject: [{{at: 15, checkpoint: 12}}]\n", policy),
     )
 
-    assert [verb for _, verb in without.played.intents()] == ["snapshot"]
-    assert [verb for _, verb in told.played.intents()] == ["snapshot", "relaunch"]
+    assert [verb for _, verb in without.result.intents()] == ["snapshot"]
+    assert [verb for _, verb in told.result.intents()] == ["snapshot", "relaunch"]
     ((_, commit),) = (row for row in kinds(told, "commit") if "pid" in row[1].data["result"])
     assert commit.data["result"]["attempt"] == 1
-    assert told.played.states[-1] == "nominal"
-    assert told.played.parted == []
+    assert told.result.states[-1] == "nominal"
+    assert told.result.replay_differences == []

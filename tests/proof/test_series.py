@@ -1,4 +1,4 @@
-"""The notation of series, and the track that takes them."""
+"""The notation of series, and the series that takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervise.policytest.series_samples import Track, samples
+from supervise.policytest.series_samples import MetricSeries, samples
 
 NAN = math.nan
 
@@ -52,33 +52,33 @@ def test_growth_ends_in_infinity_and_not_in_an_error() -> None:
 @pytest.mark.parametrize("text", ["1y3", "x3", "1+x3", "1x", "--1", "1x9999999", "1+1+1", "e5"])
 def test_what_is_no_series_is_refused(text: str) -> None:
     """The loader says where; this is the last line."""
-    with pytest.raises(ValueError, match="no piece"):
+    with pytest.raises(ValueError, match="invalid piece"):
         samples(text)
 
 
-def taken(track: Track, steps: list[int]) -> list[Any]:
-    return [track.take(step) for step in steps]
+def taken(series: MetricSeries, steps: list[int]) -> list[Any]:
+    return [series.take(step) for step in steps]
 
 
 def test_a_track_goes_on_after_a_rollback_unless_it_has_a_sequel() -> None:
     """Without one, time goes on and only the step goes back."""
-    track = Track({"a": "1+1x4"})
-    taken(track, [0, 1])
-    track.rolled_back(1)
+    series = MetricSeries({"a": "1+1x4"})
+    taken(series, [0, 1])
+    series.rolled_back(1)
 
-    assert taken(track, [0, 1]) == [[3.0], [4.0]]
-    assert track.over
+    assert taken(series, [0, 1]) == [[3.0], [4.0]]
+    assert series.over
 
 
 def test_each_rollback_has_its_sequel_and_the_last_one_serves_on() -> None:
     """A metric that a sequel leaves out is what it was at this step."""
-    track = Track({"a": "1+1x4", "b": "5+1x4"}, [{"a": "70x2"}, {"a": "80"}])
-    taken(track, [0, 1])
-    track.rolled_back(1)
+    series = MetricSeries({"a": "1+1x4", "b": "5+1x4"}, [{"a": "70x2"}, {"a": "80"}])
+    taken(series, [0, 1])
+    series.rolled_back(1)
 
-    assert taken(track, [1, 2]) == [[70.0, 6.0], [70.0, 7.0]]
-    assert track.over
+    assert taken(series, [1, 2]) == [[70.0, 6.0], [70.0, 7.0]]
+    assert series.over
     for times in (2, 3):
-        track.rolled_back(times)
-        assert taken(track, [9]) == [[80.0, None]]
-        assert track.over
+        series.rolled_back(times)
+        assert taken(series, [9]) == [[80.0, None]]
+        assert series.over

@@ -1,7 +1,7 @@
-"""Fold recordings through the engine that runs live, and keep what a policy would have done.
+"""Fold recordings through the live engine and collect what a policy would have done.
 
-Everything is in `shadow` mode: decisions are taken, and what would have been run is written down.
-A recording has no beats, so nothing that listens for silence is judged; a run directory has them.
+Policies run in `shadow` mode: the engine decides and records the runbooks that it would have run. A
+recording has no heartbeats, so detectors on the clock are not evaluated; a run directory has them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from ..core.model.policy import HOLD, Policy
 from ..core.state.run_state import State
 from ..recordings.find import Source, readers
 from ..recordings.table import Recording, recordings
-from . import runs
 from .outcome import Act, Alarm, Outcome
-from .playback import events_of
+from .playback import RUN, events_of, events_of_run
 
 
 def shadowed(name_or_path: str | Path) -> Policy:
-    """Load a policy for a back-test: in shadow, or observing when that is all it ever does.
+    """Load a policy in shadow mode; one in observe mode stays in it.
 
     Raises:
         PolicyErrors, InputError: as `load_policy`.
@@ -44,7 +43,7 @@ def outcomes(
     Raises:
         InputError: the source cannot be read.
     """
-    if source.reader == runs.NAME:
+    if source.reader == RUN:
         return [[_of_run(source, policy) for policy in policies]]
     by_run: dict[str, list[Recording]] = {}
     for piece in recordings(readers()[source.reader].read(source.path), extra):
@@ -56,7 +55,7 @@ def outcomes(
 
 
 def _name(source: Source, run: str) -> str:
-    """A run among several goes by its own name; a log that was copied from says from where."""
+    """Return the run's own name where a file holds several, else that of the source."""
     return f"{source.name}{run}" if run.startswith(":") else run or source.name
 
 
@@ -72,7 +71,7 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
         leader = min(row[1] for row in piece.rows)
         steps = [row[0] for row in piece.rows if row[1] == leader]
         outcome.pieces.append((min(steps), max(steps), len(steps)))
-    outcome.unheard = [
+    outcome.no_heartbeat = [
         rule.id
         for rule in policy.rules
         if any(isinstance(policy.detectors[d].start(), Clockwork) for d in policy.behind(rule))
@@ -85,8 +84,8 @@ def _of_run(source: Source, policy: Policy) -> Outcome:
     names: set[str] = set()
     span = [0, -1, 0]
 
-    def seen() -> Iterator[Event]:
-        for event in runs.events(source.path):
+    def observed() -> Iterator[Event]:
+        for event in events_of_run(source.path):
             if isinstance(event, Announced):
                 names.update(event.names)
             elif isinstance(event, Frame) and event.rank == 0:
@@ -94,7 +93,7 @@ def _of_run(source: Source, policy: Policy) -> Outcome:
                 span[:] = first, max(span[1], event.step), span[2] + 1
             yield event
 
-    _fold(policy, seen(), outcome, 0)
+    _fold(policy, observed(), outcome, 0)
     if span[2]:
         outcome.pieces.append((span[0], span[1], span[2]))
     return _finished(outcome, policy, names)
@@ -113,7 +112,7 @@ def _finished(outcome: Outcome, policy: Policy, names: set[str]) -> Outcome:
 
 
 def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int) -> State:
-    """Judge all events; add to the outcome. `before`: incidents of earlier pieces."""
+    """Step through all events; add to the outcome. `before`: incidents of earlier pieces."""
     state, step, ledger = engine.start(policy), engine.step, Ledger()
     passed = sum(count for *_, count in outcome.pieces)
     for event in events:
@@ -121,10 +120,10 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
         row = passed + state.pace
         for decision in decisions:
             if decision.kind == "incident":
-                _alarm(decision, outcome, before, row)
+                _add_alarm(decision, outcome, before, row)
             elif decision.kind == "suppressed":
-                _act(decision, policy, outcome, before, row)
-                _spend(decision, policy, outcome, ledger, state)
+                _add_action(decision, policy, outcome, before, row)
+                _charge(decision, policy, outcome, ledger, state)
             elif decision.kind == "rule" and decision.data.get("what") == "fired":
                 rule = str(decision.rule)
                 outcome.fired[rule] = outcome.fired.get(rule, 0) + 1
@@ -132,7 +131,7 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
 
 
 def _incident(decision: Decision, before: int) -> str:
-    """Return the incident's id, counted on over the pieces of a run."""
+    """Return the incident's id, numbered across the pieces of a run."""
     word, _, number = str(decision.incident).rpartition("-")
     return (
         f"{word}-{int(number) + before}"
@@ -141,7 +140,7 @@ def _incident(decision: Decision, before: int) -> str:
     )
 
 
-def _alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
+def _add_alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
     what = str(decision.data.get("what"))
     if what in ("opened", "raised", "joined") and decision.severity is not None:
         incident = _incident(decision, before)
@@ -158,15 +157,17 @@ def _alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
         )
 
 
-def _would(decision: Decision) -> str | None:
-    """Return the runbook that only the mode kept from running."""
+def _shadowed_runbook(decision: Decision) -> str | None:
+    """Return the runbook that did not run only because of the mode."""
     name = decision.data.get("runbook")
     shadow = str(decision.data.get("suppressed_by")).startswith("mode:")
     return str(name) if shadow and name not in (None, HOLD) else None
 
 
-def _act(decision: Decision, policy: Policy, outcome: Outcome, before: int, row: int) -> None:
-    name = _would(decision)
+def _add_action(
+    decision: Decision, policy: Policy, outcome: Outcome, before: int, row: int
+) -> None:
+    name = _shadowed_runbook(decision)
     if name is None:
         return
     book = policy.runbooks[name]
@@ -185,11 +186,11 @@ def _act(decision: Decision, policy: Policy, outcome: Outcome, before: int, row:
     )
 
 
-def _spend(
+def _charge(
     decision: Decision, policy: Policy, outcome: Outcome, ledger: Ledger, state: State
 ) -> None:
-    """Count what a runbook would have cost; a class that is spent refuses."""
-    name = _would(decision)
+    """Charge what a runbook would have cost to its budgets; count what they would have refused."""
+    name = _shadowed_runbook(decision)
     if name is None:
         return
     for action in policy.runbooks[name].steps:

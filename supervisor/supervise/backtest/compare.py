@@ -1,4 +1,4 @@
-"""A back-test for people, and as JSON lines; several policies side by side."""
+"""The report of a back-test: text or JSON lines, several policies side by side."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..core.model.decisions import SEVERITIES
 from .outcome import Alarm, Outcome
 from .score import CAVEAT, SLACK, Label, Score, quantile, score
 
-MOST = 40  # lines of a list for people; JSON has them all
+MOST = 40  # lines of a list in the text report; JSON has all
 Found = Sequence[Sequence[Outcome]]  # per run, one outcome per policy
 
 
 def lines(found: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, Any]]:
     """Yield one JSON-ready line per run.
 
-    With labels it holds the run's `score`. Others' outcomes are under `against`, by policy, each
-    with the alarms that only one of the two raised.
+    With labels it holds the run's `score`. The outcomes of further policies are under `against`, by
+    policy, each with the alarms that only one of the two raised.
     """
     for first, *others in found:
         line = _line(first, labels)
@@ -26,8 +26,8 @@ def lines(found: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, An
             line["against"] = {
                 other.policy: {
                     **_line(other, labels),
-                    "only_here": [asdict(alarm) for alarm in alone(other, first)],
-                    "not_here": [asdict(alarm) for alarm in alone(first, other)],
+                    "only_here": [asdict(alarm) for alarm in only_in(other, first)],
+                    "not_here": [asdict(alarm) for alarm in only_in(first, other)],
                 }
                 for other in others
             }
@@ -47,8 +47,8 @@ def scores(found: Found, labels: Sequence[Label] | None) -> list[Score]:
     return [score(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
 
 
-def alone(left: Outcome, right: Outcome) -> list[Alarm]:
-    """Return the incidents of `left` that `right` was not as worried about anywhere near."""
+def only_in(left: Outcome, right: Outcome) -> list[Alarm]:
+    """Return the incidents of `left` with none as severe within SLACK rows in `right`."""
     near = SLACK * left.spacing
     return [
         alarm
@@ -62,7 +62,7 @@ def alone(left: Outcome, right: Outcome) -> list[Alarm]:
     ]
 
 
-# ── for people ────────────────────────────────────────────────────────────────────────────────────
+# ── text ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
@@ -71,42 +71,41 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     rows = sum(outcomes[0].rows for outcomes in found)
     runs = f"{len(found)} run" + ("s" if len(found) != 1 else "")
     yield f"{totals[0].policy} on {runs}, {rows} rows, in shadow"
-    yield from _limited(line for outcomes in found for line in _told(outcomes[0]))
+    yield from _limited(line for outcomes in found for line in _incident_lines(outcomes[0]))
     quiet = sum(not outcomes[0].alarms for outcomes in found)
     yield f"  {quiet} without an incident"
     notes = dict.fromkeys(note for outcomes in found for note in outcomes[0].notes)
     yield from _limited(f"  note: {note}" for note in notes)
-    unheard = dict.fromkeys(rule for outcomes in found for rule in outcomes[0].unheard)
-    if unheard:
-        yield f"  not judged, a recording has no heartbeat: {', '.join(unheard)}"
+    clock = dict.fromkeys(rule for outcomes in found for rule in outcomes[0].no_heartbeat)
+    if clock:
+        yield f"  not evaluated, a recording has no heartbeats: {', '.join(clock)}"
     never = set.intersection(*(set(outcomes[0].inactive) for outcomes in found))
     if never:
-        yield f"  not judged, no recording has their metrics: {', '.join(sorted(never))}"
-        yield "    a metric that is there under another name: --alias COLUMN=METRIC"
+        yield f"  not evaluated, no recording has their metrics: {', '.join(sorted(never))}"
+        yield "    if the column has another name: --alias COLUMN=METRIC"
     yield ""
     yield from table(totals, labelled=labels is not None)
     yield ""
-    used = _used([outcomes[0] for outcomes in found])
-    yield f"  budget used at most in one run: {used or 'none'}"
+    used = _budget_usage([outcomes[0] for outcomes in found])
+    yield f"  highest budget use in one run: {used or 'none'}"
     if labels is not None:
-        by = sorted(totals[0].severities.items())
-        seen = ", ".join(f"{severity} {hit}/{all_}" for severity, (hit, all_) in by)
-        yield f"  found by the severity that was needed: {seen or 'no label in these recordings'}"
         yield from _limited(
-            f"  missed: {m['run']} {m['kind']} at {m['step']} (most: {m['best'] or 'nothing'})"
+            f"  missed: {m['run']} {m['kind']} at {m['step']} (best: {m['best'] or 'no alarm'})"
             for m in totals[0].missed
         )
     for i, other in enumerate(totals[1:], 1):
         yield ""
-        apart = [line for outcomes in found for line in _apart(outcomes[0], outcomes[i])]
+        differences = [
+            line for outcomes in found for line in _difference_lines(outcomes[0], outcomes[i])
+        ]
         both = f"{totals[0].policy} and {other.policy}"
-        yield f"{both} differ:" if apart else f"{both} raise the same alarms"
-        yield from _limited(iter(apart))
+        yield f"{both} differ:" if differences else f"{both} raise the same alarms"
+        yield from _limited(iter(differences))
     yield ""
     yield CAVEAT
 
 
-def _used(outcomes: Sequence[Outcome]) -> str:
+def _budget_usage(outcomes: Sequence[Outcome]) -> str:
     most: dict[str, tuple[int, int]] = {}
     for outcome in outcomes:
         for kind, (used, allowed, _) in outcome.budgets.items():
@@ -114,23 +113,23 @@ def _used(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(f"{kind} {used}/{allowed}" for kind, (used, allowed) in sorted(most.items()))
 
 
-def _told(outcome: Outcome) -> Iterator[str]:
+def _incident_lines(outcome: Outcome) -> Iterator[str]:
     would: dict[str, list[str]] = {}
     for act in outcome.actions:
         would.setdefault(act.incident, []).append(act.runbook)
-    told: dict[str, list[Alarm]] = {}
+    raised: dict[str, list[Alarm]] = {}
     for alarm in outcome.alarms:
         if alarm.what != "joined":
-            told.setdefault(alarm.incident, []).append(alarm)
-    for incident, alarms in told.items():
+            raised.setdefault(alarm.incident, []).append(alarm)
+    for incident, alarms in raised.items():
         steps = ", ".join(f"{a.severity} {a.rule} at {a.step}" for a in alarms)
         runs = f"; would have run {', '.join(would[incident])}" if incident in would else ""
         yield f"  {outcome.run} {incident}: {steps}{runs}"
 
 
-def _apart(first: Outcome, other: Outcome) -> Iterator[str]:
+def _difference_lines(first: Outcome, other: Outcome) -> Iterator[str]:
     for left, right in ((first, other), (other, first)):
-        for alarm in alone(left, right):
+        for alarm in only_in(left, right):
             yield f"  {left.run} {alarm.step} {alarm.severity} {alarm.rule}: {left.policy} only"
 
 
@@ -142,13 +141,13 @@ def _limited(texts: Iterator[str]) -> Iterator[str]:
         else:
             more += 1
     if more:
-        yield f"  … {more} more: --json has them all"
+        yield f"  … {more} more: --json prints all"
 
 
 def table(totals: Sequence[Score], *, labelled: bool) -> list[str]:
-    """Return a Markdown table with a row per policy, padded so that it reads as it stands.
+    """Return a padded Markdown table with a row per policy.
 
-    Without labels nothing is known to be false, and the same columns count whatever there was.
+    Without labels no alarm is known to be false: the columns count all of them.
     """
     kinds = list(dict.fromkeys(kind for total in totals for kind in total.kinds))
     false = "false " if labelled else ""

@@ -1,4 +1,4 @@
-"""What one policy made of one recorded run."""
+"""The outcome of one policy on one recorded run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Alarm:
-    """An incident that was opened or raised (`what`), or that a rule joined."""
+    """An incident: `what` is opened, raised, or joined (by a further rule)."""
 
     step: int
     severity: str
@@ -16,7 +16,7 @@ class Alarm:
     incident: str
     what: str
     reason: str
-    row: int  # how many frames of the run had been judged
+    row: int  # frames of the run processed so far
 
 
 @dataclass(slots=True)
@@ -30,19 +30,19 @@ class Act:
     runbook: str
     touches_job: bool
     destructive: bool
-    stops: bool  # after it there is no run any more
+    stops: bool  # it ends the run
     row: int
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one policy made of one run.
+    """The outcome of one policy on one run.
 
     Attributes:
-        rows: frames judged. spacing: the usual number of steps between two of them.
-        budgets: class -> [most that was used at once, what the policy allows, intents refused].
-        inactive: rules whose metrics the run never had. unheard: rules that listen for silence,
-            in a recording without beats.
+        rows: frames processed. spacing: the usual number of steps between two of them.
+        budgets: class -> [most used at once, allowed, intents refused].
+        inactive: rules whose metrics the run never had. no_heartbeat: rules on the clock, in a
+            recording without heartbeats.
         pieces: first and last step, and number of frames, of each piece.
         fired: rule -> how often it fired.
     """
@@ -58,14 +58,11 @@ class Outcome:
     fired: dict[str, int] = field(default_factory=dict)
     budgets: dict[str, list[int]] = field(default_factory=dict)
     inactive: list[str] = field(default_factory=list)
-    unheard: list[str] = field(default_factory=list)
+    no_heartbeat: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def line(self) -> dict[str, Any]:
-        """Return the outcome as one JSON line holds it.
-
-        Alarms that joined are in it: an incident may stay open over the next trouble.
-        """
+        """Return the outcome as a JSON object; `incidents` holds those that rules joined, too."""
         return {
             "run": self.run,
             "policy": self.policy,
@@ -76,6 +73,6 @@ class Outcome:
             "fired": self.fired,
             "budgets": self.budgets,
             "inactive": self.inactive,
-            "unheard": self.unheard,
+            "no_heartbeat": self.no_heartbeat,
             "notes": self.notes,
         }

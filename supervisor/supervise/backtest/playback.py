@@ -1,69 +1,109 @@
-"""A recording as the events of a run."""
+"""Recordings and run directories as the events of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from ..core.model.events import Announced, Event, Exited, Frame, Launched, Tick
-from ..recordings.table import Recording
+from ..core.model.events import (
+    Announced,
+    Event,
+    Exited,
+    Finished,
+    Frame,
+    Launched,
+    OperatorCommand,
+    Tick,
+)
+from ..errors import InputError, StoreError
+from ..recordings.table import Recording, Table
+from ..store import journal
+from ..store.run_directory import RunDir
 
 TICK_ROWS = 64  # rows between two ticks; live they come once a second
 SECOND = 1_000_000_000  # ns; a step, where the recording has no step time
 MOST_S = 86_400.0  # a longer step time is a mistake in the recording
 GONE = 4  # times its longest absence; project default
 PID = 1
+RUN = "run"  # the reader of run directories
+
+
+class RunReader:
+    """Claims run directories; `events_of_run` reads them, since they hold more than a table."""
+
+    def claims(self, path: Path) -> bool:
+        """Return whether this is a run directory."""
+        return path.is_dir() and (path / "run.json").is_file()
+
+    def read(self, path: Path) -> Table:
+        raise AssertionError("a journal holds events, not a table")
+
+
+def events_of_run(path: Path) -> Iterator[Event]:
+    """Yield the journal of a run, without action outcomes and operator commands.
+
+    Those responded to the policy of that time. The effect of its actions on the metrics remains.
+
+    Raises:
+        InputError: the journal is missing or damaged.
+    """
+    try:
+        for _, event in journal.read(RunDir.open(path).journal_path):
+            if not isinstance(event, (Finished, OperatorCommand)):
+                yield event
+    except StoreError as error:
+        raise InputError(str(error), hint=error.hint) from error
 
 
 def events_of(piece: Recording) -> Iterator[Event]:
     """Yield a piece of a recording as the events of a run that was launched for it.
 
-    The clock is the step time where there is one, else a second per row: rows that were logged
-    less often than every step are judged as if each were the next step.
+    The clock is the step time where there is one, else one second per row. Rows that were logged
+    every few steps are treated as consecutive steps.
     """
     at, pending = 1, False
     world = 1 + max(row[1] for row in piece.rows)
     time_at = piece.names.index("step_time") if "step_time" in piece.names else None
-    sampled: Sampled | None = None  # made at the first tick that finds something missing
+    sampled: Sampled | None = None  # created at the first tick with an absent value
     yield Launched(at, PID, piece.rows[0][2])
     for rank in sorted({row[1] for row in piece.rows}):
         yield Announced(at, rank, world, PID + rank, piece.names)
     for number, (step, rank, attempt, values) in enumerate(piece.rows, 1):
-        at += SECOND if time_at is None else _took(values[time_at])
+        at += SECOND if time_at is None else _duration_ns(values[time_at])
         yield Frame(at, rank, attempt, step, values)
         if number % TICK_ROWS == 0:
             pending = True
             if sampled is None and None in values:
                 sampled = Sampled(piece, number - 1)
-        if (sampled is None or sampled.whole(number, values)) and pending:
+        if (sampled is None or sampled.is_complete(number, values)) and pending:
             pending = False
             yield Tick(at)
     yield Exited(at, 0)
 
 
-def _took(seconds: float | None) -> int:
-    """Return a step time in nanoseconds; nonsense counts as a second."""
+def _duration_ns(seconds: float | None) -> int:
+    """Return a step time in nanoseconds; an implausible value counts as one second."""
     known = seconds is not None and 0.0 <= seconds <= MOST_S
     return int(seconds * SECOND) if known and seconds is not None else SECOND
 
 
 class Sampled:
-    """Tells a column that is between two of its samples from one that went missing.
+    """Separates a column that is logged every few rows from one that went missing.
 
-    Loggers write some columns every so many rows. A live probe would have been asked for them at
-    every tick; here ticks come at rows that hold every column that is not gone: one that did not
-    come for GONE times the longest time it ever took.
+    Ticks are placed at rows that hold every column except the missing ones. A column is missing
+    once it was absent for GONE times its longest gap so far.
     """
 
     def __init__(self, piece: Recording, seen: int) -> None:
-        """Take the first `seen` rows at once."""
+        """Process the first `seen` rows."""
         columns = zip(*(row[3] for row in piece.rows), strict=True)
         self.gaps = {j: 0 for j, column in enumerate(columns) if None in column}
         self.seen = dict.fromkeys(self.gaps, 0)
         for number, row in enumerate(piece.rows[:seen], 1):
-            self.whole(number, row[3])
+            self.is_complete(number, row[3])
 
-    def whole(self, number: int, values: Sequence[float | None]) -> bool:
-        """Take a row; return whether nothing is missing in it but what is gone."""
+    def is_complete(self, number: int, values: Sequence[float | None]) -> bool:
+        """Process a row; return whether it holds all columns but the missing ones."""
         found = True
         for j, gap in self.gaps.items():
             since = number - self.seen[j]

@@ -12,13 +12,13 @@ from ..core.model.policy import Policy
 from ..errors import InputError
 from ..recordings.find import Source, sources
 from ..recordings.table import NoStepsError
-from . import runs
 from .backtest_runner import outcomes, shadowed
 from .outcome import Outcome
+from .playback import RUN, RunReader
 
-LEAST_BYTES = 1 << 20  # per process; below that starting one takes longer than the work
+LEAST_BYTES = 1 << 20  # per process; below that a process costs more than it saves
 
-_policies: list[Policy] = []  # of a worker; a policy holds closures and cannot be sent
+_policies: list[Policy] = []  # per worker: a policy holds closures and cannot be pickled
 _extra: dict[str, str] = {}
 
 
@@ -33,18 +33,20 @@ def run(
 
     Args:
         policies: names or files.
-        extra: column -> metric id, beyond the aliases that everybody uses.
-        jobs: processes, 0 for as many as help.
+        extra: column -> metric id, in addition to the known aliases.
+        jobs: processes; 0: as many as are useful.
         left_out: files in searched folders that are no recordings are appended here.
 
     Raises:
         InputError: a policy or a recording cannot be read.
     """
-    loaded = [shadowed(policy) for policy in policies]  # mistakes are found before work
-    work = sources(paths, {runs.NAME: runs.Runs()})
-    jobs = min(jobs or _useful(work), len(work))
+    loaded = [
+        shadowed(policy) for policy in policies
+    ]  # a mistake is reported before the work starts
+    work = sources(paths, {RUN: RunReader()})
+    jobs = min(jobs or _useful_jobs(work), len(work))
     if jobs <= 1:
-        _begin(policies, extra, loaded)
+        _init_worker(policies, extra, loaded)
         found = [_work(source) for source in work]
     else:
         found = _spread(work, jobs, policies, extra)
@@ -60,10 +62,10 @@ def run(
 def _spread(
     work: Sequence[Source], jobs: int, policies: Sequence[str], extra: Mapping[str, str]
 ) -> list[list[list[Outcome]] | None]:
-    # Largest first, so that no process is left with a long one at the end.
-    order = sorted(range(len(work)), key=lambda i: -_bytes(work[i]))
+    # Largest first, so that the last process does not finish long after the others.
+    order = sorted(range(len(work)), key=lambda i: -_size_bytes(work[i]))
     with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(policies, extra)
+        jobs, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(policies, extra)
     ) as pool:
         futures = {i: pool.submit(_work, work[i]) for i in order}
         try:
@@ -73,7 +75,7 @@ def _spread(
             raise
 
 
-def _begin(
+def _init_worker(
     policies: Sequence[str], extra: Mapping[str, str], loaded: Sequence[Policy] | None = None
 ) -> None:
     _policies[:] = loaded or [shadowed(policy) for policy in policies]
@@ -82,7 +84,7 @@ def _begin(
 
 
 def _work(source: Source) -> list[list[Outcome]] | None:
-    """Return a source's outcomes, None of a table in a searched folder that is no recording."""
+    """Return a source's outcomes; None for a table found in a folder that has no steps."""
     try:
         return outcomes(source, _policies, _extra)
     except NoStepsError:
@@ -94,15 +96,15 @@ def _work(source: Source) -> list[list[Outcome]] | None:
         raise InputError(f"{where}: cannot be read: {error.strerror}") from error
 
 
-def _useful(work: Sequence[Source]) -> int:
+def _useful_jobs(work: Sequence[Source]) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, sum(map(_bytes, work)) // LEAST_BYTES))
+    return max(1, min(cores or 1, sum(map(_size_bytes, work)) // LEAST_BYTES))
 
 
-def _bytes(source: Source) -> int:
+def _size_bytes(source: Source) -> int:
     path = source.path
     files = [path] if path.is_file() else path.rglob("*")
     try:
         return sum(file.stat().st_size for file in files if file.is_file())
-    except OSError:  # a part of it is closed; whether that matters is for its reader to say
+    except OSError:  # unreadable in part; its reader reports that
         return 0

@@ -1,14 +1,13 @@
-"""Compare what a policy would have done with what is known to have happened.
+"""Score what a policy would have done against labels of what happened.
 
-A label is an interval of steps of one run in which there was trouble of some kind. It is found when
-an alarm of enough severity lies between LEAD rows before its first step and SLACK rows after its
-last; each alarm serves one label, the one it lies in, else the nearest. What lies in no such
-interval is false.
+A label is an interval of steps of one run with a fault of some kind. It is found when an alarm of
+sufficient severity lies between LEAD rows before its first step and SLACK rows after its last. Each
+alarm counts for one label: the one that contains it, else the nearest. An alarm outside of all
+these intervals is false.
 
-A recording is an open loop: after the first action the rest is no longer what would have happened.
-So a label is scored up to the first would-be action, and everything up to its end is passed over;
-after a false action, what follows within the policy's probation is passed over too. A run that was
-stopped for nothing sees nothing more: what is labelled after that is missed.
+A recording is an open loop: it does not respond to actions. After a false action, further ones
+within the policy's probation are not counted. After a false stop nothing of the run is scored:
+labels behind it are missed.
 """
 
 from __future__ import annotations
@@ -19,31 +18,32 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from ..core.model.decisions import SEVERITIES
 from ..errors import InputError
-from .outcome import Act, Alarm, Outcome
+from .outcome import Alarm, Outcome
 
 LEAD = 5  # logged rows before a label begins; the gradient norm of BLOOM-176B led by 4 steps
 SLACK = 20  # logged rows after it ends; project default
 LEVEL = 0.95  # of the interval
 
-# Kind of trouble -> the least severity that has seen it. Others want SEV2.
+# Kind of label -> the least severity that counts as found. SEV2 for all others.
 WANTED: Mapping[str, str] = {"divergence": "SEV1", "nan": "SEV1"}
-# What looks like trouble and is none.
+# Kinds of labels that mark healthy behaviour: an alarm there is false.
 HEALTHY = ("benign_hard_data", "probable_restart_first_iteration", "log_gap")
 HEALTHY_PREFIX = "slow_iteration"
 
 CAVEAT = (
-    "Open loop: a recording does not answer. What follows the first would-be action of an incident"
-    " is not what would have happened, and is not scored."
+    "Open loop: a recording does not respond to actions. What follows the first would-be action of"
+    " an incident might not have happened."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is known of one run."""
+    """A labelled interval of steps of one run."""
 
     run: str
     start: int
@@ -52,12 +52,12 @@ class Label:
 
     @property
     def wanted(self) -> str:
-        """The least severity that has seen it."""
+        """The least severity that counts as found."""
         return WANTED.get(self.kind, "SEV2")
 
     @property
     def trouble(self) -> bool:
-        """False for what looks like trouble and is none."""
+        """Whether it marks a fault, not healthy behaviour that looks like one."""
         return self.kind not in HEALTHY and not self.kind.startswith(HEALTHY_PREFIX)
 
 
@@ -105,8 +105,8 @@ def _label(row: Mapping[str, str | None], place: str) -> Label:
     return Label(row["run"] or "", start, end, row["kind"] or "")
 
 
-def strangers(labels: Iterable[Label], runs: Collection[str]) -> list[str]:
-    """Return the runs that labels name and that are not there, with the name that may be meant."""
+def unknown_runs(labels: Iterable[Label], runs: Collection[str]) -> list[str]:
+    """Return the runs that labels name but `runs` lacks, with the nearest known name."""
     wrong = dict.fromkeys(label.run for label in labels if label.run not in runs)
     near = {run: difflib.get_close_matches(run, runs, n=1) for run in wrong}
     return [
@@ -119,17 +119,16 @@ class Score:
     """Of one policy over some runs.
 
     Attributes:
-        kinds: kind -> [found, labelled]. severities: the same by the severity that is wanted.
+        kinds: kind -> [found, labelled].
         delays: steps from the start of a label to the alarm that found it; negative is a lead.
-        rows: judged outside of labelled trouble; what false ones are counted per.
-        false_pages: incidents of SEV0 or SEV1 there. false_notices: of SEV2.
-        destructive: would-be actions that cannot be taken back, anywhere.
-        missed, found: `run`, `kind`, `step` of each label.
+        rows: judged rows, the base of the rate of false actions.
+        false_pages: incidents of SEV0 or SEV1 outside of labels. false_notices: of SEV2.
+        destructive: would-be actions that cannot be undone, anywhere.
+        missed, found: `run`, `kind`, `step` of each label. false: alarms outside of labels.
     """
 
     policy: str
     kinds: dict[str, list[int]] = field(default_factory=dict)
-    severities: dict[str, list[int]] = field(default_factory=dict)
     delays: list[int] = field(default_factory=list)
     rows: int = 0
     runs: int = 0
@@ -150,7 +149,7 @@ class Score:
         return count * share, low * share, high * share
 
     def line(self) -> dict[str, Any]:
-        """Return the score as JSON holds it."""
+        """Return the score as a JSON object."""
         per, low, high = self.rate(self.false_actions)
         shown: dict[str, Any] = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("delays",)
@@ -193,12 +192,10 @@ def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
             page = alarm.severity != "SEV2"
             total.false_pages += page
             total.false_notices += not page
-            total.false.append(_told(outcome.run, alarm))
+            total.false.append(_plain(outcome.run, alarm))
     for label, alarms in owned.items():
         _find(total, label, alarms)
-    total.rows += max(
-        0, end - sum(_rows_in(outcome, label.start - lead, label.end + slack) for label in inside)
-    )
+    total.rows += end
     clear = 0
     for act in wrong:
         if clear <= act.row <= end:
@@ -216,10 +213,9 @@ def _count(total: Score, outcome: Outcome, end: int) -> None:
 def _find(total: Score, label: Label, alarms: Sequence[Alarm]) -> None:
     enough = SEVERITIES.index(label.wanted)
     first = next((a for a in alarms if SEVERITIES.index(a.severity) <= enough), None)
-    for table, key in ((total.kinds, label.kind), (total.severities, label.wanted)):
-        entry = table.setdefault(key, [0, 0])
-        entry[0] += first is not None
-        entry[1] += 1
+    entry = total.kinds.setdefault(label.kind, [0, 0])
+    entry[0] += first is not None
+    entry[1] += 1
     about = {"run": label.run, "kind": label.kind, "step": label.start}
     if first is None:
         best = min((a.severity for a in alarms), default=None)
@@ -229,23 +225,13 @@ def _find(total: Score, label: Label, alarms: Sequence[Alarm]) -> None:
         total.found.append({**about, "at": first.step, "rule": first.rule})
 
 
-def _told(run: str, alarm: Alarm | Act) -> dict[str, Any]:
+def _plain(run: str, alarm: Alarm) -> dict[str, Any]:
     return {"run": run, "step": alarm.step, "severity": alarm.severity, "rule": alarm.rule}
 
 
 def _covered(outcome: Outcome, label: Label) -> bool:
     """Whether the recording holds any of the label's steps."""
     return any(first <= label.end and label.start <= last for first, last, _ in outcome.pieces)
-
-
-def _rows_in(outcome: Outcome, start: float, end: float) -> int:
-    """Estimate how many rows lie in an interval of steps."""
-    rows = 0.0
-    for first, last, count in outcome.pieces:
-        both = min(end, last) - max(start, first)
-        if both >= 0:
-            rows += count if last == first else 1 + both * (count - 1) / (last - first)
-    return min(outcome.rows, round(rows))
 
 
 def _owner(step: int, labels: Sequence[Label], lead: float, slack: float) -> Label | None:
@@ -264,32 +250,14 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def poisson_interval(count: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the exact two-sided interval of a Poisson mean of which `count` came.
+    """Return the two-sided interval of a Poisson mean from one count of it.
 
-    Source: Garwood, 1936. The bounds are those means under which so many or more (so few or fewer)
-    come with half of 1 - `level`.
+    Source: Byar's approximation (Breslow and Day, 1987, section 2.3); at most 0.6 % or
+    0.015 off the exact bounds.
     """
-    tail = (1.0 - level) / 2.0
-    low = 0.0 if count == 0 else _solve(lambda mean: 1.0 - _at_most(count - 1, mean), tail, count)
-    high = _solve(lambda mean: 1.0 - _at_most(count, mean), 1.0 - tail, count)
-    return low, high
-
-
-def _solve(rising: Any, target: float, count: int) -> float:
-    """Return where a function that rises from 0 to 1 meets `target`, by bisection."""
-    low, high = 0.0, count + 10.0 * math.sqrt(count + 1.0) + 10.0
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        if rising(middle) < target:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
-
-
-def _at_most(count: int, mean: float) -> float:
-    """P(X <= count) for a Poisson variable, its terms summed from the largest down in logs."""
-    if mean <= 0.0:
-        return 1.0
-    log = math.log(mean)
-    return math.fsum(math.exp(k * log - mean - math.lgamma(k + 1)) for k in range(count + 1))
+    z = NormalDist().inv_cdf(0.5 + level / 2.0)
+    above = count + 1
+    high = above * (1.0 - 1.0 / (9.0 * above) + z / (3.0 * math.sqrt(above))) ** 3
+    if count == 0:
+        return 0.0, high
+    return count * (1.0 - 1.0 / (9.0 * count) - z / (3.0 * math.sqrt(count))) ** 3, high

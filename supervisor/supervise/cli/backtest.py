@@ -76,7 +76,7 @@ def command(
     for each in left_out:
         click.echo(f"supervise: left out {each}", err=True)
     runs = [outcomes[0].run for outcomes in found]
-    others = score.strangers(known or (), runs)
+    others = score.unknown_runs(known or (), runs)
     if others:
         those = "1 run that is" if len(others) == 1 else f"{len(others)} runs that are"
         told = f"labels name {those} not among these: {', '.join(others[:3])}"

@@ -1,1 +1,1 @@
-"""Scenarios played through the engine that runs live: what came of them, and what they cover."""
+"""Run scenarios through the live engine: their results, their assertions, their coverage."""

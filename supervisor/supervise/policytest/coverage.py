@@ -1,4 +1,4 @@
-"""What scenarios prove, and what nobody has tried: rules, moves of the machine, budgets."""
+"""What scenarios cover: rules, transitions of the state machine, budgets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..core.model import state_machine
 from ..core.model.policy import Policy
 from .scenario_result import ScenarioResult
 
-# Moves that wait for a person, come of an order, or need a training behind the scenario's own.
-APART = ("ask", "given_up", "session_started")
+# Transitions that need a person, a command, or a second training session: no scenario makes them.
+EXCLUDED = ("ask", "given_up", "session_started")
 
 
 @dataclass(slots=True)
@@ -20,9 +20,9 @@ class Coverage:
     """Counts over any number of files.
 
     Attributes:
-        rules: id -> [scenarios in which it fires, scenarios in which it could and does not].
+        rules: id -> [scenarios in which it fires, in which it could and does not].
         where: id -> file:line:col.
-        moves: policy -> pair of state and event -> scenarios.
+        moves: policy -> (state, event) -> scenarios.
         budgets: policy -> class -> scenarios in which it held an action back.
     """
 
@@ -31,91 +31,88 @@ class Coverage:
     moves: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def want(self, policy: Policy, *, whole: bool = True) -> None:
-        """Count what a policy has, whether any scenario is about it or not.
+    def require(self, policy: Policy, *, whole: bool = True) -> None:
+        """Add everything that a policy has to what should be covered.
 
-        `whole`: also its moves and its budgets, which a pack alone does not have.
+        `whole`: also its transitions and budgets, which a pack alone does not have.
         """
         for rule in policy.rules:
             self.rules.setdefault(rule.id, [0, 0])
             self.where[rule.id] = rule.where
         if whole:
             moves = self.moves.setdefault(policy.name, {})
-            for pair in pairs(policy.machine or state_machine.DEFAULT):
+            for pair in transitions(policy.machine or state_machine.DEFAULT):
                 moves.setdefault(pair, 0)
             budgets = self.budgets.setdefault(policy.name, {})
             for name in policy.budgets:
                 budgets.setdefault(name, 0)
 
-    def add(self, subject: Subject, played: Iterable[ScenarioResult]) -> None:
-        """Count what the scenarios of a file came to; a pack alone has no moves and no budgets."""
-        policy, stories = subject.policy, list(played)
+    def add(self, subject: Subject, results: Iterable[ScenarioResult]) -> None:
+        """Count what the scenarios of a file cover; a pack alone has rules only."""
+        policy, results = subject.policy, list(results)
         whole = not subject.names.scope
-        self.want(policy, whole=whole)
+        self.require(policy, whole=whole)
         for rule in policy.rules:
             counts = self.rules[rule.id]
-            for story in stories:
-                fired = bool(story.changes(rule.id, "fired"))
+            for result in results:
+                fired = bool(result.changes(rule.id, "fired"))
                 counts[0] += fired
-                counts[1] += not fired and rule.id in story.active
+                counts[1] += not fired and rule.id in result.active
         if not whole:
             return
         moves, budgets = self.moves[policy.name], self.budgets[policy.name]
         for pair in moves:
-            moves[pair] += sum(pair in story.visited for story in stories)
+            moves[pair] += sum(pair in result.visited for result in results)
         for name in budgets:
-            budgets[name] += sum(bool(story.suppressed(f"budget:{name}")) for story in stories)
+            budgets[name] += sum(bool(result.suppressed(f"budget:{name}")) for result in results)
 
     def missing(self) -> Iterator[str]:
-        """Say what no scenario shows, a sentence each."""
+        """Yield what no scenario covers, a sentence each."""
         for rule, (fired, quiet) in self.rules.items():
             if not fired:
                 yield f"{self.where[rule]}: {rule} never fires"
             if not quiet:
-                yield f"{self.where[rule]}: {rule} has its metrics nowhere without firing"
+                yield f"{self.where[rule]}: {rule} never stays quiet while its metrics are present"
         for policy, moves in self.moves.items():
             for (state, event), seen in moves.items():
                 if not seen:
-                    yield f"{policy}: {event!r} never comes in {state}"
+                    yield f"{policy}: {event!r} never occurs in {state}"
         for policy, budgets in self.budgets.items():
             for name, hit in budgets.items():
                 if not hit:
                     yield f"{policy}: budget {name} is never used up"
 
     def parts(self) -> dict[str, tuple[int, int]]:
-        """Return, for each sort of thing, how many of how many are shown."""
+        """Return, per category, how many are covered of how many."""
         fired = sum(bool(counts[0]) for counts in self.rules.values())
         quiet = sum(bool(counts[1]) for counts in self.rules.values())
         found = {
             "rules fire": (fired, len(self.rules)),
             "rules stay quiet": (quiet, len(self.rules)),
-            "moves": _shown(self.moves),
-            "budgets": _shown(self.budgets),
+            "moves": _covered(self.moves),
+            "budgets": _covered(self.budgets),
         }
         return {name: counts for name, counts in found.items() if counts[1]}
 
     def percent(self) -> float:
-        """Return the share of everything that is shown, 0 to 100."""
-        shown = sum(part[0] for part in self.parts().values())
+        """Return the share that is covered, 0 to 100."""
+        covered = sum(part[0] for part in self.parts().values())
         total = sum(part[1] for part in self.parts().values())
-        return 100.0 * shown / total if total else 100.0
+        return 100.0 * covered / total if total else 100.0
 
 
-def _shown(held: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
+def _covered(held: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
     counts = [count for each in held.values() for count in each.values()]
     return sum(map(bool, counts)), len(counts)
 
 
-def pairs(table: state_machine.Table) -> list[tuple[str, str]]:
-    """Return every pair of state and event that has a move, and that a scenario can make.
-
-    A run that has ended makes none.
-    """
+def transitions(table: state_machine.Table) -> list[tuple[str, str]]:
+    """Return every pair of state and event with a transition that a scenario can make."""
     return [
         (state, event)
         for state in state_machine.STATES
         for event in state_machine.EVENTS
-        if event not in APART
+        if event not in EXCLUDED
         and state != state_machine.HALTED
         and state_machine.move(table, state, event) is not None
     ]

@@ -1,6 +1,6 @@
-"""A job that is not there: it answers every action as a healthy one would.
+"""A fake job: it answers every action as a healthy job would.
 
-The actions' own `perform` runs against it, so what an action asks for and how it judges the answer
+The real `perform` of the actions runs against it, so their requests and their checks of the answer
 are part of every scenario.
 """
 
@@ -12,21 +12,24 @@ from typing import Any
 
 from ..errors import ActionError
 
-TERMINATED = -15  # a job that obeys TERM
-EVERY, KEEP = 25, 4  # savepoints, where the policy keeps none of its own
-USUAL_CLIP, USUAL_SCALE = 1.0, 65536.0  # a job's own clip, and the scale its GradScaler began with
+TERMINATED = -15  # it exits on SIGTERM
+EVERY, KEEP = 25, 4  # savepoints, when the policy sets none
+USUAL_CLIP, USUAL_SCALE = (
+    1.0,
+    65536.0,
+)  # the job's own clip bound, the initial scale of its GradScaler
 
 
 class FakeJob:
     """The state of the job that actions change.
 
     Attributes:
-        step: newest step that was made. next_step: the one that comes.
-        rollbacks: how often it went back, in process or by a relaunch. launches: of its process.
-        paused_until: time at which the lease of a pause ends, None while it runs.
-        returncode: how it ended, None while it has not.
-        skipping: updates that will not be applied.
-        clip_bound: what the gradient norm is limited to, None when it is not.
+        step: newest finished step. next_step: the one after it.
+        rollbacks: number of rollbacks, in process or by relaunch. launches: of its process.
+        paused_until: time at which the pause lease ends, None while it runs.
+        returncode: exit status, None while it runs.
+        skipping: number of updates to skip.
+        clip_bound: limit of the gradient norm, None without one.
         generation: of the quarantine.
     """
 
@@ -43,10 +46,10 @@ class FakeJob:
         self.returncode: int | None = None
         self._scale, self._ramp, self._since = 1.0, 0, 0
         self.clip_bound: float | None = None
-        self._clipped = 0  # steps that are left of it; 0 with a bound: until it is lifted
+        self._clipped = 0  # remaining steps with it; 0 with a bound: until lifted
 
-    def made(self) -> None:
-        """One more step was made."""
+    def finish_step(self) -> None:
+        """Finish one step."""
         self.step, self.next_step = self.next_step, self.next_step + 1
         self.skipping = max(0, self.skipping - 1)
         self._since += 1
@@ -56,20 +59,20 @@ class FakeJob:
         if self.step % self.every == 0:
             self.kept.append(self.step)
 
-    def rate(self) -> float:
-        """Return what the learning rate of the next step is multiplied by."""
+    def lr_factor(self) -> float:
+        """Return the factor on the learning rate of the next step."""
         if self._scale == 1.0 or not self._ramp:
             return self._scale
         return self._scale + (1.0 - self._scale) * min(1.0, self._since / self._ramp)
 
-    # ── as actions see it (core.model.action.Job) ────────────────────────────────────────────────
+    # ── the interface `core.model.action.Job` ─────────────────────────────────────────────────────
 
     def command(
         self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
     ) -> dict[str, Any]:
-        """Do what the probe would do, at the end of the newest step."""
-        done = getattr(self, f"_{verb}", None)
-        answer = dict(args) if done is None else done(args)
+        """Carry out a command as the probe would, at the end of the newest step."""
+        handler = getattr(self, f"_{verb}", None)
+        answer = dict(args) if handler is None else handler(args)
         return {"ack_step": self.step, "ranks": self.world_size, **answer}
 
     def _pause(self, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +124,10 @@ class FakeJob:
         found = [step for step in self.kept if step < before]
         if not found:
             raise ActionError(f"no savepoint before step {before}: there are {list(self.kept)}")
-        self._back(found[-1], self.attempt + 1, args.get("rewarm"))
+        self._rewind(found[-1], self.attempt + 1, args.get("rewarm"))
         return {"step": self.step, "attempt": self.attempt}
 
-    def _back(self, step: int, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
+    def _rewind(self, step: int, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
         self.step, self.next_step = step, step + 1
         while self.kept and self.kept[-1] > step:
             self.kept.pop()
@@ -134,7 +137,7 @@ class FakeJob:
             self._scale, self._ramp, self._since = float(rewarm["start"]), int(rewarm["steps"]), 0
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
-        """Say that the evidence is there."""
+        """Report that evidence was taken."""
         return {
             "path": f"incidents/{incident}/snapshot-1",
             "sha256": "0" * 64,
@@ -143,14 +146,14 @@ class FakeJob:
         }
 
     def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
-        """Begin again from the checkpoint, as another process that kept no savepoints."""
+        """Restart from the checkpoint as a new process without savepoints."""
         ended = self.returncode is not None
         self.returncode, self.paused_until, self.skipping = None, None, 0
         self._scale, self._ramp = 1.0, 0
         self.clip_bound, self._clipped = None, 0
         self.kept.clear()
         self.launches += 1
-        self._back(int(args["step"]), int(args["attempt"]), args["rewarm"])
+        self._rewind(int(args["step"]), int(args["attempt"]), args["rewarm"])
         return {
             "pid": self.launches,
             "attempt": self.attempt,
@@ -160,17 +163,17 @@ class FakeJob:
         }
 
     def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
-        """Take the next generation; with several ranks it waits for the next launch."""
+        """Advance the generation; with several ranks it takes effect at the next launch."""
         self.generation += 1
         when = "now" if self.world_size == 1 else "at the next launch"
-        told = {"generation": self.generation, "held": self.generation, "takes_effect": when}
-        return {**told, "entries": len(args.get("add", ())), "ranks": self.world_size}
+        answer = {"generation": self.generation, "held": self.generation, "takes_effect": when}
+        return {**answer, "entries": len(args.get("add", ())), "ranks": self.world_size}
 
     def work(self, within_s: float) -> dict[str, float]:
-        """Say that it hangs: it uses nothing."""
+        """Report no activity: the job hangs."""
         return {"cpu_s": 0.0, "bytes": 0.0}
 
     def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
-        """End as it was asked to."""
+        """End as requested."""
         self.returncode = TERMINATED
         return {"returncode": TERMINATED, "survivors": [], "exit_code": exit_code}

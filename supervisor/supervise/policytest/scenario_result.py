@@ -1,4 +1,4 @@
-"""What came of a scenario, as far as expectations and coverage ask."""
+"""The result of a scenario, as far as assertions and coverage need it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..core.model.decisions import Decision
 
 
 class TransitionCoverage(dict[str, Any]):
-    """A table of moves that notes which pairs of state and event were asked for."""
+    """A transition table that records which pairs of state and event were looked up."""
 
     class Row(dict[str, str]):
-        """One state's moves."""
+        """The transitions of one state."""
 
         def __init__(self, state: str, moves: dict[str, str], seen: set[tuple[str, str]]) -> None:
             super().__init__(moves)
@@ -32,13 +32,14 @@ class TransitionCoverage(dict[str, Any]):
 
 @dataclass(slots=True)
 class ScenarioResult:
-    """What came of a scenario.
+    """The result of a scenario.
 
     Attributes:
-        log: `(frame, decision)` in order; frames are counted from 0 and never go back.
+        log: `(frame, decision)` in order; frames count from 0 and never decrease.
         states: state of the run after each frame. spent: by frame, intents per class of budget.
         active: ids of the rules whose metrics the scenario has.
-        visited: pairs of state and event. parted: where a restarted supervisor decided otherwise.
+        visited: pairs of state and event. replay_differences: where a restarted supervisor decided
+            differently.
     """
 
     log: list[tuple[int, Decision]] = field(default_factory=list)
@@ -46,7 +47,7 @@ class ScenarioResult:
     spent: dict[int, dict[str, int]] = field(default_factory=dict)
     active: set[str] = field(default_factory=set)
     visited: set[tuple[str, str]] = field(default_factory=set)
-    parted: list[str] = field(default_factory=list)
+    replay_differences: list[str] = field(default_factory=list)
 
     @property
     def last(self) -> int:
@@ -77,7 +78,7 @@ class ScenarioResult:
         return found
 
     def suppressed(self, by: str, rule: str | None = None) -> list[int]:
-        """Return the frames at which something was held back by what begins with `by`."""
+        """Return the frames at which a suppression by `by` (a prefix) was recorded."""
         return [
             at
             for at, d in self.log
@@ -86,7 +87,7 @@ class ScenarioResult:
             and rule in (None, d.rule)
         ]
 
-    # ── what was done, and said ───────────────────────────────────────────────────────────────────
+    # ── actions and messages ─────────────────────────────────────────────────────────────────────
 
     def intents(self) -> list[tuple[int, str]]:
         """Return `(frame, verb)` of every action that was started."""
@@ -101,7 +102,7 @@ class ScenarioResult:
         ]
 
     def messages(self, text: str) -> list[int]:
-        """Return the frames at which people were told something that holds this text."""
+        """Return the frames of the notifications that contain this text."""
         return [
             at
             for at, d in self.log

@@ -1,7 +1,7 @@
 """The notation of series: `2.4x300 5.0-0.1x20 0.1*1.5x10 _x5 nan` -> samples, frame by frame.
 
-`2.4x300` is 2.4 for 300 frames, `5.0-0.1x20` begins at 5.0 and falls by 0.1 each frame,
-`0.1*1.5x10` grows by half each frame, `_` is absent, `nan` and `inf` are what they say.
+`2.4x300` is 2.4 for 300 frames, `5.0-0.1x20` starts at 5.0 and falls by 0.1 each frame,
+`0.1*1.5x10` grows by half each frame, `_` is absent; `nan` and `inf` are literal.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ def samples(text: str) -> list[float | None]:
     """Return the samples of a series; None is absent.
 
     Raises:
-        ValueError: a piece has no meaning; the loader refuses such text before.
+        ValueError: a piece cannot be parsed; the loader rejects such text before.
     """
     found: list[float | None] = []
     for piece in text.split():
         match = PIECE.fullmatch(piece)
         if match is None:
-            raise ValueError(f"{piece!r} is no piece of a series")
+            raise ValueError(f"{piece!r}: invalid piece of a series")
         word, start, how, change, times = match.groups()
         count = int(times or 1)
         if word == "_":
@@ -31,22 +31,22 @@ def samples(text: str) -> list[float | None]:
         elif word is not None:
             found += [float(word)] * count
         elif how == "*":
-            found += [_grown(float(start), float(change), i) for i in range(count)]
+            found += [_geometric(float(start), float(change), i) for i in range(count)]
         else:
             slope = float(change or 0.0) * (-1.0 if how == "-" else 1.0)
             found += [float(start) + i * slope for i in range(count)]
     return found
 
 
-def _grown(start: float, factor: float, times: int) -> float:
+def _geometric(start: float, factor: float, times: int) -> float:
     try:
         return float(start * factor**times)
     except OverflowError:
         return start * float("inf")
 
 
-class Track:
-    """The series of a scenario: the first ones, then those after each rollback.
+class MetricSeries:
+    """The series of a scenario: the first set, then one after each rollback.
 
     Attributes:
         names: ids of the metrics, in the order in which they are announced.
@@ -65,13 +65,13 @@ class Track:
 
     @property
     def over(self) -> bool:
-        """Whether every sample was taken."""
+        """Whether all samples were used."""
         return all(self._at >= len(column) for column in self._now.values())
 
     def take(self, step: int) -> list[float | None]:
         """Return the next sample of every metric.
 
-        After a rollback, a metric without a sequel has the value that it had at this `step`.
+        After a rollback, a metric without a sequel repeats its value of this `step`.
         """
         at, self._at = self._at, self._at + 1
         found = []
@@ -85,6 +85,6 @@ class Track:
         return found
 
     def rolled_back(self, times: int) -> None:
-        """The job went back for the `times`-th time: its next series begins, if it has one."""
+        """Switch to the series after the `times`-th rollback, if there is one."""
         if self._sequels:
             self._now, self._at = self._sequels[min(times, len(self._sequels)) - 1], 0

@@ -13,8 +13,9 @@ from .._number import Number
 if TYPE_CHECKING:
     from ...catalog.document.diagnostics import Problem
     from ...catalog.scenario_subject import Subject
-    from ...mutation.mutation_runner import MutationReport, Outcome
+    from ...mutation.mutation_runner import MutationReport
     from ...policytest.coverage import Coverage
+    from ...policytest.suite import Outcome
 
 FAILED = 1
 
@@ -64,7 +65,8 @@ def command(
       supervise policy test packs/mine.yaml --mutate
     """
     from ...errors import UsageError
-    from ...mutation.mutation_runner import hunt, run
+    from ...mutation import mutation_runner
+    from ...policytest import suite
     from ...policytest.coverage import Coverage
 
     if least is not None and not coverage:
@@ -75,11 +77,13 @@ def command(
     played: dict[str, list[Outcome]] = {}
     hunted: dict[str, MutationReport] = {}
     for subject in _loaded(paths, warnings):
-        played[subject.label] = run(subject)
-        shown.add(subject, [outcome.played for outcome in played[subject.label]])
+        played[subject.label] = suite.run(subject)
+        shown.add(subject, [outcome.result for outcome in played[subject.label]])
     failed = any(outcome.failures for found in played.values() for outcome in found)
     if mutate and not failed:  # what fails already notices nothing
-        hunted = {name: hunt(path, jobs) for name, path in zip(played, paths, strict=True)}
+        hunted = {
+            name: mutation_runner.run(path, jobs) for name, path in zip(played, paths, strict=True)
+        }
     odd = strict and bool(warnings)
     low = coverage and least is not None and shown.percent() < least
     survived = any(found.survivors for found in hunted.values())
@@ -125,7 +129,7 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
         if sort != "policy":
             found[path.resolve()] = None
             continue
-        shown.want(load_policy(path))
+        shown.require(load_policy(path))
         several = scenario_subject.files_of(path)
         if not several:
             hint = f"write {path.parent / scenario_subject.TESTS / path.name}"
@@ -141,7 +145,7 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
         InputError, PolicyErrors: a file is wrong, or all of them together have no scenario.
     """
     from ...errors import InputError
-    from ...mutation.mutation_runner import load
+    from ...policytest.suite import load
 
     subjects = [load(path, warnings) for path in paths]
     if not any(subject.scenarios for subject in subjects):
@@ -207,7 +211,7 @@ def _plain(played: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
                     "name": outcome.form.name,
                     "where": outcome.where,
                     "ok": not outcome.failures,
-                    "frames": len(outcome.played.states),
+                    "frames": len(outcome.result.states),
                     "failures": [{"where": w, "message": m} for w, m in outcome.failures],
                 }
                 for outcome in outcomes
