@@ -247,7 +247,7 @@ def played(story: Story) -> list[tuple[int, Decision]]:
         after_rollback=story.after_rollback,
         ranks=story.ranks,
     )
-    return scenario_runner.play(policy_of(story.policy, story.mode), form).log
+    return scenario_runner.run(policy_of(story.policy, story.mode), form).log
 
 
 def channels() -> Iterator[str]:

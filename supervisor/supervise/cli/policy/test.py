@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...errors import InputError, UsageError
 from .._number import Number
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def command(
       supervise policy test nano --coverage --min 80
       supervise policy test packs/mine.yaml --mutate
     """
-    from ...errors import UsageError
     from ...mutation import mutation_runner
     from ...policytest import suite
     from ...policytest.coverage import Coverage
@@ -81,9 +81,7 @@ def command(
         shown.add(subject, [outcome.result for outcome in played[subject.label]])
     failed = any(outcome.failures for found in played.values() for outcome in found)
     if mutate and not failed:  # what fails already notices nothing
-        hunted = {
-            name: mutation_runner.run(path, jobs) for name, path in zip(played, paths, strict=True)
-        }
+        hunted = dict(zip(played, (mutation_runner.run(p, jobs) for p in paths), strict=True))
     odd = strict and bool(warnings)
     low = coverage and least is not None and shown.percent() < least
     survived = any(found.survivors for found in hunted.values())
@@ -112,7 +110,6 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
     """
     from ...catalog import load_policy, scenario_subject
     from ...catalog.document.diagnostics import Problems
-    from ...errors import InputError
 
     found: dict[Path, None] = {}  # in order
     for name in files:
@@ -144,7 +141,6 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
     Raises:
         InputError, PolicyErrors: a file is wrong, or all of them together have no scenario.
     """
-    from ...errors import InputError
     from ...policytest.suite import load
 
     subjects = [load(path, warnings) for path in paths]
