@@ -78,8 +78,8 @@ class Edges:
         if isinstance(self.error, UsageError) or checkpoint in self.damaged:
             raise StoreError("damaged")
 
-    def put_back(self, checkpoint):
-        self.asked.append(("put_back", checkpoint, self.control.process.returncode))
+    def restore(self, checkpoint):
+        self.asked.append(("restore", checkpoint, self.control.process.returncode))
         if isinstance(self.error, StoreError):
             raise self.error
         if checkpoint in self.lost:
@@ -129,7 +129,7 @@ def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
         ("look_after", True),
         "verified",
         ("choose", -15),
-        ("put_back", "ckpt-2", -15),
+        ("restore", "ckpt-2", -15),
         ("launch", "/ckpt.pt", 99),
     ]
     assert control.exit_code is None
@@ -162,7 +162,7 @@ def test_the_same_order_again_starts_nothing(control, edges):
 @pytest.mark.parametrize(
     ("done", "left"),
     [
-        (1, ["look_after", "verified", "choose", "prepare", "put_back", "launch"]),
+        (1, ["look_after", "verified", "choose", "prepare", "restore", "launch"]),
         (2, ["launch"]),
         (3, []),
     ],
@@ -190,7 +190,7 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run):
     assert written(run)[1]["args"] == NEWER and "failed" not in seen
     assert edges.asked[4:] == [
         ("prepare", "ckpt-3", -15),
-        ("put_back", "ckpt-3", -15),
+        ("restore", "ckpt-3", -15),
         ("launch", "/ckpt.pt", 149),
     ]
 
@@ -216,7 +216,7 @@ def test_what_an_heir_is_ordered_is_prepared(heir, edges):
     assert heir(NEWER)["step"] == 149
     assert [what[:2] for what in edges.asked[-3:]] == [
         ("prepare", "ckpt-3"),
-        ("put_back", "ckpt-3"),
+        ("restore", "ckpt-3"),
         ("launch", "/ckpt.pt"),
     ]
 
@@ -244,7 +244,7 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
     assert list(seen["failed"]) == ["ckpt-3"] and written(run)[1]["args"] == ARGS
     assert edges.asked[-3:] == [
         ("prepare", "ckpt-2", -15),
-        ("put_back", "ckpt-2", -15),
+        ("restore", "ckpt-2", -15),
         ("launch", "/ckpt.pt", 99),
     ]
 
@@ -265,7 +265,7 @@ def test_when_nothing_can_be_put_back_the_relaunch_fails(control, edges):
         control.relaunch(ARGS, key="r:1", deadline_s=60)
 
     assert control.exit_code == 78
-    assert [each[1] for each in edges.asked if each[0] == "put_back"] == ["ckpt-3", "ckpt-2"]
+    assert [each[1] for each in edges.asked if each[0] == "restore"] == ["ckpt-3", "ckpt-2"]
 
 
 def test_a_main_loop_that_is_busy_when_it_is_to_choose_ends_no_run(control, edges):
@@ -282,7 +282,7 @@ def test_when_choosing_fails_the_order_is_carried_out(control, edges):
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
     assert seen["step"] == 99 and seen["failed"] == {"checkpoint-choice": "a bug"}
-    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "put_back", "launch"]
+    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "restore", "launch"]
 
 
 def test_a_choice_that_comes_too_late_is_not_made(control, edges):
@@ -319,7 +319,7 @@ def test_what_people_approved_is_not_looked_beyond(control, edges):
     edges.settled = True
 
     assert "failed" not in control.relaunch(ARGS, key="r:1", deadline_s=60)
-    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "put_back", "launch"]
+    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "restore", "launch"]
 
 
 def test_a_job_that_is_dead_already_is_not_stopped(control, edges):

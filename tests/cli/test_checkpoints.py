@@ -60,4 +60,4 @@ def test_a_register_that_is_none(keep_run, supervise):
 
     code, _, err = supervise("checkpoints", run)
 
-    assert code == 64 and "is no register of checkpoints" in err
+    assert code == 64 and "is not a register of checkpoints" in err

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from supervise.checkpoints.save_report import RunPosition, saved
+from supervise.checkpoints.tracker import RunPosition, save_report
 from supervise.core import engine
 from supervise.core.model.events import Event, Launched, Notice, OperatorCommand, Tick
 from supervise.errors import SuperviseError
@@ -70,7 +70,7 @@ class Judge:
             for completed in self.company.complete(event):
                 self.take(completed)
             if isinstance(event, Notice) and event.kind == "checkpoint-saved":
-                saved(event, RunPosition())
+                save_report(event, RunPosition())
 
     def status(self, ranks: dict[int, dict[str, Any]]) -> None:
         found = status_snapshot.snapshot(

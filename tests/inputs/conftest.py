@@ -1,4 +1,4 @@
-"""One small segment and its reader, and a guard over checkpoints, for the tests of the inputs."""
+"""One small segment and its reader, for the tests of the inputs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 from supervise.inputs.segment import Segment
 from supervise_probe.ipc.writer import Writer
-
-from .desk import Desk
 
 
 @pytest.fixture
@@ -24,11 +22,3 @@ def segment(writer):
     segment = Segment.open(writer.path, lambda: 77)
     yield segment
     segment.close()
-
-
-@pytest.fixture
-def desk(tmp_path):
-    """See `Desk`."""
-    desk = Desk(tmp_path)
-    yield desk
-    desk.guard.close()

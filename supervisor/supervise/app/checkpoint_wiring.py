@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..checkpoints.save_report import RunPosition
 from ..checkpoints.service import CheckpointService
+from ..checkpoints.tracker import RunPosition
 from ..core.handlers.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Notice
@@ -47,14 +47,14 @@ def hear(guard: CheckpointService, event: Event, policy: Policy) -> None:
         return
     resume = (policy.job.get("relaunch") or {}).get("resume")
     if resume != "savepoint" or event.data.get("how") == "savepoint":
-        guard.saved(event)
+        guard.on_save(event)
 
 
 def seek(guard: CheckpointService, policy: Policy, state: State) -> None:
     """Let the guard verify at once what a refused relaunch waits for, if one does."""
     before = checkpoint_choice.sought(policy, state)
     if before is not None:
-        guard.seek(before)
+        guard.verify_awaited(before)
 
 
 def may_come_back(policy: Policy, state: State, returncode: int) -> bool:

@@ -303,7 +303,7 @@ class App:
 
     def _beside(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what joins the next frame of this process: its machine, and a checkpoint."""
-        return self._machine.newest(pid, leads) | (self._guard.newest() if leads else {})
+        return self._machine.newest(pid, leads) | (self._guard.frame_values() if leads else {})
 
     def _stood_still(self, control: Control) -> bool:
         """Whether the newest round took long: what came meanwhile is read before time is told."""

@@ -74,12 +74,12 @@ def _marks(key: str) -> str:
 
 
 class Guard(Protocol):
-    """What this needs of the guard, see `checkpoints.service.Guard`."""
+    """The part of `checkpoints.service.CheckpointService` that a relaunch needs."""
 
     @property
     def is_verifying_now(self) -> bool: ...
     def prepare(self, name: str) -> None: ...
-    def put_back(self, name: str) -> Mapping[str, Any]: ...
+    def restore(self, name: str) -> Mapping[str, Any]: ...
 
 
 class Loop(Protocol):
@@ -164,7 +164,7 @@ class Relauncher:
             try:
                 if name != prepared:
                     self._guard.prepare(name)
-                back = self._guard.put_back(name)
+                back = self._guard.restore(name)
             except SuperviseError as error:
                 failed[name], prepared = error, ""  # the guard forgets what was prepared before
                 continue

@@ -1,6 +1,6 @@
-"""Where checkpoints are, what they look like, and whether all of their files are there.
+"""Finds checkpoints on disk, checks that they are complete, and decides which job owns them.
 
-Looks at names and sizes only; one small JSON file is read. Decides nothing.
+Reads names, sizes and times; of the contents only a small JSON index.
 
 Source of the names: Trainer and accelerate (`checkpoint-N`, `rng_state_N.pth`,
 `model-00001-of-00003.safetensors` beside an index), torch.distributed.checkpoint (`__N_M.distcp`
@@ -14,31 +14,36 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from ..errors import StoreError
 from ..store import files
-from .registry import Stamp
+from . import registry
+from .registry import GLOB, Entry, Register, Stamp
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 METADATA = ".metadata"
 MAX_INDEX = 64 << 20  # bytes; that of a model of a thousand layers takes some MB
-LATE_NS = 250_000_000  # that a file is written, or its clock is, beside the save; project default
+CLOCK_SLACK_NS = 250_000_000  # between a save and the times of its files; project default
 _SHARD = re.compile(r"^(?P<stem>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P<end>\..*)$")
 _RANK = re.compile(r"^(rng_state_|random_states_)(\d+)(\.\w+)$")
 
 
 def stamp(path: str) -> Stamp | None:
-    """Return what a checkpoint looks like now, None if there is nothing."""
-    place = Path(path)
+    """Return name, size, time and inode of each file of a checkpoint; None if there is none."""
+    root = Path(path)
     try:
-        if not place.is_dir():
-            return (_row(place, place.name),)
-        every = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
-        rows = [_row(file, str(file.relative_to(place))) for file in every]
+        if not root.is_dir():
+            return (_row(root, root.name),)
+        paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+        rows = [_row(file, str(file.relative_to(root))) for file in paths]
         return tuple(sorted(rows)) or None
-    except OSError:  # it went away while we looked
+    except OSError:  # removed during the scan
         return None
 
 
@@ -52,7 +57,7 @@ def _row(path: Path, name: str) -> tuple[str, int, int, int]:
 def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
     """Return the absolute paths that the patterns match, oldest first.
 
-    Left out: links, which only point to another one, and names of what is being written.
+    Symbolic links and files that are still being written are left out.
     """
     found = {}
     for pattern in patterns:
@@ -67,12 +72,12 @@ def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
 
 
 def is_partial(name: str) -> bool:
-    """Whether the last part of a path says that it is still being written."""
+    """Whether this file name marks an incomplete file."""
     return name.endswith(PARTIAL) or name.startswith(("tmp-", ".tmp"))
 
 
-def whole(path: str, matched: Sequence[str]) -> str:
-    """Return the checkpoint that a file which was saved belongs to: itself, or its directory."""
+def root_of(path: str, matched: Sequence[str]) -> str:
+    """Return the checkpoint that a saved file belongs to: itself, or its directory."""
     for parent in Path(path).parents:
         if str(parent) in matched:
             return str(parent)
@@ -82,73 +87,76 @@ def whole(path: str, matched: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """What tells a file that was saved from another one that has its inode by now.
+    """Identifies a saved file, even where another file has reused its inode.
 
     Attributes:
-        device: of what was written.
-        look: its size, time of writing and inode when the save returned: what a stamp has of it.
-        began_ns, told_ns: since the epoch; it was written between them, as its times say.
+        device: of the file.
+        stat: its size, mtime in ns and inode when the save returned, as in a `Stamp`.
+        start_ns, end_ns: of the save, since the epoch.
     """
 
     device: int
-    look: tuple[int, int, int]
-    began_ns: float
-    told_ns: float
+    stat: tuple[int, int, int]
+    start_ns: float
+    end_ns: float
+
+    def wrote(self, row: tuple[str, int, int, int]) -> bool:
+        """Whether a row of a stamp is this file, or was written during this save."""
+        start_ns, end_ns = self.start_ns - CLOCK_SLACK_NS, self.end_ns + CLOCK_SLACK_NS
+        return row[1:] == self.stat or start_ns <= row[2] <= end_ns
 
 
-def is_what(path: str, mark: FileIdentity, seen: Stamp = ()) -> bool:
-    """Whether what lies at `path` is what was saved: by its inode, and by what a renaming keeps.
+def is_same_file(path: str, identity: FileIdentity, seen: Stamp = ()) -> bool:
+    """Whether `path` is the saved file: same inode, and a size and mtime that a rename keeps.
 
-    That is size and time of writing: those that were `seen` before, or told, or a time within the
-    save, for what was not yet on the disk when it returned. Of a directory one file that is known
-    is enough: others may be added after the save.
+    Size and mtime must be those `seen` before or reported, or the mtime must fall within the save,
+    for data that reached the disk after it returned. Of a directory one known file is enough:
+    others may be added after the save.
     """
     try:
         found = Path(path).stat()
     except OSError:
         return False
-    if (found.st_dev, found.st_ino) != (mark.device, mark.look[-1]):
+    if (found.st_dev, found.st_ino) != (identity.device, identity.stat[-1]):
         return False
-    known = {mark.look, *(row[1:] for row in seen)}
-    began_ns, told_ns = mark.began_ns - LATE_NS, mark.told_ns + LATE_NS
-    return any(row[1:] in known or began_ns <= row[2] <= told_ns for row in stamp(path) or ())
+    known = {row[1:] for row in seen}
+    return any(row[1:] in known or identity.wrote(row) for row in stamp(path) or ())
 
 
-def has(look: Stamp, mark: FileIdentity) -> bool:
-    """Whether one of these files is what was saved, wherever it is now; see `is_what`."""
-    began_ns, told_ns = mark.began_ns - LATE_NS, mark.told_ns + LATE_NS
-    same = [row for row in look if row[3] == mark.look[-1]]
-    return any(row[1:] == mark.look or began_ns <= row[2] <= told_ns for row in same)
+def contains(current: Stamp, identity: FileIdentity) -> bool:
+    """Whether one of these files is the saved one, whatever its path; see `is_same_file`."""
+    return any(row[3] == identity.stat[-1] and identity.wrote(row) for row in current)
 
 
-def named(path: str, mark: FileIdentity | None, seen: Stamp = ()) -> str | None:
-    """Return what the file with this mark is called in its directory now, see `is_what`.
+def current_name(path: str, identity: FileIdentity | None, seen: Stamp = ()) -> str | None:
+    """Return the present path of a saved file that may have been renamed, see `is_same_file`.
 
-    None where it has no name there, or nobody told the inode.
+    None if it is not in that directory, or if its inode was not reported.
     """
-    if mark is None:
+    if identity is None:
         return None
-    if is_what(path, mark, seen):
+    if is_same_file(path, identity, seen):
         return path
     try:
         with os.scandir(Path(path).parent) as entries:
             for entry in entries:
-                if entry.inode() == mark.look[-1] and is_what(entry.path, mark, seen):
+                same = entry.inode() == identity.stat[-1]
+                if same and is_same_file(entry.path, identity, seen):
                     return entry.path
     except OSError:
         pass
     return None
 
 
-def missing(path: str, look: Stamp, ranks: int) -> str:
-    """Return what a checkpoint lacks, as a sentence; "" if all of its files are there.
+def missing(path: str, current: Stamp, ranks: int) -> str:
+    """Return which files a checkpoint lacks, as a sentence; "" if it is complete.
 
     Args:
-        ranks: of the job, for files that every rank writes.
+        ranks: world size of the job, for files that every rank writes.
     """
-    if all(size == 0 for _, size, _, _ in look):
+    if all(size == 0 for _, size, _, _ in current):
         return "it is empty"
-    names = [name for name, *_ in look]
+    names = [name for name, *_ in current]
     if not Path(path).is_dir():
         return ""
     for name in names:
@@ -165,7 +173,7 @@ def missing(path: str, look: Stamp, ranks: int) -> str:
 
 
 def _siblings(path: str, name: str) -> set[str]:
-    """Return the files that must be there because `name` is, by its name or its contents."""
+    """Return the files that the name or the contents of the file `name` require."""
     folder = Path(name).parent
     shard = _SHARD.match(Path(name).name)
     if shard is not None:
@@ -177,7 +185,153 @@ def _siblings(path: str, name: str) -> set[str]:
     if name.endswith(".index.json"):
         try:
             index = files.read_json(Path(path, name), MAX_INDEX, foreign=True)
-            return {str(folder / str(each)) for each in index["weight_map"].values()}
+            return {str(folder / str(shard)) for shard in index["weight_map"].values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return set()  # whoever loads it will tell
+            return set()  # the verifier reports it
     return set()
+
+
+# ── ownership ─────────────────────────────────────────────────────────────────────────────────────
+
+FOREIGN = "another job"  # `Entry.how` of a checkpoint that another job wrote
+CONTESTED = "several runs"  # unreported, and another run has found it too
+UNREPORTED = (GLOB, FOREIGN, CONTESTED)
+ELSEWHERE = "another job wrote it: this one saves elsewhere"
+UNNAMED = (
+    "no job reported it, and job.checkpoints.glob does not name one directory: set it to the "
+    "directory of this job"
+)
+IDENTITIES = 64  # newest saves whose files are recognized after a rename; project default
+RECENT_NS = 3600 * 10**9  # clocks of two disks may differ; project default
+
+Rows = set[tuple[int, int, int]]  # size, mtime and inode of files
+
+
+class OwnershipResolver:
+    """Decides which checkpoints found by a pattern are not the job's own.
+
+    A checkpoint that the job reported is its own, and so is any in a directory that it reported.
+    If the patterns match such a directory, what they find elsewhere is foreign. Otherwise they must
+    name one directory. A checkpoint in the register of another run is never this job's. Callers
+    hold the lock of the register.
+
+    Args:
+        patterns: of checkpoint paths; relative ones start at `cwd`.
+        run: the run directory. runs: another directory of runs, besides the parent of `run`.
+    """
+
+    def __init__(
+        self, register: Register, patterns: Sequence[str], cwd: Path, run: Path, runs: Path | None
+    ) -> None:
+        self._register, self._run = register, run
+        self._run_parents = {run.parent, run.parent if runs is None else runs.absolute()}
+        folders = {Path(os.path.normpath(cwd / pattern)).parent for pattern in patterns}
+        single = len(folders) == 1 and not glob.has_magic(str(next(iter(folders))))
+        self._named = folders.pop() if single else None
+        self._identities: deque[FileIdentity] = deque(maxlen=IDENTITIES)
+        self._reported: set[str] = set()  # directories that the job reported
+        self._covered = False  # the patterns match one of them
+        self._cache: dict[Path, tuple[tuple[int, int], list[tuple[str, Rows]]]] = {}
+        self._claims: list[tuple[str, str, Rows]] | None = None
+
+    def on_save(self, identity: FileIdentity | None) -> None:
+        """Record the file of a save that the job reported."""
+        if identity is not None:
+            self._identities.append(identity)
+
+    def refresh(self, matched: Sequence[str]) -> None:
+        """Update the job's directories; `claims` of other runs are read again on demand.
+
+        Args:
+            matched: paths that the patterns match.
+        """
+        self._claims = None
+        own = (e.path for e in self._register.entries if e.how not in UNREPORTED)
+        self._reported |= {_folder(path) for path in own}
+        self._covered |= any(_folder(path) in self._reported for path in matched)
+
+    def verdict(self, entry: Entry) -> tuple[str, str]:
+        """Return `FOREIGN` or `CONTESTED` and the reason; two empty strings for the job's own.
+
+        The verdict on a foreign one stands until the job reports it.
+        """
+        if entry.how not in UNREPORTED:
+            return "", ""
+        if entry.how != GLOB:
+            return entry.how, "; ".join(entry.problems)
+        rows = _rows(entry.stamp)
+        folder = _folder(entry.path)
+        if any(contains(entry.stamp, identity) for identity in self._identities):
+            self._reported.add(folder)  # renamed after the report
+            return "", ""
+        claims = [(name, how) for name, how, theirs in self._other_claims() if rows & theirs]
+        for name, how in claims:
+            if how not in UNREPORTED:
+                return FOREIGN, f"another job wrote it: it belongs to the run {name}"
+        if folder not in self._reported and self._covered:
+            return FOREIGN, ELSEWHERE
+        if folder not in self._reported and (
+            self._named is None or folder != os.path.realpath(self._named)
+        ):
+            return FOREIGN, UNNAMED
+        if claims:
+            return CONTESTED, (
+                f"the run {claims[0][0]} found it too, and no job reported it: name a directory of "
+                "its own in job.checkpoints.glob"
+            )
+        return "", ""
+
+    def is_own(self, entry: Entry) -> bool:
+        """Whether it is the job's own, by `verdict`."""
+        return not self.verdict(entry)[0]
+
+    def claimant(self, current: Stamp) -> str:
+        """Return the run whose job reported these files, "" if none did."""
+        rows = _rows(current)
+        if any(rows & _rows(e.stamp) for e in self._register.entries if e.how not in UNREPORTED):
+            return ""
+        claims = (
+            name
+            for name, how, theirs in self._other_claims()
+            if how not in UNREPORTED and rows & theirs
+        )
+        return next(claims, "")
+
+    def _other_claims(self) -> list[tuple[str, str, Rows]]:
+        """Return run, `how` and files of each checkpoint that another run claims."""
+        if self._claims is None:
+            self._claims = list(self._read_claims())
+        return self._claims
+
+    def _read_claims(self) -> Iterator[tuple[str, str, Rows]]:
+        oldest_ns = min(
+            (row[2] for e in self._register.entries if e.how in UNREPORTED for row in e.stamp),
+            default=0,
+        )
+        registers = (f.glob(f"*/{registry.NAME}") for f in self._run_parents)
+        for path in {path for found in registers for path in found}:
+            if path.parent == self._run:
+                continue
+            try:
+                found = path.stat()
+                if found.st_mtime_ns < oldest_ns - RECENT_NS:
+                    continue  # that run ended before
+                version = (found.st_mtime_ns, found.st_ino)
+                if self._cache.get(path, (None,))[0] != version:
+                    rows = registry.read(path.parent)["checkpoints"]
+                    self._cache[path] = version, [(e["how"], _rows(e["stamp"])) for e in rows]
+            except (OSError, StoreError, KeyError, TypeError):
+                continue  # being removed, or not a register
+            for how, theirs in self._cache[path][1]:
+                if how != FOREIGN:
+                    yield path.parent.name, how, theirs
+
+
+def _rows(current: Iterable[Sequence[Any]]) -> Rows:
+    return {(size, mtime, inode) for _, size, mtime, inode in current}
+
+
+@lru_cache(4096)
+def _folder(path: str) -> str:
+    """Return the directory of a path with links resolved."""
+    return os.path.realpath(Path(path).parent)

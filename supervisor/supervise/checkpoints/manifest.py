@@ -1,6 +1,6 @@
-"""What is needed to make a checkpoint again: code, packages, command, data, randomness.
+"""The manifest of a checkpoint: code, packages, command, data and randomness that produced it.
 
-The code is looked at once, when the run begins: what a person edits later is not what runs.
+The code is read once, when the run begins: later edits are not part of the run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PIECE = 1 << 24  # bytes
 
 
 def code(cwd: Path, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the commit of the job's directory and the SHA-256 of what differs from it.
+    """Return the commit of the job's directory and the SHA-256 of its uncommitted diff.
 
-    Files that git does not know are not in it. Without git, or outside a repository: the SHA-256 of
-    each Python file that the command names.
+    Untracked files are left out. Without git, or outside a repository: the SHA-256 of each Python
+    file that the command names.
     """
     commit = _git(cwd, "rev-parse", "HEAD")
     diff = None
@@ -37,7 +37,7 @@ def code(cwd: Path, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _git(cwd: Path, *args: str) -> bytes | None:
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # the job may use git too
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # the job may use git at the same time
     try:
         done = children.run(["git", *args], within_s=GIT_S, env=environ, cwd=cwd)
     except (OSError, subprocess.TimeoutExpired):
@@ -46,7 +46,7 @@ def _git(cwd: Path, *args: str) -> bytes | None:
 
 
 def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
-    """Return the SHA-256 of each of these files, None of one that cannot be read."""
+    """Return the SHA-256 of each file, None for one that cannot be read."""
     found: dict[str, str | None] = {}
     for name in paths:
         sha = hashlib.sha256()
@@ -87,6 +87,6 @@ def describe(
         "code": code,
         "environment": environment,
         "inputs": inputs,
-        "rng": "its random states are in the checkpoint" if entry.rng else "no random state in it",
+        "rng": "random states are in the checkpoint" if entry.rng else "no random states",
         "metrics": entry.values,
     }

@@ -1,4 +1,4 @@
-"""What the guard has to say: events for the loop, values for frames, sentences for people."""
+"""Output of the checkpoint guard: events for the loop, values for frames, notes for people."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ METRICS = ("checkpoint_ok", "checkpoint_size")
 
 
 class CheckpointNotifications:
-    """Collects from any thread; the loop takes. Nothing here waits.
+    """Queues filled by any thread and drained by the loop. No method blocks.
 
     Attributes:
-        delivered: ids of the checkpoints that the loop has heard of.
+        delivered: ids of the checkpoints whose event the loop has taken.
     """
 
     def __init__(self) -> None:
         self._events: deque[Notice] = deque()
         self._frames: deque[dict[str, float]] = deque()
-        self._said: set[str] = set()
+        self._notes: set[str] = set()
         self.delivered: set[str] = set()
 
-    def judged(self, entry: Entry, ok: bool | None) -> None:
-        """Tell the verdict; None: there can be none, people should know why."""
+    def verdict(self, entry: Entry, ok: bool | None) -> None:
+        """Report the result of a verification; None: it could not be verified."""
         if ok is None:
             why = "; ".join(entry.problems)
-            self.say(f"checkpoint {entry.id} in {entry.path} is not verified: {why}")
+            self.note(f"checkpoint {entry.id} in {entry.path} could not be verified: {why}")
         elif ok:
             self.verified(entry)
         else:
             self.bad(entry)
 
     def verified(self, entry: Entry, *, first: bool = True) -> None:
-        """Tell that a checkpoint is good; with the `first` word a frame gets its numbers."""
+        """Report a good checkpoint; the `first` report also fills the metrics of a frame."""
         size = f"{entry.bytes:,} bytes in {entry.path}"
-        self._tell(entry, True, f"was verified: {size}", first)
+        self._event(entry, True, f"was verified: {size}", measured=first)
 
     def bad(self, entry: Entry) -> None:
-        """Tell that it is bad."""
-        self._tell(entry, False, f"is bad: {'; '.join(entry.problems[:3])}", True)
+        """Report a bad checkpoint."""
+        self._event(entry, False, f"is bad: {'; '.join(entry.problems[:3])}", measured=True)
 
     def gone(self, entry: Entry, why: str) -> None:
-        """Tell that it cannot be gone back to any more."""
-        self._tell(entry, False, f"is gone: {why}", False)
+        """Report that a checkpoint is no longer available for a rollback."""
+        self._event(entry, False, f"is no longer available: {why}", measured=False)
 
-    def alien(self, entry: Entry) -> None:
-        """Tell that one is not the job's own; of the first that is so for a reason."""
+    def foreign(self, entry: Entry) -> None:
+        """Report a checkpoint that is not the job's own, once per reason."""
         why = "; ".join(entry.problems)
-        self.say(
-            f"{entry.path} is left alone: {why}; so is what else `supervise checkpoints` calls so",
-            once=f"alien {entry.how} {why}",
+        self.note(
+            f"{entry.path} is left alone: {why}; `supervise checkpoints RUN` lists all such files",
+            once=f"foreign {entry.how} {why}",
         )
 
-    def say(self, sentence: str, once: str = "") -> None:
-        """Tell people something, of the same `once` only the first time."""
-        if once and once in self._said:
+    def note(self, sentence: str, once: str = "") -> None:
+        """Queue a note for people; notes with the same `once` key are queued once."""
+        if once and once in self._notes:
             return
-        self._said.add(once)
+        self._notes.add(once)
         self._events.append(Notice(clock.monotonic_ns(), "note", sentence))
 
     def take(self) -> list[Event]:
@@ -73,14 +73,14 @@ class CheckpointNotifications:
         return events
 
     def frame(self) -> dict[str, float]:
-        """Return the values of the next checkpoint, `{}` if none."""
+        """Return the metrics of the next checkpoint, `{}` if there is none."""
         return self._frames.popleft() if self._frames else {}
 
-    def _tell(self, entry: Entry, ok: bool, what: str, measured: bool) -> None:
+    def _event(self, entry: Entry, ok: bool, what: str, *, measured: bool) -> None:
         if measured:
             values = [float(ok)]
-            if ok:  # of tensors: what a library writes beside them grows by its own rules
-                values.append(float(entry.tensors or entry.bytes))
+            if ok:  # tensors only: other files in a checkpoint grow independently
+                values.append(float(entry.tensor_bytes or entry.bytes))
             self._frames.append(dict(zip(METRICS, values, strict=False)))
         data = {
             "id": entry.id,

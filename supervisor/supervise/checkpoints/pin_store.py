@@ -1,10 +1,10 @@
-"""Keeps copies of checkpoints where the job's own rotation cannot reach, and puts them back.
+"""Keeps copies of checkpoints out of reach of the job's own rotation, and restores them.
 
     <run>/checkpoints/<id>/data/...        the files          .../<id>/manifest.json
-    <run>/checkpoints/.<id>/data/...       a copy that is not complete, or not verified yet
-    <run>/checkpoints/aside/<id>-<name>    what a job must not take for the newest
+    <run>/checkpoints/.<id>/data/...       a copy that is incomplete or not verified yet
+    <run>/checkpoints/aside/<id>-<name>    files that a restarted job must not load
 
-Every copy is synced and hashed before it counts. A name appears when all of it is there.
+Each copy is synced and hashed before it is renamed to its final name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from ..errors import StoreError
 from ..store import files
 from ..store.files import sync_directory
 from .discovery import stamp
-from .hard_link_holds import RESERVE, RESERVE_BYTES
 from .registry import PINNED, Entry
 
 PIECE = 1 << 24  # bytes
 DATA, ASIDE = "data", "aside"
+RESERVE = 0.05  # share of the disk that stays free, but at least
+RESERVE_BYTES = 1 << 30  # so many bytes; project defaults
 
 
 class PinStore:
@@ -33,17 +34,17 @@ class PinStore:
 
     Args:
         run: the run directory.
-        link: by hard links: at no cost, and lost when the job writes into the same files again.
-        over: asked between two pieces; true ends a copy with InterruptedError.
+        link: pin by hard links: free, and lost when the job overwrites the files in place.
+        stopped: called between two pieces; true ends a copy with InterruptedError.
     """
 
-    def __init__(self, run: Path, *, link: bool, over: Callable[[], bool]) -> None:
+    def __init__(self, run: Path, *, link: bool, stopped: Callable[[], bool]) -> None:
         self._home = run / PINNED
         self._link = link
-        self._over = over
+        self._stopped = stopped
 
     def clear(self) -> None:
-        """Remove the copies that a supervisor which died never finished, or never verified."""
+        """Remove unfinished and unverified copies of a supervisor that died."""
         for left in self._home.glob(".ckpt-*"):
             self.unstage(left)
 
@@ -52,7 +53,7 @@ class PinStore:
         return self._home / entry.id
 
     def data(self, entry: Entry) -> Path:
-        """Return where the files of a pinned one are: a file or a directory, named as the job's."""
+        """Return the pinned file or directory; it has the name that the job gave it."""
         return self.folder(entry) / DATA / entry.name
 
     def no_room(self, size: int) -> str:
@@ -60,43 +61,43 @@ class PinStore:
         if self._link:
             return ""
         files.make_directory(self._home)
-        disk = shutil.disk_usage(self._home)
-        keep = max(disk.total * RESERVE, RESERVE_BYTES)
-        if disk.free - size >= keep:
+        free, reserve = _space(self._home)
+        if free - size >= reserve:
             return ""
         return (
-            f"{disk.free / 1e9:.1f} GB are free, {size / 1e9:.1f} GB are needed, and "
-            f"{keep / 1e9:.1f} GB stay free"
+            f"{free / 1e9:.1f} GB are free, {size / 1e9:.1f} GB are needed, and "
+            f"{reserve / 1e9:.1f} GB are reserved for the job; free disk space for "
+            f"{self._home} to pin them again"
         )
 
     def pin(self, entry: Entry, source: Path | None = None, *, link: bool = False) -> None:
-        """Pin a verified checkpoint; a copy has the hashes that were verified, or is none.
+        """Pin a verified checkpoint; the copy has the verified hashes.
 
         Args:
-            source: where its files are, if not at its path. link: a copy is not needed.
+            source: of its files, if not its path. link: link instead of copying.
 
         Raises:
             StoreError: its files have changed since.
-            OSError: it cannot be copied or linked. InterruptedError: `over`.
+            OSError: it cannot be copied or linked. InterruptedError: `stopped`.
         """
-        self._hold(entry, entry.hashes, source, link=link)
+        self._fetch(entry, entry.hashes, source, link=link)
         self.keep(entry)
 
-    def hold(self, entry: Entry) -> Path:
-        """Copy one that is not verified yet, and return where the copy is; then `keep` or `drop`.
+    def copy(self, entry: Entry) -> Path:
+        """Copy an unverified checkpoint and return the path; then call `keep` or `drop`.
 
         Raises:
-            StoreError: it was written again meanwhile.
-            OSError: it cannot be copied or linked. InterruptedError: `over`.
+            StoreError: it was overwritten meanwhile.
+            OSError: it cannot be copied or linked. InterruptedError: `stopped`.
         """
-        fresh = self._hold(entry, {name: None for name, *_ in entry.stamp})
+        fresh = self._fetch(entry, {name: None for name, *_ in entry.stamp})
         if stamp(entry.path) != entry.stamp:
             self.drop(entry)
-            raise StoreError(f"{entry.path} was written again while it was copied")
+            raise StoreError(f"{entry.path} was overwritten while it was copied")
         return fresh / DATA / entry.name
 
     def keep(self, entry: Entry) -> None:
-        """Let what is held be the pinned copy. Raises OSError: it is gone."""
+        """Make the copy the pinned one. Raises OSError; the copy is removed then."""
         shutil.rmtree(self.folder(entry), ignore_errors=True)
         try:
             self._fresh(entry).rename(self.folder(entry))
@@ -108,7 +109,7 @@ class PinStore:
     def _fresh(self, entry: Entry) -> Path:
         return self._home / f".{entry.id}"
 
-    def _hold(
+    def _fetch(
         self,
         entry: Entry,
         hashes: Mapping[str, str | None],
@@ -122,22 +123,22 @@ class PinStore:
             files.make_directory(self._home)
             files.make_directory(fresh)
             target = fresh / DATA / entry.name
-            self._bring(source or Path(entry.path), target, hashes, link=link or self._link)
+            self._transfer(source or Path(entry.path), target, hashes, link=link or self._link)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
         return fresh
 
     def drop(self, entry: Entry) -> None:
-        """Let go of a pinned one, or of what is held."""
+        """Remove the pinned copy and any unfinished one."""
         for folder in (self.folder(entry), self._fresh(entry)):
             shutil.rmtree(folder, ignore_errors=True)
 
     def differs(self, entry: Entry, path: Path) -> str:
-        """Return in what the files at `path` are not those that were verified, "" if in nothing.
+        """Return how the files at `path` differ from the verified ones, "" if they do not.
 
         Raises:
-            OSError: they are there, and cannot be read. InterruptedError: `over`.
+            OSError: they exist and cannot be read. InterruptedError: `stopped`.
         """
         for name, wanted in entry.hashes.items():
             file = _member(path, name, entry)
@@ -149,15 +150,15 @@ class PinStore:
         return "" if entry.hashes else "it was never verified"
 
     def differs_by_stamp(self, entry: Entry) -> bool:
-        """Whether a linked one was written into, as sizes and times tell."""
+        """Whether a linked copy was overwritten in place, by size and time."""
         return stamp(str(self.data(entry))) != entry.stamp
 
     def stage(self, entry: Entry) -> Path:
-        """Copy a pinned one beside the path that the job knows, by a hidden name; return it.
+        """Copy a pinned checkpoint to a hidden name beside the job's path; return it.
 
         Raises:
-            StoreError: the pinned copy is not what was verified.
-            OSError: it cannot be read or copied. InterruptedError: `over`. Nothing is left behind.
+            StoreError: the pinned copy is damaged.
+            OSError: it cannot be read or copied. InterruptedError: `stopped`.
         """
         pinned, path = self.data(entry), Path(entry.path)
         wrong = self.differs(entry, pinned)
@@ -167,20 +168,20 @@ class PinStore:
         _remove(fresh)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._bring(pinned, fresh, entry.hashes, link=False)
+            self._transfer(pinned, fresh, entry.hashes, link=False)
         except BaseException:
             _remove(fresh)
             raise
         return fresh
 
     def place(self, entry: Entry, fresh: Path) -> Path | None:
-        """Put what was staged to the path that the job knows; return where what lay there is now.
+        """Move the staged copy to the job's path; return the new path of the old file, if any.
 
-        A file is replaced in one go. A directory is moved aside first: for an instant there is
+        A file is replaced atomically. A directory is moved aside first, so for an instant there is
         none.
 
         Raises:
-            OSError: what lay there is still there, and the staged copy is gone.
+            OSError: the old file is unchanged, and the staged copy is removed.
         """
         path = Path(entry.path)
         try:
@@ -193,15 +194,15 @@ class PinStore:
         return moved
 
     def unstage(self, fresh: Path) -> None:
-        """Remove a copy that is of no use any more, if it is still there."""
+        """Remove an unused copy if it exists."""
         with suppress(OSError):
             _remove(fresh)
 
     def aside(self, path: Path, mark: str, *, keep: bool = False) -> Path:
-        """Move what lies at `path` out of the job's way, and return where it is now.
+        """Move the file at `path` out of the job's way, and return its new path.
 
-        Into the run directory; where that is on another disk, to a hidden name beside, since a
-        copy might not fit. A file that is to be replaced in one go may `keep` its name as well.
+        It goes into the run directory or, if that is on another disk, to a hidden name beside it:
+        a copy might not fit. A file that is replaced atomically may `keep` its name as well.
         Raises OSError.
         """
         home = self._home / ASIDE
@@ -219,10 +220,10 @@ class PinStore:
         sync_directory(path.parent)
         return there
 
-    def _bring(
+    def _transfer(
         self, source: Path, target: Path, hashes: Mapping[str, str | None], *, link: bool
     ) -> None:
-        """Copy or link all files of one checkpoint; `hashes`: by file, None where nobody knows.
+        """Copy or link all files of one checkpoint; `hashes`: by file, None if unknown.
 
         Raises:
             StoreError: a file does not have its hash.
@@ -246,13 +247,13 @@ class PinStore:
 
     def _copy(self, source: Path, target: Path) -> None:
         with _reading(source) as old, os.fdopen(files.create(target), "wb") as new:
-            by_kernel = True  # shares blocks where the file system can
+            by_kernel = True  # shares disk blocks if the file system can
             while not self._interrupted():
                 try:
                     count = (
                         os.copy_file_range(old.fileno(), new.fileno(), PIECE) if by_kernel else 0
                     )
-                except OSError:  # not between these two file systems
+                except OSError:  # not supported between these file systems
                     count, by_kernel = 0, False
                 if not count:
                     old.seek(new.seek(0, os.SEEK_END))
@@ -272,8 +273,8 @@ class PinStore:
         return sha.hexdigest()
 
     def _interrupted(self) -> bool:
-        if self._over():
-            raise InterruptedError("the supervisor ends")
+        if self._stopped():
+            raise InterruptedError("the supervisor is ending")
         return False
 
 
@@ -291,3 +292,19 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_short(home: Path, size: int) -> bool:
+    """Whether keeping `size` bytes below `home` would eat into the reserve for the job's saves."""
+    try:
+        files.make_directory(home)
+        free, reserve = _space(home)
+    except OSError:
+        return True
+    return free - size < reserve
+
+
+def _space(home: Path) -> tuple[int, float]:
+    """Return free and reserved bytes of a disk."""
+    disk = shutil.disk_usage(home)
+    return disk.free, max(disk.total * RESERVE, RESERVE_BYTES)

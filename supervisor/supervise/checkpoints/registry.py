@@ -1,7 +1,7 @@
 """The register of the job's checkpoints: `checkpoints.json` in the run directory.
 
-What was found, what became of it, and which of them are pinned below `checkpoints/`. Written whole
-and atomically after each change, so that a supervisor that takes over knows all that was known.
+It lists each checkpoint, its state, and whether a copy is pinned below `checkpoints/`. The file is
+replaced atomically after each change, so that an adopting supervisor starts from the same state.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from ..errors import StoreError
 from ..store import files
 
 NAME = "checkpoints.json"
-PINNED = "checkpoints"  # directory of the pinned ones, by id
+PINNED = "checkpoints"  # directory of the pinned copies, by id
 FOUND, VERIFIED, BAD = "found", "verified", "bad"
 UNVERIFIED, VANISHED = "unverified", "vanished"
-COPIED = "copied"  # it is being copied, or the copy verified: what is written next is another one
-GLOB = "glob"  # nobody told of it
-NEAR = 100  # steps that a file may be found after it was saved
-KEPT = 256  # newest ones that the register lists, besides those that are still there
+COPIED = "copied"  # a copy is being made or verified; the next write is a new checkpoint
+GLOB = "glob"  # found by a pattern, not reported by the job
+NEAR = 100  # steps by which a file may be found after its save
+KEPT = 256  # newest entries that the register keeps, besides those whose files are present
 
 Stamp = tuple[tuple[str, int, int, int], ...]  # per file: name, size, mtime in ns, inode
 
 
 @dataclass
 class Entry:
-    """One checkpoint. A path that is written again is another checkpoint.
+    """One checkpoint. Each write to the same path is another checkpoint.
 
     Attributes:
         path: absolute, as the job names it; a file or a directory.
-        step: 0-based, the last optimizer step in it; -1 where nobody knows.
-        how: who told of it: `torch.save`, a library, ..., or `glob`.
-        saved, verified: UTC; when it was told or first seen, when it was last verified.
-        seconds: what the save took, None where nobody told.
+        step: 0-based, the last optimizer step in it; -1 if unknown.
+        how: what reported it: `torch.save`, a library, ..., or `glob`.
+        saved, verified: UTC; time of the save or of the first sight, and of the last verification.
+        seconds: duration of the save, None if not reported.
         bytes, files: of all files; per name relative to the directory `{"size", "sha256"}`.
-        tensors: bytes of the tensors in it, 0 where nobody looked.
-        inside: the step that an integer in it tells, in the job's own count.
-        rng: whether random states are in it.
+        tensor_bytes: bytes of the tensors in it, 0 before verification.
+        internal_step: the step that an integer in it gives, in the job's own count.
+        rng: whether it contains random states.
         problems: one sentence each.
-        there: its files are still at `path`, as they were when they were last looked at.
-        stamp: what they looked like then.
-        python: the interpreter that wrote it, None where nobody told.
-        probe_batch: what the job told of the fixed batch: `{"path", "value"}`, or `{"why"}` there
-            is no value; None where it told nothing.
-        values: metrics of the newest frame when it was told.
+        present: its files are still at `path`, as they were at the last scan.
+        stamp: name, size, time and inode of its files at the last scan.
+        python: the interpreter that wrote it, None if not reported.
+        probe_batch: what the job reported of the fixed batch: `{"path", "value"}`, or `{"why"}` if
+            there is no value; None if nothing was reported.
+        values: metrics of the newest frame at the time of the save.
     """
 
     id: str
@@ -60,13 +60,13 @@ class Entry:
     seconds: float | None = None
     bytes: int = 0
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tensors: int = 0
-    inside: int | None = None
+    tensor_bytes: int = 0
+    internal_step: int | None = None
     rng: bool = False
     state: str = FOUND
     problems: list[str] = field(default_factory=list)
     pinned: bool = False
-    there: bool = True
+    present: bool = True
     stamp: Stamp = ()
     python: str | None = None
     probe_batch: dict[str, Any] | None = None
@@ -74,12 +74,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last part of the path."""
         return Path(self.path).name
 
     @property
     def earliest(self) -> int:
-        """The least step that it may turn out to be of: a file that was found is known late."""
+        """The earliest step it may belong to: a file found by a pattern is seen late."""
         return self.step - NEAR if self.how == GLOB else self.step
 
     @property
@@ -88,16 +88,16 @@ class Entry:
         return {name: str(about["sha256"]) for name, about in self.files.items()}
 
     def describe(self, found: Mapping[str, Any]) -> None:
-        """Take over what the verifier found in it, see `verifier.Answer`."""
+        """Store what the verifier found in it, see `verification.Verdict`."""
         self.files = dict(found.get("files", {}))
         self.bytes = sum(file["size"] for file in self.files.values()) or self.bytes
-        self.tensors = int(found.get("bytes", 0))
-        self.inside, self.rng = found.get("step"), bool(found.get("rng"))
-        # Seen by its file alone it is known late; a count of steps in it that is near tells which.
-        if self.how == GLOB and self.inside is not None:
-            late = self.step - (self.inside - 1)
+        self.tensor_bytes = int(found.get("bytes", 0))
+        self.internal_step, self.rng = found.get("step"), bool(found.get("rng"))
+        # A file found by a pattern is seen late; a plausible step count inside it corrects that.
+        if self.how == GLOB and self.internal_step is not None:
+            late = self.step - (self.internal_step - 1)
             if 0 <= late <= NEAR:
-                self.step = self.inside - 1
+                self.step = self.internal_step - 1
 
 
 class Register:
@@ -105,15 +105,15 @@ class Register:
 
     Attributes:
         entries: in the order in which they were found.
-        before: stamps of what lay there before the run, by path: none of it is ours.
-        fresh: nobody kept a register in this run directory yet.
+        before: stamps of files that existed before the run, by path; they are not the job's.
+        fresh: the run directory had no register yet.
     """
 
     def __init__(self, run: Path) -> None:
-        """Read the register of a run, or begin one.
+        """Read the register of a run, or create one.
 
         Raises:
-            StoreError: there is one, and it cannot be read.
+            StoreError: it exists and cannot be read.
         """
         self._path = run / NAME
         self.entries: list[Entry] = []
@@ -127,11 +127,11 @@ class Register:
             self.entries = [_entry(row) for row in known["checkpoints"]]
 
     def add(self, path: str, **about: Any) -> Entry:
-        """Begin the entry of another checkpoint and return it."""
+        """Add an entry for a new checkpoint and return it."""
         entry = Entry(f"ckpt-{self._next}", path, **about)
         self._next += 1
         self.entries.append(entry)
-        old = [e for e in self.entries if not e.there and not e.pinned]
+        old = [e for e in self.entries if not e.present and not e.pinned]
         for gone in old[: max(0, len(self.entries) - KEPT)]:
             self.entries.remove(gone)
         return entry
@@ -141,22 +141,22 @@ class Register:
         return next((entry for entry in self.entries if entry.id == name), None)
 
     def at(self, path: str) -> Entry | None:
-        """Return the newest entry whose files are still at `path`."""
-        found = (e for e in reversed(self.entries) if e.path == path and e.there)
+        """Return the newest entry whose files are still present at `path`."""
+        found = (e for e in reversed(self.entries) if e.path == path and e.present)
         return next(found, None)
 
     def write(self) -> None:
-        """Write it all. Raises OSError: the old file is still there."""
-        whole = {
+        """Write the register. Raises OSError; the old file is unchanged then."""
+        document = {
             "next": self._next,
             "checkpoints": [asdict(entry) for entry in self.entries],
             "before": self.before,
         }
-        files.replace(self._path, (json.dumps(whole, indent=1) + "\n").encode(), durable=True)
+        files.replace(self._path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
 
 
 def read(run: Path) -> dict[str, Any]:
-    """Return the register of a run as it was written; an empty one if there is none.
+    """Return the register of a run as written; an empty one if there is none.
 
     Raises:
         StoreError: it cannot be read.
@@ -165,7 +165,7 @@ def read(run: Path) -> dict[str, Any]:
     try:
         known = files.read_json(path)
         if not isinstance(known["checkpoints"], list) or not isinstance(known["next"], int):
-            raise TypeError("next is no number, or checkpoints no list")
+            raise TypeError("next is not a number, or checkpoints is not a list")
         for rows in known["before"].values():
             _stamp(rows)
         rows = [asdict(_entry(row)) for row in known["checkpoints"]]
@@ -174,34 +174,34 @@ def read(run: Path) -> dict[str, Any]:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise StoreError(f"{path} is no register of checkpoints: {error}") from error
+        raise StoreError(f"{path} is not a register of checkpoints: {error}") from error
     return {**known, "checkpoints": rows}
 
 
-_MOST = 1 << 63
-_KINDS: dict[str, Any] = {
+_INT64 = 1 << 63
+_FIELD_TYPES: dict[str, Any] = {
     **dict.fromkeys(("id", "path", "how", "saved", "verified", "state"), str),
-    **dict.fromkeys(("step", "attempt", "bytes", "tensors"), int),
-    **dict.fromkeys(("rng", "pinned", "there"), bool),
+    **dict.fromkeys(("step", "attempt", "bytes", "tensor_bytes"), int),
+    **dict.fromkeys(("rng", "pinned", "present"), bool),
     **dict.fromkeys(("files", "values"), dict),
     "problems": list,
-    "inside": int | None,
+    "internal_step": int | None,
     "seconds": int | float | None,
     "python": str | None,
     "probe_batch": dict | None,
 }
 
 
-def _is(value: Any, kind: Any) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind) and (not whole or -_MOST <= value < _MOST)
+def _matches(value: Any, kind: Any) -> bool:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind) and (not is_int or -_INT64 <= value < _INT64)
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
     for key in ("id", "path"):
-        row[key]  # the others have a value of their own
-    for key, kind in _KINDS.items():
-        if key in row and not _is(row[key], kind):
+        row[key]  # the other fields have defaults
+    for key, kind in _FIELD_TYPES.items():
+        if key in row and not _matches(row[key], kind):
             raise TypeError(f"the {key} of {str(row.get('id'))[:40]!r} is {str(row[key])[:40]!r}")
     names = {each.name for each in fields(Entry)}
     known = {key: value for key, value in row.items() if key in names}

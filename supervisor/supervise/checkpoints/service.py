@@ -1,8 +1,7 @@
-"""The checkpoint guard: finds the job's checkpoints, verifies them, and keeps good ones safe.
+"""The checkpoint guard: finds the job's checkpoints, verifies them, and keeps good ones.
 
-Two threads, both as nice as can be: one looks once a second what is there, the other verifies (one
-at a time, in a process of its own), pins, and drops what is pinned for longer than needed. The loop
-only ever takes what they came to. Decides nothing.
+Two threads at the lowest priority: one scans the disk once a second; the other verifies (one at a
+time, in a process of its own), pins, and removes surplus pins. The loop only takes their results.
 """
 
 from __future__ import annotations
@@ -18,45 +17,46 @@ from typing import Any
 
 from ..core.model.events import Event, Notice
 from ..inputs import clock
+from .discovery import OwnershipResolver
 from .notifications import CheckpointNotifications
-from .ownership import OwnershipResolver
 from .registry import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
 from .restore import Restorer
-from .save_report import RunPosition, saved
-from .tracker import Watch
-from .verification_scheduler import VerificationScheduler
-from .verifier_process import LIMIT_S
+from .retention import Retention
+from .tracker import CheckpointTracker, RunPosition, save_report
+from .verification import LIMIT_S, CheckpointVerifier
 
 EVERY_S = 1.0
-IDLE = 20.0  # times as long as a look took, until the next; project default
-LEAST_S = 0.25  # from one look to the next, also when the job tells of a save; project default
+IDLE = 20.0  # pause between two scans, in durations of the last scan; project default
+LEAST_S = 0.25  # shortest pause, also after a report of a save; project default
 NICE = 19
 SHARE = 0.5  # project default
-CLOSE_S = 2.0  # for what is under way at the end of the run; the disk may hang
-VERIFY_NOW_S, SOON_S = 60.0, 10.0  # for what a dead job left; project defaults
+CLOSE_S = 2.0  # for work under way at the end of the run; the disk may hang
+VERIFY_NOW_S, SOON_S = 60.0, 10.0  # after the end of a job; project defaults
 
 
 class CheckpointService:
     """Guards the checkpoints of one run, from `start` to `close`.
 
-    For the loop: `saved(notice)` for each `checkpoint-saved` of a probe; `poll()` for events: kind
-    `checkpoint`, whose data `{"id", "step", "attempt", "path", "ok", "bytes", "seconds",
-    "problems"}` tell that one was verified, is bad, or is gone; kind `note` for what people should
-    know. `newest()` for the leading rank's next frame: `checkpoint_ok` and `checkpoint_size`, once
-    per checkpoint (`checkpoint_time` is the probe's). None of the three ever waits.
+    The loop calls `on_save` for each notice `checkpoint-saved`, `poll` for events, and
+    `frame_values` for the leading rank's next frame: `checkpoint_ok` and `checkpoint_size`, once
+    per checkpoint. None of the three blocks. Events have kind `checkpoint`, with data `{"id",
+    "step", "attempt", "path", "ok", "bytes", "seconds", "problems"}`, when a checkpoint was
+    verified, is bad, or is no longer available; kind `note` is for people.
 
-    For the thread of an action: `prepare(id)`, as long as a copy takes, then `put_back(id)`.
+    The thread of an action calls `prepare(id)`, which may take as long as a copy, then
+    `restore(id)`.
 
     Args:
         form: `policy.job["checkpoints"]`, see `catalog.forms.job_form.CheckpointsForm`.
         run: the run directory.
         cwd: the job's working directory.
-        now: where the run is; called by `saved`, and by `poll` every `every_s`.
-        facts: what a manifest tells of the run: its command, its policy.
+        position: returns where the run is; called by `on_save`, and by `poll` every `every_s`.
+        facts: the manifest's facts of the run: its command, its policy.
         data: files whose hashes belong into a manifest, `policy.job["manifest"]`.
-        runs: where other runs may be, besides the neighbours of this one.
-        every_s: between two looks. limit_s: see `verifier.LIMIT_S`. soon_s: see `verify_now`.
-        share: of the time that may be spent verifying; of what is saved too often, the newest are.
+        runs: another directory of runs, besides the parent of `run`.
+        every_s: between two scans. limit_s: see `verification.LIMIT_S`. soon_s: see `verify_now`.
+        share: of the time that may be spent verifying. If the job saves faster, only the newest
+            checkpoints are verified.
 
     Raises:
         StoreError: the register of this run cannot be read.
@@ -67,7 +67,7 @@ class CheckpointService:
         form: Mapping[str, Any],
         run: Path,
         cwd: Path,
-        now: Callable[[], RunPosition],
+        position: Callable[[], RunPosition],
         *,
         facts: Mapping[str, Any] | None = None,
         data: Sequence[str] = (),
@@ -77,298 +77,308 @@ class CheckpointService:
         share: float = SHARE,
         soon_s: float = SOON_S,
     ) -> None:
-        self._now, self._every_s = now, every_s
-        self._test_s: float | None = form["restore_test"]
-        self._register, self._news = Register(run), CheckpointNotifications()
-        self._keeper = VerificationScheduler(
+        self._get_position, self._every_s = position, every_s
+        self._retest_s: float | None = form["restore_test"]
+        self._register, self._notifications = Register(run), CheckpointNotifications()
+        self._kept = Retention(
             self._register,
-            self._news,
+            self._notifications,
             run,
+            keep_good=int(form["keep_good"]),
+            link=form["pin"] == "link",
+        )
+        self._verifier = CheckpointVerifier(
+            self._kept,
             cwd,
             tuple(form["verify"]),
-            limit_s,
-            int(form["keep_good"]),
-            form["pin"] == "link",
-            dict(facts or {}),
-            tuple(data),
+            limit_s=limit_s,
+            facts=dict(facts or {}),
+            data=tuple(data),
         )
-        owners = OwnershipResolver(self._register, tuple(form["glob"]), cwd, run, runs)
-        self._watch = Watch(
-            self._register,
-            tuple(form["glob"]),
-            cwd,
-            float(form["settle"]),
-            owners,
-            self._keeper.holds.intact,
+        patterns = tuple(form["glob"])
+        owners = OwnershipResolver(self._register, patterns, cwd, run, runs)
+        self._tracker = CheckpointTracker(
+            self._register, patterns, cwd, float(form["settle"]), owners, self._kept.holds.intact
         )
-        self._restorer = Restorer(self._keeper, owners, lambda: self.look(closely=True))
+        self._restorer = Restorer(self._kept, owners, lambda: self.scan(closely=True))
         self._ready: list[Entry] = []
-        self._moment = RunPosition()
+        self._position = RunPosition()
         self._judged: frozenset[str] = frozenset()
-        self._asked_s = self._rest_s = self._hurry_s = -inf
-        self._tested_s, self._share, self._soon_s = time.monotonic(), share, soon_s
-        self._rush: threading.Thread | None = None
-        self._sought: int | None = None  # an incident waits for one of a step before this
-        self._working = threading.Lock()  # one at a time
-        self._over, self._came = threading.Event(), threading.Event()
+        self._polled_s = self._rest_until_s = self._urgent_until_s = -inf
+        self._retested_s, self._share, self._soon_s = time.monotonic(), share, soon_s
+        self._urgent_thread: threading.Thread | None = None
+        self._awaited: int | None = None  # a rollback waits for a checkpoint before this step
+        self._verifying = threading.Lock()  # one at a time
+        self._closed, self._wake = threading.Event(), threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(what, wake), name=name, daemon=True)
-            for name, what, wake in (
-                ("checkpoints", self.look, self._came),
-                ("verify", self.work, self._over),
+            threading.Thread(target=self._run, args=(work, wake), name=name, daemon=True)
+            for name, work, wake in (
+                ("checkpoints", self.scan, self._wake),
+                ("verify", self.verify_next, self._closed),
             )
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
-            self._begin(thread)
+            self._start(thread)
 
     def close(self) -> None:
-        """End; a verification or a copy under way is given up. Safe to repeat."""
-        self._over.set()
-        self._came.set()
-        self._keeper.close()
-        self._restorer.forget()
-        last = threading.Thread(target=self._look_out, name="last look", daemon=True)
-        self._begin(last)  # the disk may hang
+        """Stop; cancel a verification or copy under way. Safe to repeat."""
+        self._closed.set()
+        self._wake.set()
+        self._kept.closed.set()
+        self._verifier.process.close()
+        self._restorer.discard_prepared()
+        last = threading.Thread(target=self._scan_ended, name="last scan", daemon=True)
+        self._start(last)  # a thread, because the disk may hang
         until_s = time.monotonic() + CLOSE_S
-        for thread in (*self._threads, self._rush, last):
+        for thread in (*self._threads, self._urgent_thread, last):
             if thread is not None and thread.is_alive():
                 thread.join(timeout=max(0.0, until_s - time.monotonic()))
-        self._keeper.end()
+        self._kept.close()
 
     # ── for the loop ──────────────────────────────────────────────────────────────────────────────
 
-    def saved(self, event: Notice) -> None:
-        """Take a notice `checkpoint-saved`. Of its data only `path` is needed."""
-        self._moment = moment = self._now()
-        if (told := saved(event, moment)) is not None:
-            self._watch.told(told)
-            self._came.set()
+    def on_save(self, event: Notice) -> None:
+        """Take a notice `checkpoint-saved`. Of its data only `path` is required."""
+        self._position = self._get_position()
+        if (report := save_report(event, self._position)) is not None:
+            self._tracker.on_save(report)
+            self._wake.set()
 
-    def resume(self, heard: Mapping[str, bool]) -> None:
-        """Before `start`: go on for a guard whose supervisor died; tell what nobody has `heard`.
+    def resume(self, delivered: Mapping[str, bool]) -> None:
+        """Continue for a supervisor that died, before `start`; report what it did not deliver.
 
-        That is by id whether the newest event that the run took calls it good.
+        Args:
+            delivered: by id, whether the newest event that the run took calls it good.
         """
-        self._news.delivered |= heard.keys()
+        self._notifications.delivered |= delivered.keys()
         for entry in self._register.entries:
-            said = heard.get(entry.id)
-            if entry.state == VERIFIED and said is not True:
-                self._news.verified(entry, first=said is None)
-            elif entry.state == BAD and said is not False:
-                self._news.bad(entry)
-            elif entry.state == VANISHED and said:
-                self._news.gone(entry, "; ".join(entry.problems))
+            ok = delivered.get(entry.id)
+            if entry.state == VERIFIED and ok is not True:
+                self._notifications.verified(entry, first=ok is None)
+            elif entry.state == BAD and ok is not False:
+                self._notifications.bad(entry)
+            elif entry.state == VANISHED and ok:
+                self._notifications.gone(entry, "; ".join(entry.problems))
 
     def poll(self) -> list[Event]:
-        """Return what happened since the last call, oldest first."""
-        if time.monotonic() >= self._asked_s + self._every_s:
-            self._asked_s = time.monotonic()
-            self._moment = self._now()
-            self._judged = frozenset(self._news.delivered) - self._moment.on_trial
-        return self._news.take()
+        """Return the events since the last call, oldest first."""
+        if time.monotonic() >= self._polled_s + self._every_s:
+            self._polled_s = time.monotonic()
+            self._position = self._get_position()
+            self._judged = frozenset(self._notifications.delivered) - self._position.on_trial
+        return self._notifications.take()
 
     def verify_now(
         self, within_s: float = VERIFY_NOW_S, *, above: float = -inf, before: float = inf
     ) -> None:
-        """The job has ended, and may be started again: verify at once what it left, newest first.
+        """Verify what an ended job left, newest first, because it may be restarted.
 
-        At normal priority and without a rest, for nobody is trained, and only what may be of a step
-        between `above` and `before`, both left out. Returns at once; see `is_verifying_now`. Once
-        one is good, no other is begun after `soon_s`: large ones take long.
+        At normal priority and without pauses, and only checkpoints that may be of a step between
+        `above` and `before`, both exclusive. Returns at once; see `is_verifying_now`. Once one is
+        good, no other is started after `soon_s`: large ones take long.
         """
-        self._hurry_s, self._sought = time.monotonic() + within_s, None
+        self._urgent_until_s, self._awaited = time.monotonic() + within_s, None
         steps = (above, before)
-        self._rush = threading.Thread(target=self._hurried, args=steps, name="hurry", daemon=True)
-        self._begin(self._rush)
+        self._urgent_thread = threading.Thread(
+            target=self._verify_ended, args=steps, name="verify now", daemon=True
+        )
+        self._start(self._urgent_thread)
 
-    def seek(self, before: int) -> None:
-        """The job trains on, and an incident waits for a good checkpoint of a step before this.
+    def verify_awaited(self, before: int) -> None:
+        """Verify a checkpoint of a step before this while the job runs: a rollback waits for it.
 
-        Verified at normal priority, the newest that can serve first, until one is good; what is
-        under way at low priority is begun again. Returns at once; call it for as long as it waits.
+        At normal priority, newest first, until one is good; a verification at low priority is
+        cancelled and repeated later. Returns at once; call it for as long as the rollback waits.
         """
-        if self._rush is None or not self._rush.is_alive():
-            self._sought = before
-            self._rush = threading.Thread(
-                target=self._seek, args=(before,), name="seek", daemon=True
+        if self._urgent_thread is None or not self._urgent_thread.is_alive():
+            self._awaited = before
+            self._urgent_thread = threading.Thread(
+                target=self._verify_before, args=(before,), name="verify awaited", daemon=True
             )
-            if not self._begin(self._rush):
-                self._sought = None
+            if not self._start(self._urgent_thread):
+                self._awaited = None
 
     @property
-    def seeking(self) -> bool:
-        """Whether that is under way; if not, `poll` has what came of it."""
-        return self._sought is not None
+    def is_verifying_awaited(self) -> bool:
+        """Whether `verify_awaited` is under way; if not, `poll` has its result."""
+        return self._awaited is not None
 
     @property
     def is_verifying_now(self) -> bool:
-        """Whether that is under way and in time; if not, `poll` has what came of it."""
-        return self._rush is not None and self._rush.is_alive() and self._pressed
+        """Whether `verify_now` is under way and in time; if not, `poll` has its result."""
+        alive = self._urgent_thread is not None and self._urgent_thread.is_alive()
+        return alive and self._is_urgent
 
     def lower_priority(self) -> None:
-        """The job is about to run again: begin no more in a hurry, and what is under way yields."""
-        self._hurry_s, self._sought = -inf, None
-        if self._rush is not None and (thread := self._rush.native_id) is not None:
-            with suppress(OSError):  # it is over
-                os.setpriority(os.PRIO_PROCESS, thread, NICE)
-            self._keeper.lower_priority(NICE)
+        """Start no more urgent verifications: the job is about to run again."""
+        self._urgent_until_s, self._awaited = -inf, None
+        thread = self._urgent_thread
+        if thread is not None and thread.native_id is not None:
+            with suppress(OSError):  # already ended
+                os.setpriority(os.PRIO_PROCESS, thread.native_id, NICE)
+            self._verifier.process.lower_priority(NICE)
 
     @property
-    def _pressed(self) -> bool:
-        return time.monotonic() < self._hurry_s and not self._over.is_set()
+    def _is_urgent(self) -> bool:
+        return time.monotonic() < self._urgent_until_s and not self._closed.is_set()
 
-    def newest(self) -> dict[str, float]:
-        """Return the values of one checkpoint that no frame has yet, `{}` if there is none."""
-        return self._news.frame()
+    def frame_values(self) -> dict[str, float]:
+        """Return the metrics of one checkpoint that is in no frame yet, `{}` if there is none."""
+        return self._notifications.frame()
 
     # ── for an action ─────────────────────────────────────────────────────────────────────────────
 
     def prepare(self, name: str) -> None:
-        """Make sure that a checkpoint can be put back, while the job still runs.
+        """Make sure that a checkpoint can be restored, while the job still runs.
 
-        It is unhurt where the job looks for it, or its pinned copy is, and is copied to beside.
-        What is newer lies where it can be moved.
+        It is intact at the job's path, or its pinned copy is and is copied beside it; newer files
+        can be moved.
 
         Raises:
-            StoreError: see `put_back`; the job's own files are as they were.
+            StoreError: see `restore`; the job's own files are unchanged.
         """
         self._restorer.prepare(name)
 
-    def put_back(self, name: str) -> dict[str, Any]:
-        """Put a verified checkpoint to where the job looks for it; the job must not run.
+    def restore(self, name: str) -> dict[str, Any]:
+        """Restore a verified checkpoint to the path where the job loads it; the job must not run.
 
-        The job's own files that are newer (by step or by time of saving) or bad are moved away, so
-        that a job that takes the newest takes this one. A second call finds nothing to do. What
-        still lies there unchanged stays; else the pinned copy takes its place, if its hashes are
-        those that were verified. After `prepare` this takes moments.
+        The job's own newer files (by step or by time of the save) and bad ones are moved away, so
+        that a job that loads the newest loads this one. An unchanged file stays; else the pinned
+        copy replaces it, if it has the verified hashes. Idempotent, and fast after `prepare`.
 
         Returns:
-            `path`; `moved`: where what was moved is now; `probe_batch`: if it told.
+            `path`; `moved`: new paths of the moved files; `probe_batch`: if the job reported it.
 
         Raises:
             StoreError: it is unknown, not verified, damaged, or cannot be written.
         """
-        return self._restorer.put_back(name)
+        return self._restorer.restore(name)
 
-    # ── what the threads do ───────────────────────────────────────────────────────────────────────
+    # ── threads ───────────────────────────────────────────────────────────────────────────────────
 
-    def look(self, *, closely: bool = False, ended: bool = False) -> bool:
-        """Look once what is there; `closely` also at what was verified already.
+    def scan(self, *, closely: bool = False, ended: bool = False) -> bool:
+        """Scan the disk once. Always returns False: there is no more work.
 
-        Once the job has `ended`, what is there is complete.
+        Args:
+            closely: check verified checkpoints as well. ended: the job has ended, so its files are
+                complete.
         """
-        with self._keeper.lock:
+        with self._kept.lock:
             now_s, wall = time.monotonic(), clock.wall()
-            changes = self._watch.look(self._moment, now_s, wall, closely=closely, ended=ended)
+            changes = self._tracker.scan(self._position, now_s, wall, closely=closely, ended=ended)
             for entry in changes.lost:
-                self._keeper.lost(entry)
-            dropped = self._keeper.hold(changes.ready)
-            self._ready = self._keeper.holds.with_held(self._register.entries, changes.ready)
+                self._kept.on_lost(entry)
+            dropped = self._kept.hold(changes.ready)
+            self._ready = self._kept.holds.verifiable(self._register.entries, changes.ready)
             if changes.any or dropped:
-                self._keeper.write()
+                self._kept.write()
             for entry in changes.bad:
-                self._news.bad(entry)
-            for entry in changes.alien:
-                self._news.alien(entry)
+                self._notifications.bad(entry)
+            for entry in changes.foreign:
+                self._notifications.foreign(entry)
         return False
 
-    def work(self) -> bool:
+    def verify_next(self) -> bool:
         """Do the most urgent piece of work; return whether there was any."""
-        self._keeper.look_at_code()
-        self._keeper.drop(self._judged, self._moment.suspects)
-        if self._sought is not None or time.monotonic() < self._rest_s:
+        self._verifier.record_code()
+        self._kept.unpin_old(self._judged, self._position.suspects)
+        if self._awaited is not None or time.monotonic() < self._rest_until_s:
             return False
-        with self._working:
-            began_s = time.monotonic()
-            if self._keeper.overtaken:  # what is written that often is no news for long
-                self.look()
-            with self._keeper.lock:
+        with self._verifying:
+            start_s = time.monotonic()
+            if self._kept.overwrites:  # the last scan is outdated soon for such paths
+                self.scan()
+            with self._kept.lock:
                 ready = [entry for entry in self._ready if entry.state == FOUND]
                 self._ready = ready[:-1]
             if ready:
-                self._keeper.take(ready[-1])
-            elif self._test_s and began_s - self._tested_s >= self._test_s:
-                self._tested_s = began_s
-                self._keeper.test()
+                self._verifier.verify(ready[-1])
+            elif self._retest_s and start_s - self._retested_s >= self._retest_s:
+                self._retested_s = start_s
+                self._verifier.retest()
             else:
                 return False
         now_s = time.monotonic()
-        self._rest_s = now_s + (now_s - began_s) * (1.0 / self._share - 1.0)
+        self._rest_until_s = now_s + (now_s - start_s) * (1.0 / self._share - 1.0)
         return True
 
-    def _seek(self, before: int) -> None:
-        """See `seek`."""
+    def _verify_before(self, before: int) -> None:
+        """See `verify_awaited`."""
         try:
-            self._keeper.cancel()
-            with self._working:
-                self.look()
-                while self._sought == before and not self._over.is_set():
-                    if not self._took_sought(before):
+            self._verifier.process.cancel()
+            with self._verifying:
+                self.scan()
+                while self._awaited == before and not self._closed.is_set():
+                    if not self._verify_newest_before(before):
                         break
         except Exception as error:  # the guard may fail, the run may not
-            told = f"the checkpoint guard failed: {type(error).__name__}: {error}"
-            self._news.say(told, once=told)
+            self._report_failure(error)
         finally:
-            if self._sought == before:
-                self._sought = None
+            if self._awaited == before:
+                self._awaited = None
 
-    def _took_sought(self, before: int) -> bool:
-        """Verify the newest that can serve; return whether another one should be."""
-        with self._keeper.lock:
+    def _verify_newest_before(self, before: int) -> bool:
+        """Verify the newest candidate; return whether to try another one."""
+        with self._kept.lock:
             able = [e for e in self._ready if e.state == FOUND and e.earliest < before]
             self._ready = [e for e in self._ready if e not in able[-1:]]
         if not able:
             return False
         step = f"of step {able[-1].step}" if able[-1].step >= 0 else "of an unknown step"
         sentence = f"checkpoint {able[-1].id} {step} is verified at once"
-        self._news.say(f"{sentence}: a relaunch waits for it", once=sentence)
-        self._keeper.take(able[-1], awaited=True)
+        self._notifications.note(f"{sentence}: a relaunch waits for it", once=sentence)
+        self._verifier.verify(able[-1], awaited=True)
         return able[-1].state != VERIFIED
 
-    def _begin(self, thread: threading.Thread) -> bool:
-        try:
-            thread.start()
-        except RuntimeError as error:  # at the limit of processes and threads
-            told = f"the checkpoint guard failed: {error}; not every checkpoint is verified"
-            self._news.say(told, once=told)
-            return False
-        return True
-
-    def _hurried(self, above: float, before: float) -> None:
-        """See `verify_now`; what was under way, perhaps from a copy, comes to its end first."""
-        began_s = time.monotonic()
-        with self._keeper.lock:
-            self._look_out()
+    def _verify_ended(self, above: float, before: float) -> None:
+        """See `verify_now`; a verification under way, perhaps of a copy, finishes first."""
+        start_s = time.monotonic()
+        with self._kept.lock:
+            self._scan_ended()
             ready = [e for e in self._register.entries if e in self._ready or e.state == COPIED]
             ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
         for entry in ready:
-            late = time.monotonic() > began_s + self._soon_s
-            if not self._pressed or (late and any(e.state == VERIFIED for e in ready)):
+            late = time.monotonic() > start_s + self._soon_s
+            if not self._is_urgent or (late and any(e.state == VERIFIED for e in ready)):
                 return
-            with self._working:
+            with self._verifying:
                 if entry.state == FOUND:
-                    self._keeper.take(entry, urgent=True)
+                    self._verifier.verify(entry, urgent=True)
 
-    def _look_out(self) -> None:
-        """Take up all that the job left; the first look may only find it."""
-        self.look(ended=True)
-        self.look(ended=True)
+    def _scan_ended(self) -> None:
+        """Find all files that the job left; the first scan may only see them."""
+        self.scan(ended=True)
+        self.scan(ended=True)
 
-    def _run(self, what: Callable[[], bool], wake: threading.Event) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # this thread's alone
-        while not self._over.is_set():
-            more, began_s = False, time.monotonic()
+    def _start(self, thread: threading.Thread) -> bool:
+        try:
+            thread.start()
+        except RuntimeError as error:  # at the limit of processes and threads
+            self._report_failure(error)
+            return False
+        return True
+
+    def _report_failure(self, error: Exception) -> None:
+        sentence = (
+            f"the checkpoint guard failed: {error}; training goes on, but not every checkpoint is "
+            "verified: see `supervise checkpoints RUN`"
+        )
+        self._notifications.note(sentence, once=sentence)
+
+    def _run(self, work: Callable[[], bool], wake: threading.Event) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread only
+        while not self._closed.is_set():
+            more, start_s = False, time.monotonic()
             try:
-                more = what()
+                more = work()
             except Exception as error:  # the guard may fail, the run may not
-                told = f"the checkpoint guard failed: {type(error).__name__}: {error}"
-                self._news.say(told, once=told)
-            took_s = time.monotonic() - began_s
-            if not more:  # a pattern that leads through a large tree is followed less often
-                self._over.wait(max(min(self._every_s, LEAST_S), took_s))
+                self._report_failure(error)
+            took_s = time.monotonic() - start_s
+            if not more:  # a pattern over a large tree is scanned less often
+                self._closed.wait(max(min(self._every_s, LEAST_S), took_s))
                 wake.wait(max(self._every_s, IDLE * took_s))
-            if wake is not self._over:
+            if wake is not self._closed:
                 wake.clear()

@@ -1,62 +1,141 @@
-"""Follows checkpoints from the first sight of a file to the moment in which all of it is there.
+"""Follows each checkpoint from its first sight or report until all of its files are complete.
 
-What the job tells is trusted for its step and its file, never for being complete. Looks at names,
-sizes and times only; whoever owns it calls `look` about once a second.
+The job's reports are trusted for the step and the file, never for completeness. Reads names, sizes
+and times only. The service calls `scan` about once a second.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from typing import Any
 
+from ..core.model.events import Notice
+from ..inputs import clock
 from . import discovery
-from .ownership import CONTESTED, FOREIGN, OwnershipResolver
+from .discovery import CONTESTED, FOREIGN, FileIdentity, OwnershipResolver
 from .registry import BAD, COPIED, FOUND, UNVERIFIED, VANISHED, VERIFIED, Entry, Register, Stamp
-from .save_report import RunPosition, SaveReport
 
-SETTLED_EVERY = 10  # looks between two at what was verified already: a network disk is slow
-PATIENCE_S = 60.0  # for files that are missing, and for the last name of one that is renamed
-METRICS = (
+CLOSE_EVERY = 10  # scans between two close scans: a network disk is slow
+PATIENCE_S = 60.0  # for missing files, and for the final name of a renamed one
+VALUES = (
     *("train_loss_raw", "train_loss_ema", "val_loss", "grad_global_norm"),
     *("learning_rate", "tokens_seen"),
 )
-UNSEEN = "it went away before it was verified"
+REMOVED = "it was removed before it was verified"
 PART = "each rank wrote a file of its own; name their directory in job.checkpoints.glob"
 
 
+@dataclass(frozen=True)
+class RunPosition:
+    """Where the run is.
+
+    Attributes:
+        step: of the newest frame, -1 before the first.
+        values: of the newest frame of the leading rank.
+        suspects: ids of checkpoints that must not be used for a rollback.
+        ranks: world size.
+        on_trial: ids of checkpoints that may still become suspect.
+    """
+
+    step: int = -1
+    attempt: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    suspects: frozenset[str] = frozenset()
+    ranks: int = 1
+    on_trial: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """One save that the job reported; see `save_hooks.py` of the probe.
+
+    Attributes:
+        step: 0-based, the last whole optimizer step before it.
+        identity: of the file, None if unknown.
+    """
+
+    path: str
+    step: int
+    attempt: int
+    how: str
+    rank: int
+    ranks: int
+    wall: str
+    seconds: float | None = None
+    identity: FileIdentity | None = None
+    python: str | None = None
+    probe_batch: dict[str, Any] | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
+    """Return the content of a notice `checkpoint-saved`, None if it names no path.
+
+    The notice has the step under way; the save contains the one before.
+    """
+    data = event.data
+    path, file, seconds = data.get("path"), data.get("file"), data.get("seconds")
+    if not isinstance(path, str):
+        return None
+    identity = None
+    if file:
+        end_ns = time.time_ns() - (clock.monotonic_ns() - event.at_ns)
+        start_ns = -inf if seconds is None else end_ns - seconds * 1e9
+        stat = (int(file["size"]), int(file["mtime_ns"]), int(file["inode"]))
+        identity = FileIdentity(int(file["device"]), stat, start_ns, end_ns)
+    return SaveReport(
+        path=path,
+        step=position.step if event.step is None else event.step - 1,
+        attempt=int(data.get("attempt", position.attempt)),
+        how=str(data.get("how", "its library")),
+        rank=event.rank or 0,
+        ranks=int(data.get("ranks", position.ranks)),
+        wall=clock.wall(),
+        seconds=seconds,
+        identity=identity,
+        python=data.get("python"),
+        probe_batch=data.get("probe_batch"),
+        values=position.values,
+    )
+
+
 @dataclass
-class _Waiting:
+class _Pending:
     since_s: float
-    told: bool = False
-    mark: discovery.FileIdentity | None = None
+    reported: bool = False
+    identity: FileIdentity | None = None
     ranks: int = 1
     missed: bool = False
 
 
 @dataclass
 class Changes:
-    """What one look came to.
+    """Result of one scan.
 
-    `ready` to be verified, `lost` from its path, found to be `bad`, or not the job's own (`alien`).
+    Entries that are `ready` to be verified, `lost` from their path, `bad` because incomplete, or
+    `foreign`: not the job's own.
     """
 
     ready: list[Entry] = field(default_factory=list)
     lost: list[Entry] = field(default_factory=list)
     bad: list[Entry] = field(default_factory=list)
-    alien: list[Entry] = field(default_factory=list)
+    foreign: list[Entry] = field(default_factory=list)
     any: bool = False
 
 
-class Watch:
-    """Keeps the register's entries true to what is on the disk.
+class CheckpointTracker:
+    """Updates the register's entries from the disk and the job's reports.
 
     Args:
-        patterns: where checkpoints are; relative ones from `cwd`.
-        settle_s: how long what nobody told of must have been still.
-        owners: tells what of it is another job's.
-        held: whether the files of an entry, as they were last seen, are held elsewhere too.
+        patterns: of checkpoint paths; relative ones start at `cwd`.
+        settle_s: how long an unreported checkpoint must stay unchanged to count as complete.
+        owners: decides which checkpoints are another job's.
+        held: whether hard links keep the files of an entry as last seen.
     """
 
     def __init__(
@@ -74,44 +153,44 @@ class Watch:
         self._settle_s = settle_s
         self._owners = owners
         self._held = held
-        self._told: deque[SaveReport] = deque()
-        self._waiting: dict[str, _Waiting] = {}
+        self._reports: deque[SaveReport] = deque()
+        self._pending: dict[str, _Pending] = {}
         self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
-        self._looks = 0
+        self._scans = 0
         if register.fresh:
             for path in discovery.matches(patterns, cwd):
-                if look := discovery.stamp(path):
-                    register.before[path] = look
+                if current := discovery.stamp(path):
+                    register.before[path] = current
 
-    def told(self, saved: SaveReport) -> None:
-        """The job tells of a save; the next look will find it. For any thread."""
-        self._told.append(saved)
+    def on_save(self, report: SaveReport) -> None:
+        """Queue a save that the job reported for the next scan. Thread-safe."""
+        self._reports.append(report)
 
-    def look(
+    def scan(
         self,
-        moment: RunPosition,
+        position: RunPosition,
         now_s: float,
         wall: str,
         *,
         closely: bool = False,
         ended: bool = False,
     ) -> Changes:
-        """Look at everything once.
+        """Scan all paths once and update the register.
 
         Args:
-            now_s: of a clock that only goes forward.
-            wall: UTC, for entries that are new.
-            closely: also at what was verified already.
-            ended: the job writes no more, so nothing has to settle.
+            now_s: monotonic time.
+            wall: UTC, for new entries.
+            closely: check verified entries as well.
+            ended: the job has ended, so files need not settle.
         """
         changes = Changes()
         matched = discovery.matches(self._patterns, self._cwd)
-        while self._told:
-            self._take(self._told.popleft(), matched, now_s, changes)
-        self._owners.look(matched)
-        self._looks += 1
-        closely = closely or self._looks % SETTLED_EVERY == 0
-        for entry in [e for e in self._register.entries if e.there]:
+        while self._reports:
+            self._apply(self._reports.popleft(), matched, now_s, changes)
+        self._owners.refresh(matched)
+        self._scans += 1
+        closely = closely or self._scans % CLOSE_EVERY == 0
+        for entry in [e for e in self._register.entries if e.present]:
             if entry.state == FOUND:
                 self._follow(entry, now_s, 0.0 if ended else self._settle_s, changes)
             elif entry.how == FOREIGN:
@@ -120,118 +199,119 @@ class Watch:
             elif (closely or entry.state == COPIED) and discovery.stamp(entry.path) != entry.stamp:
                 self._lose(entry, changes)
         for entry in self._register.entries if closely else ():
-            if entry.state in (COPIED, VERIFIED, BAD) and (entry.there or entry.pinned):
+            if entry.state in (COPIED, VERIFIED, BAD) and (entry.present or entry.pinned):
                 self._disown(entry, changes)
         for path in matched:
-            self._find(path, matched, moment, now_s, wall, changes)
+            self._add(path, matched, position, now_s, wall, changes)
         found = {e.id for e in self._register.entries if e.state in (FOUND, COPIED)}
-        self._waiting = {name: w for name, w in self._waiting.items() if name in found}
+        self._pending = {name: p for name, p in self._pending.items() if name in found}
         return changes
 
-    # ── new ones ──────────────────────────────────────────────────────────────────────────────────
+    # ── new checkpoints ───────────────────────────────────────────────────────────────────────────
 
-    def _find(
+    def _add(
         self,
         path: str,
         matched: Sequence[str],
-        moment: RunPosition,
+        position: RunPosition,
         now_s: float,
         wall: str,
         changes: Changes,
     ) -> None:
-        if self._register.at(path) is not None or discovery.whole(path, matched) != path:
+        if self._register.at(path) is not None or discovery.root_of(path, matched) != path:
             return
-        look = discovery.stamp(path)
-        if look is None or look == self._register.before.get(path):
+        current = discovery.stamp(path)
+        if current is None or current == self._register.before.get(path):
             return
-        entry = self._register.add(path, step=moment.step, attempt=moment.attempt, saved=wall)
-        _see(entry, look)
-        entry.values = _told_of(moment.values)
-        self._waiting[entry.id] = _Waiting(now_s, ranks=moment.ranks)
+        entry = self._register.add(path, step=position.step, attempt=position.attempt, saved=wall)
+        _set_stamp(entry, current)
+        entry.values = _registered(position.values)
+        self._pending[entry.id] = _Pending(now_s, ranks=position.ranks)
         changes.any = True
 
-    def _take(
-        self, saved: SaveReport, matched: Sequence[str], now_s: float, changes: Changes
+    def _apply(
+        self, report: SaveReport, matched: Sequence[str], now_s: float, changes: Changes
     ) -> None:
-        named = discovery.named(saved.path, saved.mark) or saved.path
-        path = discovery.whole(named, matched)
-        entry = self._register.at(path) or self._by_inode(saved)
-        self._owners.told(saved)
+        named = discovery.current_name(report.path, report.identity) or report.path
+        path = discovery.root_of(named, matched)
+        entry = self._register.at(path) or self._by_inode(report)
+        self._owners.on_save(report.identity)
         if entry is not None and entry.how in (FOREIGN, CONTESTED):
             entry.state, entry.problems = FOUND, []
         if entry is not None and entry.state != FOUND:
-            if discovery.stamp(entry.path) == entry.stamp:  # told of late, or by another rank too
+            if discovery.stamp(entry.path) == entry.stamp:  # a late report, or one of another rank
                 if entry.state == COPIED:
-                    _name(entry, saved)
-                self._part(saved, entry, changes)
+                    _describe(entry, report)
+                self._check_ranks(report, entry, changes)
                 return
-            self._lose(entry, changes)  # written anew, or its inode is another file's by now
+            self._lose(entry, changes)  # overwritten, or its inode was reused
             entry = None
         if entry is not None and self._replaced(entry, discovery.stamp(entry.path)):
             entry = None
         if entry is not None and discovery.is_partial(entry.name):
-            waiting = self._waiting.get(entry.id)
-            if waiting is not None and waiting.mark != saved.mark:
-                entry = None  # the name is used again before the last one got its own
+            pending = self._pending.get(entry.id)
+            if pending is not None and pending.identity != report.identity:
+                entry = None  # the temporary name was reused before the last file was renamed
         if entry is None:
             entry = self._register.add(path)
-            _see(entry, discovery.stamp(path) or ())
-        _name(entry, saved)
-        self._waiting[entry.id] = _Waiting(now_s, True, saved.mark, saved.ranks)
-        self._part(saved, entry, changes)
+            _set_stamp(entry, discovery.stamp(path) or ())
+        _describe(entry, report)
+        self._pending[entry.id] = _Pending(now_s, True, report.identity, report.ranks)
+        self._check_ranks(report, entry, changes)
         changes.any = True
 
-    def _by_inode(self, saved: SaveReport) -> Entry | None:
-        """Return what was found under another name before the job told of it."""
-        if saved.mark is None:
+    def _by_inode(self, report: SaveReport) -> Entry | None:
+        """Return the entry found under another name before the job reported the save."""
+        if report.identity is None:
             return None
+        inode = report.identity.stat[-1]
         for entry in reversed(self._register.entries):
-            if entry.there and len(entry.stamp) == 1 and entry.stamp[0][3] == saved.mark.look[-1]:
-                near = Path(entry.path).parent == Path(saved.path).parent
-                return entry if near and discovery.is_what(entry.path, saved.mark) else None
+            if entry.present and len(entry.stamp) == 1 and entry.stamp[0][3] == inode:
+                near = Path(entry.path).parent == Path(report.path).parent
+                same = near and discovery.is_same_file(entry.path, report.identity)
+                return entry if same else None
         return None
 
-    def _part(self, saved: SaveReport, entry: Entry, changes: Changes) -> None:
-        """Several ranks tell of one step: a file of each is no checkpoint."""
-        ranks = self._by_step.setdefault((saved.attempt, saved.step), {})
-        ranks[saved.rank] = entry
+    def _check_ranks(self, report: SaveReport, entry: Entry, changes: Changes) -> None:
+        """Mark files that several ranks wrote for one step: none is a complete checkpoint."""
+        ranks = self._by_step.setdefault((report.attempt, report.step), {})
+        ranks[report.rank] = entry
         while len(self._by_step) > 8:  # steps; ranks save at about the same time
             del self._by_step[next(iter(self._by_step))]
-        if len({each.id for each in ranks.values()}) < 2:
+        if len({part.id for part in ranks.values()}) < 2:
             return
         for part in ranks.values():
             if part.state == VERIFIED:
                 changes.lost.append(part)
             part.state, part.problems = UNVERIFIED, [PART]
 
-    # ── known ones ────────────────────────────────────────────────────────────────────────────────
+    # ── known checkpoints ─────────────────────────────────────────────────────────────────────────
 
     def _follow(self, entry: Entry, now_s: float, settle_s: float, changes: Changes) -> None:
-        waiting = self._waiting.setdefault(entry.id, _Waiting(now_s))
-        look = discovery.stamp(entry.path)
-        if look is None or discovery.is_partial(entry.name):
-            named = discovery.named(entry.path, waiting.mark, entry.stamp)
+        pending = self._pending.setdefault(entry.id, _Pending(now_s))
+        current = discovery.stamp(entry.path)
+        if current is None or discovery.is_partial(entry.name):
+            named = discovery.current_name(entry.path, pending.identity, entry.stamp)
             if named is not None and named != entry.path:
-                entry.path, look = named, discovery.stamp(named)
+                entry.path, current = named, discovery.stamp(named)
                 changes.any = True
-        still_s = now_s - waiting.since_s
-        if self._replaced(entry, look):
+        still_s = now_s - pending.since_s
+        if self._replaced(entry, current):
             changes.any = True
-        elif look and set(look) < set(entry.stamp) and self._held(entry):
-            pass  # a directory that is being removed
-        elif look is None or discovery.is_partial(entry.name):
-            # It was there once: gone is gone, unless it was just being renamed while we looked.
-            gone = look is None and waiting.missed and (entry.stamp or waiting.mark)
-            waiting.missed = look is None
-            if gone or still_s >= PATIENCE_S or not waiting.told:
-                entry.state, entry.problems = VANISHED, [UNSEEN]
-                entry.there = False
+        elif current and set(current) < set(entry.stamp) and self._held(entry):
+            pass  # the directory is being removed
+        elif current is None or discovery.is_partial(entry.name):
+            # A file that existed is removed, unless this scan caught it during a rename.
+            gone = current is None and pending.missed and (entry.stamp or pending.identity)
+            pending.missed = current is None
+            if gone or still_s >= PATIENCE_S or not pending.reported:
+                entry.state, entry.problems, entry.present = VANISHED, [REMOVED], False
                 changes.any = True
-        elif look != entry.stamp:
-            waiting.since_s = now_s
-            _see(entry, look)
-        elif waiting.told or still_s >= settle_s:
-            lacks = discovery.missing(entry.path, look, waiting.ranks)
+        elif current != entry.stamp:
+            pending.since_s = now_s
+            _set_stamp(entry, current)
+        elif pending.reported or still_s >= settle_s:
+            lacks = discovery.missing(entry.path, current, pending.ranks)
             if self._disown(entry, changes):
                 pass
             elif not lacks:
@@ -241,47 +321,49 @@ class Watch:
                 changes.bad.append(entry)
                 changes.any = True
 
-    def _replaced(self, entry: Entry, look: Stamp | None) -> bool:
-        """Whether what lies at its path is another one by now, or nothing, while it is held."""
-        if not self._held(entry) or {row[1:] for row in look or ()} & {r[1:] for r in entry.stamp}:
+    def _replaced(self, entry: Entry, current: Stamp | None) -> bool:
+        """Whether the files of a held entry were replaced or removed at its path."""
+        if not self._held(entry) or {row[1:] for row in current or ()} & {
+            r[1:] for r in entry.stamp
+        }:
             return False
-        entry.there = False
+        entry.present = False
         return True
 
     def _disown(self, entry: Entry, changes: Changes) -> bool:
-        """Return whether it is not the job's own; then it is nothing to go back to, or to move."""
+        """Return whether it is not the job's own; such a file is never restored or moved."""
         how, why = self._owners.verdict(entry)
         if how:
             if entry.state == VERIFIED:
                 changes.lost.append(entry)
             entry.state, entry.how, entry.problems = UNVERIFIED, how, [why]
-            changes.alien.append(entry)
+            changes.foreign.append(entry)
             changes.any = True
         return bool(how)
 
     def _forget(self, entry: Entry, changes: Changes) -> None:
-        """What another job wrote there is gone; what it writes next is looked at anew."""
-        entry.there = False
+        """Drop a changed file of another job; its next content is a new entry."""
+        entry.present = False
         if not entry.pinned:
             self._register.entries.remove(entry)
         changes.any = True
 
     def _lose(self, entry: Entry, changes: Changes) -> None:
-        entry.there = False
+        entry.present = False
         changes.lost.append(entry)
         changes.any = True
 
 
-def _see(entry: Entry, look: Stamp) -> None:
-    entry.stamp, entry.bytes = look, sum(size for _, size, _, _ in look)
+def _set_stamp(entry: Entry, current: Stamp) -> None:
+    entry.stamp, entry.bytes = current, sum(size for _, size, _, _ in current)
 
 
-def _name(entry: Entry, saved: SaveReport) -> None:
-    entry.step, entry.attempt, entry.how = saved.step, saved.attempt, saved.how
-    entry.saved, entry.seconds, entry.python = saved.wall, saved.seconds, saved.python
-    entry.values, entry.probe_batch = _told_of(saved.values), saved.probe_batch
+def _describe(entry: Entry, report: SaveReport) -> None:
+    entry.step, entry.attempt, entry.how = report.step, report.attempt, report.how
+    entry.saved, entry.seconds, entry.python = report.wall, report.seconds, report.python
+    entry.values, entry.probe_batch = _registered(report.values), report.probe_batch
 
 
-def _told_of(values: Mapping[str, float]) -> dict[str, float]:
-    """Return what the register tells of a frame."""
-    return {name: values[name] for name in METRICS if name in values}
+def _registered(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values of a frame that the register records."""
+    return {name: values[name] for name in VALUES if name in values}

@@ -1,7 +1,7 @@
-"""A guard over real files, driven by hand, and a job beside it that writes them.
+"""Drives a checkpoint guard over real files by hand, and plays the job that writes them.
 
-The interpreter that verifies is a fake, so that no test needs torch: a file's first word is its
-verdict.
+The interpreter that verifies is a fake, so that no test needs torch: the first word of a file is
+its verdict.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import supervise_offline
 from supervise.checkpoints import registry as register
-from supervise.checkpoints.save_report import RunPosition
 from supervise.checkpoints.service import CheckpointService
+from supervise.checkpoints.tracker import RunPosition
 from supervise.core.model.events import Notice
 
 VERIFIER = f"""#!{sys.executable}
@@ -33,7 +33,7 @@ for path in request["paths"]:
     if word == "slow":
         here = os.path.dirname(sys.argv[0])
         held = os.path.exists(os.path.join(here, "hold"))
-        open(os.path.join(here, "begun"), "w").close()
+        open(os.path.join(here, "started"), "w").close()
         while held and os.path.exists(os.path.join(here, "hold")):
             time.sleep(0.005)
         time.sleep(0.0 if held else 1.0)
@@ -61,8 +61,8 @@ FORM = {
 }
 
 
-class Desk:
-    """A guard that is driven by hand, and the job beside it."""
+class GuardDriver:
+    """A checkpoint guard and the job whose files it guards."""
 
     def __init__(self, folder, out="out", run="run"):
         self.out, self.run = folder / out, folder / run
@@ -73,8 +73,8 @@ class Desk:
         self.python = folder / "python"
         self.python.write_text(VERIFIER)
         self.python.chmod(0o755)
-        self.moment = RunPosition(values={"train_loss_raw": 2.5})
-        self.told = []
+        self.position = RunPosition(values={"train_loss_raw": 2.5})
+        self.events = []
         self.open()
 
     def open(self, limit_s=60.0, share=1.0, soon_s=60.0, **form):
@@ -82,7 +82,7 @@ class Desk:
             {**FORM, **form},
             self.run,
             self.out,
-            lambda: self.moment,
+            lambda: self.position,
             facts={"argv": ["python", "train.py"]},
             data=["../tokenizer.json"],
             every_s=0.0,
@@ -92,15 +92,15 @@ class Desk:
         )
 
     def write(self, name, text, step=None):
-        """Write a file; with a step, the probe tells of it."""
+        """Write a file; with a step, also report the save as the probe does."""
         path = Path(os.path.normpath(self.out / name))
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         if step is not None:
-            self.tell(path, step)
+            self.report(path, step)
         return path
 
-    def tell(self, path, step, **about):
+    def report(self, path, step, **about):
         found = path.stat()
         data = {
             "path": str(path),
@@ -114,20 +114,20 @@ class Desk:
         }
         data |= {"seconds": 0.5, **about}
         now_ns = time.monotonic_ns()
-        self.guard.saved(Notice(now_ns, "checkpoint-saved", "", 0, step + 1, data))
+        self.guard.on_save(Notice(now_ns, "checkpoint-saved", "", 0, step + 1, data))
 
-    def turn(self):
-        """Look twice, do all work, and return what was told: (id, step, ok)."""
-        self.guard.look()
-        self.guard.look(closely=True)
-        while self.guard.work():
+    def run_once(self):
+        """Scan twice, verify all, and return the events: (id, step, ok)."""
+        self.guard.scan()
+        self.guard.scan(closely=True)
+        while self.guard.verify_next():
             pass
-        news = self.guard.poll()
-        self.told += news
-        return [(e.data["id"], e.data["step"], e.data["ok"]) for e in news if e.data]
+        events = self.guard.poll()
+        self.events += events
+        return [(e.data["id"], e.data["step"], e.data["ok"]) for e in events if e.data]
 
     def verify_now(self, **within):
-        """Hurry, and wait until the guard says that it is done."""
+        """Verify at once, and wait until that is done."""
         self.guard.verify_now(**within)
         while self.guard.is_verifying_now:
             time.sleep(0.01)
@@ -146,11 +146,11 @@ class Desk:
 
 
 class Overwriter:
-    """Writes one file over and over, and tells of each; to be verified takes longer than that."""
+    """Overwrites one file faster than it can be verified, and reports each save."""
 
-    def __init__(self, desk, name="ckpt.pt", word="good", *, rename=False):
+    def __init__(self, driver, name="ckpt.pt", word="good", *, rename=False):
         self.step, self.largest = 0, 0
-        self._desk, self._name, self._word, self._rename = desk, name, word, rename
+        self._driver, self._name, self._word, self._rename = driver, name, word, rename
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -166,43 +166,43 @@ class Overwriter:
         while not self._over.wait(0.25):
             self.step += 10
             name = "fresh.partial" if self._rename else self._name
-            path = self._desk.write(name, f"slow {self._word} {self.step}")
-            path = path.rename(self._desk.out / self._name) if self._rename else path
-            self._desk.tell(path, self.step)
-            copies = self._desk.run.glob("checkpoints/.ckpt-*")
+            path = self._driver.write(name, f"slow {self._word} {self.step}")
+            path = path.rename(self._driver.out / self._name) if self._rename else path
+            self._driver.report(path, self.step)
+            copies = self._driver.run.glob("checkpoints/.ckpt-*")
             self.largest = max(self.largest, len(list(copies)))
 
-    def run_until(self, told):
-        """Wait until the guard told of that many; return them."""
+    def run_until(self, events):
+        """Wait for this many events of the guard; return them."""
         found, until = [], time.monotonic() + 60
-        while len(found) < told and time.monotonic() < until:
-            found += [e for e in self._desk.guard.poll() if e.data]
+        while len(found) < events and time.monotonic() < until:
+            found += [e for e in self._driver.guard.poll() if e.data]
             time.sleep(0.05)
         return found
 
 
 @contextmanager
-def slowly(desk, work):
-    """While `work`, in a thread, verifies what is slow; it goes on when the block is left."""
-    begun, hold = (desk.python.with_name(name) for name in ("begun", "hold"))
-    begun.unlink(missing_ok=True)
+def slow_verification(driver, work):
+    """Run `work`, which verifies a slow file, in a thread; it goes on when the block is left."""
+    started, hold = (driver.python.with_name(name) for name in ("started", "hold"))
+    started.unlink(missing_ok=True)
     hold.touch()
     worker = threading.Thread(target=work)
     worker.start()
-    while worker.is_alive() and not begun.exists():
+    while worker.is_alive() and not started.exists():
         time.sleep(0.005)
     yield
     hold.unlink()
     worker.join()
 
 
-def overtake(desk, save):
-    """Verify what lies there; meanwhile `save` writes it again."""
-    desk.guard.look()
-    desk.guard.look()
-    with slowly(desk, desk.guard.work):
+def overwrite_during_verification(driver, save):
+    """Verify the file; call `save`, which overwrites it, meanwhile."""
+    driver.guard.scan()
+    driver.guard.scan()
+    with slow_verification(driver, driver.guard.verify_next):
         save()
 
 
-def copies(desk):
-    return list(desk.run.glob("checkpoints/.ckpt-*"))
+def copies(driver):
+    return list(driver.run.glob("checkpoints/.ckpt-*"))

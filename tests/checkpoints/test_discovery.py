@@ -1,4 +1,4 @@
-"""Where checkpoints are, and when all of one is there. Names and sizes only: any bytes do."""
+"""Finding checkpoints, and deciding when one is complete, by names and sizes only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervise.checkpoints import discovery
 
 @pytest.fixture
 def make(tmp_path):
-    """A function that makes a directory with these files and returns what is missing in it."""
+    """Return a function: create a directory with these files, and return what it lacks."""
 
     def make(*names, ranks=1, index=None):
         folder = tmp_path / "checkpoint-10"
@@ -26,8 +26,8 @@ def make(tmp_path):
     return make
 
 
-def test_a_directory_that_is_whole(make):
-    """Two shards beside their index, random states of both ranks."""
+def test_complete_directory(make):
+    """Two shards with their index, and random states of both ranks."""
     shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
     assert make(*shards, "rng_state_0.pth", "rng_state_1.pth", ranks=2, index=shards) == ""
@@ -43,26 +43,26 @@ def test_a_directory_that_is_whole(make):
         (["model.bin", "optimizer.bin.tmp"], None, "optimizer.bin.tmp is still being written"),
     ],
 )
-def test_what_a_directory_lacks(make, names, index, lacks):
-    """A shard by its number, by the index, of a rank; the file that is written last."""
+def test_incomplete_directory(make, names, index, lacks):
+    """A shard is missing by number or index, a rank's file, or the file written last."""
     assert make(*names, ranks=2, index=index) == lacks
 
 
-def test_a_rank_of_one_needs_no_number(make):
-    """What a run on more ranks left is not asked for."""
+def test_single_rank_needs_no_numbered_files(make):
+    """A run on one rank writes no numbered states."""
     assert make("rng_state.pth", "model.bin") == ""
 
 
-def test_an_empty_file(tmp_path):
-    """It exists, and that is all."""
+def test_empty_file(tmp_path):
+    """An empty file is incomplete."""
     path = tmp_path / "a.pt"
     path.touch()
 
     assert discovery.missing(str(path), discovery.stamp(str(path)), 1) == "it is empty"
 
 
-def test_patterns_leave_out_links_and_what_is_being_written(tmp_path):
-    """`latest.pt` points to another one; `.partial` is none yet."""
+def test_patterns_skip_links_and_partial_files(tmp_path):
+    """`latest.pt` is a link to another checkpoint; `.partial` is incomplete."""
     for name in ("b.pt", "a.pt", "c.pt.partial"):
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).write_bytes(b"x")
@@ -73,35 +73,33 @@ def test_patterns_leave_out_links_and_what_is_being_written(tmp_path):
     assert sorted(found) == [str(tmp_path / "out" / "a.pt"), str(tmp_path / "out" / "b.pt")]
 
 
-def test_a_shard_stands_for_its_directory(tmp_path):
+def test_shard_belongs_to_its_directory(tmp_path):
     """By its name, or because a pattern names the directory."""
     folder = tmp_path / "checkpoint-10"
 
-    assert discovery.whole(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
-    assert discovery.whole(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
-    assert discovery.whole(f"{folder}/model.pt", []) == f"{folder}/model.pt"
+    assert discovery.root_of(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
+    assert discovery.root_of(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
+    assert discovery.root_of(f"{folder}/model.pt", []) == f"{folder}/model.pt"
 
 
 def test_a_renamed_file_is_followed(tmp_path):
-    """By device, inode, size and time of writing, whatever clock that is by, in its directory."""
+    """By device, inode, size and mtime, of whatever clock, within its directory."""
     old, new = tmp_path / "a.partial", tmp_path / "a.pt"
     old.write_bytes(b"x")
     found = old.stat()
-    look = (found.st_size, found.st_mtime_ns, found.st_ino)
-    mark = discovery.FileIdentity(
-        found.st_dev, look, 0.0, 0.0
-    )  # written by the clock of a file server
-    assert discovery.named(str(old), mark) == str(old)
+    stat = (found.st_size, found.st_mtime_ns, found.st_ino)
+    identity = discovery.FileIdentity(found.st_dev, stat, 0.0, 0.0)  # clock of a file server
+    assert discovery.current_name(str(old), identity) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
 
-    assert discovery.named(str(old), mark) == str(new)
-    assert discovery.named(str(old), None) is None
-    assert discovery.named(str(tmp_path / "no" / "a"), mark) is None
+    assert discovery.current_name(str(old), identity) == str(new)
+    assert discovery.current_name(str(old), None) is None
+    assert discovery.current_name(str(tmp_path / "no" / "a"), identity) is None
 
 
-def test_an_inode_is_not_enough(tmp_path):
-    """Another file may have it by now; what was told or seen is known by its size and time."""
+def test_inode_is_not_enough(tmp_path):
+    """Another file may reuse it; size and mtime of the report or of a scan must match too."""
     path, folder = tmp_path / "best.pt", tmp_path / "dir"
     folder.mkdir()
     (folder / "weights").write_bytes(b"x")
@@ -109,10 +107,12 @@ def test_an_inode_is_not_enough(tmp_path):
     for place in (path, folder):
         found = place.stat()
         early_ns = found.st_mtime_ns - 600_000_000
-        mark = discovery.FileIdentity(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
+        identity = discovery.FileIdentity(
+            found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns
+        )
 
-        assert discovery.named(str(tmp_path / "a.pt"), mark) is None
+        assert discovery.current_name(str(tmp_path / "a.pt"), identity) is None
         seen = discovery.stamp(str(place))
-        assert discovery.named(str(tmp_path / "a.pt"), mark, seen) == str(place)
+        assert discovery.current_name(str(tmp_path / "a.pt"), identity, seen) == str(place)
         seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
-        assert discovery.named(str(tmp_path / "a.pt"), mark, seen) is None
+        assert discovery.current_name(str(tmp_path / "a.pt"), identity, seen) is None

@@ -1,0 +1,208 @@
+"""Restoring checkpoints to the path where the job saved them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from supervise.errors import StoreError
+
+pytestmark = pytest.mark.slow  # it waits for files to be still
+
+
+def test_restore(driver):
+    """It is at its path, newer and bad ones are moved away; a second call does nothing."""
+    old = driver.write("ckpt_1.pt", "good 1", step=9)
+    driver.run_once()
+    new, bad = (
+        driver.write("ckpt_2.pt", "good 2", step=19),
+        driver.write("ckpt_0.pt", "bad", step=8),
+    )
+    driver.run_once()
+    last = driver.write("ckpt_3.pt", "not verified yet", step=29)
+    old.unlink()
+
+    done = driver.guard.restore("ckpt-1")
+
+    assert done["path"] == str(old) and old.read_text() == "good 1"
+    assert sorted(p.name for p in driver.out.iterdir()) == ["ckpt_1.pt"]
+    aside = driver.run / "checkpoints/aside"
+    assert sorted(done["moved"]) == [
+        str(aside / name) for name in ("ckpt-2-ckpt_2.pt", "ckpt-3-ckpt_0.pt", "ckpt-4-ckpt_3.pt")
+    ]
+    assert not new.exists() and not bad.exists() and not last.exists()
+    assert driver.guard.restore("ckpt-1") == {"path": str(old), "moved": []}
+    assert driver.run_once() == [] and driver.pinned() == ["ckpt-1", "ckpt-2"]
+
+
+def test_restore_directory(driver):
+    """The directory at the path is moved as a whole."""
+    folder = driver.out / "checkpoint-10"
+    driver.write("checkpoint-10/model.bin", "good 1")
+    driver.write("checkpoint-10/z.txt", "more")
+    driver.report(folder, 9)
+    assert driver.run_once() == [("ckpt-1", 9, True)]
+    (folder / "model.bin").write_text("torn")
+
+    done = driver.guard.restore("ckpt-1")
+
+    assert (folder / "model.bin").read_text() == "good 1" and (folder / "z.txt").exists()
+    (moved,) = done["moved"]
+    assert (Path(moved) / "model.bin").read_text() == "torn"
+    assert driver.guard.restore("ckpt-1")["moved"] == []
+
+
+def test_prepared_restore_reads_nothing_twice(driver):
+    """Neither the intact file at the path nor the copy."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    pinned = driver.run / "checkpoints/ckpt-1/data/a.pt"
+    driver.guard.prepare("ckpt-1")
+    pinned.write_text("rotten")
+    assert driver.guard.restore("ckpt-1") == {"path": str(path), "moved": []}
+
+    pinned.write_text("good 1")
+    path.unlink()
+    driver.guard.prepare("ckpt-1")
+    pinned.write_text("rotten")
+    assert list(driver.out.iterdir()) == [driver.out / ".a.pt.ckpt-1"]
+    driver.guard.restore("ckpt-1")
+    assert path.read_text() == "good 1" and list(driver.out.iterdir()) == [path]
+
+
+def test_file_overwritten_after_prepare_is_replaced(driver):
+    """The job saved while it was stopped; the pinned copy replaces it."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    driver.guard.prepare("ckpt-1")
+    path.write_text("saved on the way out")
+
+    (moved,) = driver.guard.restore("ckpt-1")["moved"]
+
+    assert path.read_text() == "good 1" and Path(moved).read_text() == "saved on the way out"
+
+
+def test_prepare_detects_an_impossible_restore(driver):
+    """The job's files are unchanged; an unused prepared copy is removed."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    path.unlink()
+    driver.guard.prepare("ckpt-1")
+    driver.guard.close()
+    assert list(driver.out.iterdir()) == []
+
+    driver.open()
+    (driver.run / "checkpoints/ckpt-1/data/a.pt").write_text("rotten")
+    with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
+        driver.guard.prepare("ckpt-1")
+    with pytest.raises(StoreError, match="ckpt-7 is not known"):
+        driver.guard.prepare("ckpt-7")
+    assert list(driver.out.iterdir()) == []
+
+
+def test_prepared_checkpoint_stays_pinned(driver):
+    """Newer good ones do not replace it meanwhile."""
+    for number in range(1, 5):
+        driver.write("a.pt", f"good {number}", step=number * 10)
+        driver.run_once()
+        if number == 2:
+            driver.guard.prepare("ckpt-1")
+        driver.run_once()
+        driver.run_once()
+
+    assert driver.pinned() == ["ckpt-1", "ckpt-3", "ckpt-4"]
+
+
+def test_disk_error_fails_the_restore(driver):
+    """A directory that became a file."""
+    path = driver.write("d/a.pt", "good 1", step=9)
+    driver.run_once()
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file")
+
+    for call in (driver.guard.prepare, driver.guard.restore):
+        with pytest.raises(StoreError, match="ckpt-1 cannot be restored"):
+            call("ckpt-1")
+    path.parent.unlink()
+    driver.guard.prepare("ckpt-1")
+    assert driver.guard.restore("ckpt-1")["path"] == str(path)
+
+
+@pytest.fixture
+def sealed(driver):
+    """Return a function that makes the job's directory read-only."""
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=32", "tmpfs", str(driver.out)]
+    if os.geteuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield lambda: subprocess.run(["mount", "-o", "remount,ro", str(driver.out)], check=True)
+    driver.guard.close()
+    subprocess.run(["umount", "--lazy", str(driver.out)], check=True)
+
+
+def test_prepare_detects_that_newer_files_cannot_be_moved(driver, sealed):
+    """An intact checkpoint without newer ones needs no move."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    newer = driver.write("b.pt", "good 2", step=19)
+    driver.run_once()
+    sealed()
+
+    with pytest.raises(StoreError, match=r"ckpt-1 cannot be restored: .*Read-only"):
+        driver.guard.prepare("ckpt-1")
+    driver.guard.prepare("ckpt-2")
+    assert driver.guard.restore("ckpt-2") == {"path": str(newer), "moved": []}
+    assert sorted(driver.out.iterdir()) == [path, newer]
+
+
+def test_newer_files_can_be_moved_on_a_full_disk(driver, sealed):
+    """A move needs no space; the trial file is removed."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    driver.write("b.pt", "good 2", step=19)
+    driver.run_once()
+    full = driver.out / "full"
+    with suppress(OSError), full.open("wb", buffering=0) as file:
+        while file.write(b"0" * 4096):
+            pass
+    with suppress(OSError):
+        while True:
+            (driver.out / f"inode-{len(list(driver.out.iterdir()))}").touch()
+
+    driver.guard.prepare("ckpt-1")
+    (moved,) = driver.guard.restore("ckpt-1")["moved"]
+    assert Path(moved).read_text() == "good 2" and path.exists()
+    assert not list(driver.out.glob(".supervise*"))
+
+
+def test_damaged_last_copy_is_reported_as_gone(driver):
+    """The engine does not choose it again."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    path.unlink()
+    driver.run_once()
+    (driver.run / "checkpoints/ckpt-1/data/a.pt").write_text("rotten")
+
+    with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
+        driver.guard.prepare("ckpt-1")
+
+    assert [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()] == [("ckpt-1", False)]
+    assert driver.entry("ckpt-1")["state"] == "vanished"
+
+
+def test_unwritable_register_is_reported(driver):
+    """The restore succeeds all the same."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    path.unlink()
+    (driver.run / "checkpoints.json").unlink()
+    (driver.run / "checkpoints.json").mkdir()
+
+    assert driver.guard.restore("ckpt-1")["path"] == str(path)
+
+    assert path.read_text() == "good 1"
+    assert "register of checkpoints cannot be written" in driver.guard.poll()[0].message

@@ -1,0 +1,402 @@
+"""Checkpoints that are held and pinned against the job's own rotation and overwrites."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from supervise.checkpoints.pin_store import PinStore
+from supervise.checkpoints.registry import Entry
+from supervise.checkpoints.tracker import RunPosition
+from supervise.errors import StoreError
+
+from .guard_driver import Overwriter, copies, overwrite_during_verification, slow_verification
+
+pytestmark = pytest.mark.slow  # it waits for files to be still
+
+
+def held(driver):
+    return sorted(path.name for path in driver.run.glob("checkpoints/.held-*"))
+
+
+def test_file_deleted_before_verification(driver):
+    """It is held from the first scan; the hold becomes the pin without a copy."""
+    path = driver.write("a.pt", "good 1", step=9)
+    inode = path.stat().st_ino
+    driver.guard.scan()
+    assert held(driver) == [".held-ckpt-1"]
+    path.unlink()
+
+    assert driver.run_once() == [("ckpt-1", 9, True)]
+    entry, pin = driver.entry("ckpt-1"), driver.run / "checkpoints/ckpt-1/data/a.pt"
+    assert (entry["state"], entry["pinned"], entry["present"]) == ("verified", True, False)
+    assert pin.read_text() == "good 1" and pin.stat().st_ino == inode and held(driver) == []
+
+
+def test_file_replaced_during_verification(driver):
+    """The new file is another checkpoint, verified next."""
+    path = driver.write("a.pt", "slow good 1", step=9)
+    driver.guard.scan()
+    with slow_verification(driver, driver.guard.verify_next):
+        driver.write("a.partial", "good 2").rename(path)
+        driver.report(path, 19)
+        driver.guard.scan()
+        assert held(driver) == [".held-ckpt-1", ".held-ckpt-2"]
+
+    assert driver.run_once() == [("ckpt-1", 9, True), ("ckpt-2", 19, True)]
+    assert driver.pinned() == ["ckpt-1", "ckpt-2"] and held(driver) == []
+
+
+def test_few_are_held(driver):
+    """Only the newest; the others are listed as vanished."""
+    for number in range(1, 6):
+        path = driver.write(f"{number}.pt", f"good {number}", step=number)
+        driver.guard.scan()
+        path.unlink()
+        driver.guard.scan()
+        assert len(held(driver)) <= 2
+
+    assert driver.run_once()[0] == ("ckpt-5", 5, True)
+    assert driver.states("vanished") == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
+@pytest.mark.parametrize("crash", [True, False])
+def test_nothing_is_held_after_the_run(driver, crash):
+    """Nor after a crash of the supervisor; a deleted file is listed as vanished."""
+    driver.write("a.pt", "good 1", step=9)
+    driver.guard.scan()
+    (driver.out / "a.pt").unlink()
+    driver.guard.scan()
+    if crash:
+        driver.open()
+        driver.guard.scan()
+    driver.guard.close()
+
+    assert held(driver) == [] and driver.states("vanished") == ["ckpt-1"]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_reused_inode_is_no_checkpoint(driver, seen):
+    """The job deleted the reported file, and another one got its inode."""
+    first = driver.write("a.partial", "good 1", step=9)
+    inode = first.stat().st_ino
+    if seen:
+        driver.guard.scan()
+    saved_ns = first.stat().st_mtime_ns
+    other = first.rename(driver.out / "best.pt")  # as if it were a new one: later, and larger
+    other.write_text("good, but of a later step")
+    os.utime(other, ns=(saved_ns + 600_000_000, saved_ns + 600_000_000))
+    assert other.stat().st_ino == inode
+
+    assert driver.run_once() == [] and driver.run_once() == []
+    assert driver.states("vanished") == ["ckpt-1"]
+    assert [e["path"] for e in driver.entries()] == [str(first)]
+
+
+def test_only_the_newest_good_ones_stay_pinned(driver):
+    """A suspect one never replaces a good one; removed copies are reported."""
+    for number in range(1, 5):
+        driver.write("a.pt", f"good {number}", step=number * 10)
+        driver.run_once()
+        if number == 3:
+            driver.position = RunPosition(suspects=frozenset({"ckpt-3"}))
+        driver.run_once()
+        driver.run_once()
+
+    assert driver.pinned() == ["ckpt-2", "ckpt-4"]
+    gone = [e.data["id"] for e in driver.events if e.data.get("ok") is False]
+    assert gone == ["ckpt-3", "ckpt-1"]
+    assert sorted(p.name for p in (driver.run / "checkpoints").iterdir()) == ["ckpt-2", "ckpt-4"]
+
+
+def test_checkpoint_on_trial_is_neither_removed_nor_counted(driver):
+    """Until its trial ends."""
+    for number in range(1, 6):
+        driver.write("a.pt", f"good {number}", step=number * 10)
+        driver.run_once()
+        if number == 2:
+            driver.position = RunPosition(on_trial=frozenset({"ckpt-3", "ckpt-4", "ckpt-5"}))
+        driver.run_once()
+        driver.run_once()
+    assert driver.pinned() == [f"ckpt-{number}" for number in range(1, 6)]
+    driver.position = RunPosition(suspects=frozenset({"ckpt-3", "ckpt-4"}))
+    driver.run_once()
+    driver.run_once()
+
+    assert driver.pinned() == ["ckpt-2", "ckpt-5"]
+
+
+def test_file_overwritten_in_place(driver):
+    """The new content is another checkpoint; the pinned copy keeps the old one."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    path.write_text("torn")
+    driver.report(path, 19)
+
+    assert driver.run_once() == [("ckpt-2", 19, False)]
+    assert driver.guard.restore("ckpt-1")["path"] == str(path)
+    assert path.read_text() == "good 1"
+
+
+def test_overwritten_links_are_dropped(driver):
+    """A rename keeps the linked copy, a write in place does not."""
+    driver.open(pin="link")
+    first, second = driver.write("a.pt", "good 1", step=9), driver.write("b.pt", "good 2", step=19)
+    driver.run_once()
+    copy = driver.run / "checkpoints/ckpt-1/data/a.pt"
+    assert copy.stat().st_ino == first.stat().st_ino
+    first.unlink()
+    second.write_text("torn")
+
+    assert driver.run_once() == [("ckpt-2", 19, False)]
+    assert driver.pinned() == ["ckpt-1"] and copy.read_text() == "good 1"
+    assert driver.entry("ckpt-2")["state"] == "vanished"
+
+
+def test_damaged_pinned_copy_is_found(driver):
+    """The periodic test of a restore marks it as bad."""
+    driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    driver.guard.close()
+    driver.open(restore_test=1e-9)
+    copy = driver.run / "checkpoints/ckpt-1/data/a.pt"
+    copy.write_text("good 2")
+
+    assert driver.guard.verify_next()
+
+    (event,) = driver.guard.poll()
+    assert event.data["ok"] is False and "not those that were verified" in event.message
+    assert driver.entry("ckpt-1")["state"] == "bad"
+
+
+@pytest.mark.parametrize(("pin", "rename"), [("copy", False), ("copy", True), ("link", True)])
+def test_fast_overwrites_are_verified_as_copies(driver, pin, rename):
+    """One copy at a time; each is pinned with the step and content of its own save."""
+    driver.open(pin=pin)
+    driver.guard.start()
+    with Overwriter(driver, rename=rename) as job:
+        found = job.run_until(events=3)
+
+    assert [event.data["ok"] for event in found] == [True] * 3
+    steps = [event.data["step"] for event in found]
+    assert steps == sorted(set(steps))
+    assert job.largest == 1
+    for event in found[-2:]:
+        copy = driver.run / "checkpoints" / event.data["id"] / "data/ckpt.pt"
+        assert copy.read_text() == f"slow good {event.data['step']}"
+
+
+def test_half_written_copy_is_not_bad(driver):
+    """No verdict while the job overwrites it; the last one is bad once it stays."""
+    driver.open()
+    driver.guard.start()
+    with Overwriter(driver, word="torn") as job:
+        time.sleep(4.0)
+        assert job.run_until(events=0) == [] and driver.guard.poll() == []
+    (last,) = job.run_until(events=1)
+
+    assert (last.data["step"], last.data["ok"]) == (job.step, False)
+    assert driver.pinned() == [] and not list(driver.run.glob("checkpoints/.ckpt-*"))
+
+
+def test_copy_of_a_dead_supervisor_is_removed(driver):
+    """The adopting one verifies the present file."""
+    driver.open()
+    driver.guard.start()
+    with Overwriter(driver) as job:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not driver.states("copied"):
+            time.sleep(0.01)
+            driver.guard.scan()
+        kept = (driver.run / "checkpoints.json").read_bytes()
+    driver.guard.close()
+    (driver.run / "checkpoints.json").write_bytes(kept)
+    (name,) = (e["id"] for e in driver.entries() if e["state"] == "copied")
+    (driver.run / f"checkpoints/.{name}/data").mkdir(parents=True, exist_ok=True)
+    driver.open()
+
+    assert not list(driver.run.glob("checkpoints/.ckpt-*"))
+    driver.report(driver.out / "ckpt.pt", job.step)
+    assert [event[1:] for event in driver.run_once()] == [(job.step, True)]
+
+
+@pytest.mark.parametrize("first", ["copied", "verified"])
+def test_copy_never_mixes_two_saves(driver, first):
+    """A save during the copy is a checkpoint of its own."""
+    folder = driver.out / "last"
+    folder.mkdir()
+
+    def save(step, word="good"):
+        for number in range(300):
+            (folder / f"{number:03}").write_text(f"{word} {step}")
+        driver.report(folder, step)
+
+    def save_again():
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not list(driver.run.glob("checkpoints/.ckpt-*/*/*/000")):
+            time.sleep(0.001)
+        save(19)
+        driver.guard.scan(closely=True)
+        driver.guard.scan(closely=True)
+
+    save(9, "slow good")
+    if first == "copied":
+        overwrite_during_verification(driver, lambda: save(9))
+    driver.guard.scan()
+    driver.guard.scan()
+    job = threading.Thread(target=save_again)
+    job.start()
+    driver.guard.verify_next()
+    job.join()
+    events = driver.run_once() + driver.run_once()
+
+    assert events[-1][1:] == (19, True) and all(ok for *_, ok in events)
+    kept = {path.name for path in driver.run.glob("checkpoints/ckpt-*")}
+    assert kept == {name for name, *_ in events} == set(driver.pinned())
+    for name, step, _ in events:
+        files = (driver.run / "checkpoints" / name / "data/last").iterdir()
+        assert {file.read_text().split()[-1] for file in files} == {str(step)}
+
+
+def test_copy_is_made_only_for_fast_overwrites(driver):
+    """Not after the job has ended, and not once a verification finished in time."""
+    path = driver.write("ckpt.pt", "slow good 1", step=9)
+    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 2", step=19))
+    with slow_verification(driver, driver.verify_now):
+        assert driver.guard.is_verifying_now and copies(driver) == []
+
+    def verify(step):
+        driver.write("ckpt.pt", f"slow good {step}", step=step)
+        seen = []
+        overwrite_during_verification(driver, lambda: seen.extend(copies(driver)))
+        return len(seen)
+
+    overwrite_during_verification(driver, lambda: None)
+    assert verify(29) == 0
+    driver.write("ckpt.pt", "slow good 39", step=39)
+    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 49", step=49))
+    assert [verify(59), verify(69)] == [1, 0]
+    assert path.read_text() == "slow good 69" and driver.entries()[-1]["state"] == "verified"
+
+
+def test_late_report_describes_the_copy(driver):
+    """Found by a pattern, and copied, before the report."""
+    driver.open(glob=("*.pt",))
+    path = driver.write("ckpt.pt", "slow good 1", step=9)
+    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 2", step=19))
+    batch = {"path": "batch", "value": 1.5}
+
+    overwrite_during_verification(
+        driver, lambda: (driver.report(path, 29, probe_batch=batch), driver.guard.scan())
+    )
+
+    entry = driver.entries()[-1]
+    assert (entry["state"], entry["step"], entry["probe_batch"]) == ("verified", 29, batch)
+
+
+def test_file_that_is_never_verified_is_reported(driver):
+    """There is no room for a copy, and each verification is too late."""
+    folder = driver.out / "last"
+    folder.mkdir()
+    with (folder / "weights").open("wb") as file:
+        file.truncate(shutil.disk_usage(driver.run).total)
+
+    def save():
+        (folder / "a").write_text("slow crash")
+        driver.report(folder, 9)
+
+    save()
+    for _ in range(6):
+        overwrite_during_verification(driver, save)
+
+    notes = [event.message for event in driver.guard.poll()]
+    assert len(notes) == 2 and "are free" in notes[0]
+    assert "was overwritten 5 times in a row before it could be verified" in notes[1]
+
+
+def test_lost_copy_is_not_called_good(driver):
+    """It was verified but cannot be kept, and the job has overwritten the file."""
+    path = driver.write("ckpt.pt", "slow good 1", step=9)
+    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 2", step=19))
+    (driver.run / "checkpoints").mkdir(exist_ok=True)
+    (driver.run / "checkpoints/ckpt-1").write_text("in the way")
+    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "good 3", step=29))
+
+    events = driver.guard.poll()
+    assert [event.kind for event in events] == ["note"] and "cannot be pinned" in events[0].message
+    assert [event[1:] for event in driver.run_once()] == [(29, True)]
+    assert path.read_text() == "good 3"
+
+
+def test_unfinished_copies_are_removed_at_start(driver):
+    """Also those without an entry."""
+    (driver.run / "checkpoints/.ckpt-7/data").mkdir(parents=True)
+    (driver.run / "checkpoints/.ckpt-7/data/a.pt").write_text("half")
+    (driver.run / "checkpoints/.ckpt-8").write_text("half")
+
+    driver.open()
+
+    assert copies(driver) == []
+
+
+BYTES = bytes(range(256)) * 300_000  # several pieces
+
+
+@pytest.fixture
+def entry(tmp_path):
+    """A verified checkpoint of one file."""
+    path = tmp_path / "out" / "a.pt"
+    path.parent.mkdir()
+    path.write_bytes(BYTES)
+    about = {"size": len(BYTES), "sha256": hashlib.sha256(BYTES).hexdigest()}
+    return Entry("ckpt-1", str(path), bytes=len(BYTES), files={"a.pt": about})
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A directory on another file system."""
+    if not Path("/dev/shm").is_dir() or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_disk_reserve_stays_free(tmp_path):
+    """Links need no space."""
+    assert "are needed, and" in PinStore(tmp_path, link=False, stopped=bool).no_room(1 << 60)
+    assert PinStore(tmp_path, link=False, stopped=bool).no_room(0) == ""
+    assert PinStore(tmp_path, link=True, stopped=bool).no_room(1 << 60) == ""
+
+
+def test_pin_on_another_disk(entry, elsewhere):
+    """Copies are complete; moved files stay on their disk under a hidden name."""
+    pins, path = PinStore(elsewhere, link=False, stopped=bool), Path(entry.path)
+    pins.pin(entry)
+    assert pins.data(entry).read_bytes() == BYTES
+    path.write_bytes(b"torn")
+
+    moved = pins.place(entry, pins.stage(entry))
+
+    assert path.read_bytes() == BYTES
+    assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"
+    with pytest.raises(OSError, match="cross-device"):
+        PinStore(elsewhere, link=True, stopped=bool).pin(entry)
+
+
+def test_cancelled_copy_leaves_nothing(entry, tmp_path):
+    """Nor does one of a file that has changed."""
+    with pytest.raises(InterruptedError):
+        PinStore(tmp_path / "run", link=False, stopped=lambda: True).pin(entry)
+    Path(entry.path).write_bytes(b"another")
+    with pytest.raises(StoreError, match="has changed since it was verified"):
+        PinStore(tmp_path / "run", link=False, stopped=bool).pin(entry)
+
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

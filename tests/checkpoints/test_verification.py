@@ -1,0 +1,369 @@
+"""Checkpoints that are found and verified, and verified at once when a rollback needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervise.checkpoints.tracker import RunPosition
+from supervise.checkpoints.verification import VerifierProcess
+from supervise.core.model.events import Notice
+
+from .guard_driver import Overwriter, copies
+
+pytestmark = pytest.mark.slow  # it waits for files to be still
+
+
+def test_reported_checkpoint(driver):
+    """Verified, pinned, registered, measured in one frame, with a manifest."""
+    (driver.out / "train.py").write_text("import torch")
+    path = driver.write("a.pt", "good 1", step=99)
+
+    assert driver.run_once() == [("ckpt-1", 99, True)]
+    assert driver.events[0].data["seconds"] == 0.5 and driver.events[0].data["path"] == str(path)
+    assert driver.guard.frame_values() == {"checkpoint_ok": 1.0, "checkpoint_size": 6.0}
+    assert driver.guard.frame_values() == {}
+    entry = driver.entry("ckpt-1")
+    assert (entry["state"], entry["pinned"], entry["bytes"]) == ("verified", True, 6)
+    assert (driver.run / "checkpoints/ckpt-1/data/a.pt").read_text() == "good 1"
+    made = json.loads((driver.run / "checkpoints/ckpt-1/manifest.json").read_text())
+    assert made["argv"] == ["python", "train.py"] and made["metrics"] == {"train_loss_raw": 2.5}
+    assert made["environment"]["lock"] and made["inputs"]["../tokenizer.json"].startswith("sha256:")
+    assert made["code"]["files"]["train.py"].startswith("sha256:")  # not in a repository
+    assert made["rng"] == "random states are in the checkpoint"
+
+
+def test_unreadable_manifest_input_is_reported_once(driver):
+    """The policy names a file that does not exist."""
+    driver.tokenizer.unlink()
+    driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    (note,) = [e.message for e in driver.events if e.kind == "note"]
+    assert "job.manifest: ../tokenizer.json cannot be read" in note and str(driver.out) in note
+    made = json.loads((driver.run / "checkpoints/ckpt-1/manifest.json").read_text())
+    assert made["inputs"] == {"../tokenizer.json": None}
+    assert made["code"]["files"]["train.py"] is None
+
+    driver.write("b.pt", "good 2", step=19)
+    driver.run_once()
+    assert len([e for e in driver.events if e.kind == "note"]) == 1
+
+
+@pytest.mark.parametrize("word", ["good", "bad"])
+def test_register_is_written_before_the_event(driver, word):
+    """An adopting supervisor must know what the engine chose; a full disk is reported first."""
+    driver.write("a.pt", f"{word} 1", step=9)
+    driver.guard.scan()
+    (driver.run / "checkpoints.json").unlink()
+    (driver.run / "checkpoints.json").mkdir()
+
+    assert driver.guard.verify_next()
+
+    assert [e.kind for e in driver.guard.poll()] == ["note", "checkpoint"]
+
+
+def test_growing_file_is_not_verified(driver):
+    """Each growth restarts the wait."""
+    driver.write("a.pt", "go", step=9)
+    driver.guard.scan()
+    driver.write("a.pt", "good but not yet")
+    driver.guard.scan()
+    assert not driver.guard.verify_next() and driver.entries()[0]["state"] == "found"
+
+    assert driver.run_once() == [("ckpt-1", 9, True)]
+
+
+def test_file_renamed_after_the_report(driver):
+    """Written as `.partial`, reported, renamed: before a scan or after."""
+    early = driver.write("a.partial", "good a", step=9)
+    early.rename(driver.out / "a.pt")
+    late = driver.write("b.partial", "good b", step=19)
+    driver.guard.scan()
+    driver.guard.scan()
+    late.rename(driver.out / "b.pt")
+
+    assert sorted(driver.run_once()) == [("ckpt-1", 9, True), ("ckpt-2", 19, True)]
+    assert [Path(e["path"]).name for e in driver.entries()] == ["a.pt", "b.pt"]
+
+
+def test_rename_at_the_end_of_the_job(driver):
+    """It is listed under its final name, unverified."""
+    late = driver.write("a.partial", "good a", step=9)
+    driver.guard.scan()
+    late.rename(driver.out / "a.pt")
+    driver.guard.close()
+
+    (entry,) = driver.entries()
+    assert (Path(entry["path"]).name, entry["state"], entry["present"]) == ("a.pt", "found", True)
+
+
+def test_pattern_finds_unreported_files(driver):
+    """Not those from before the run. The step is that inside it, if plausible."""
+    driver.guard.close()
+    shutil.rmtree(driver.run)
+    driver.run.mkdir()
+    driver.write("old.pt", "good old")
+    driver.position = RunPosition(step=7)
+    driver.open(glob=("*.pt",))
+    driver.guard.poll()
+    driver.write("new.pt", "bad: an unreported file is verified by our own interpreter")
+
+    assert driver.run_once() == [("ckpt-1", 7, False)]
+    assert "cannot be loaded" in driver.entry("ckpt-1")["problems"][0]
+
+
+def test_reused_temporary_name(driver):
+    """Each save writes the same `.partial`, perhaps with the same inode."""
+    for number in (1, 2):
+        driver.write("fresh.partial", f"good {number}", step=10 * number).rename(
+            driver.out / f"{number}.pt"
+        )
+    assert sorted(driver.run_once()) == [("ckpt-1", 10, True), ("ckpt-2", 20, True)]
+    for path in driver.out.iterdir():
+        path.unlink()
+    driver.write("fresh.partial", "good 3", step=30).rename(driver.out / "3.pt")
+
+    assert driver.run_once() == [("ckpt-3", 30, True)]
+    assert [Path(e["path"]).name for e in driver.entries()] == ["1.pt", "2.pt", "3.pt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "problem"),
+    [
+        ("bad", "bad", "it is damaged"),
+        ("code", "unverified", "it needs code"),
+        ("crash", "bad", "reading it crashes a process: Segmentation fault"),
+        ("memory", "unverified", "the verifier was killed (Killed), perhaps out of memory"),
+        ("hang", "unverified", "the verifier took longer than 0 s"),
+    ],
+)
+def test_failed_verification(driver, text, state, problem):
+    """Never pinned or reported as good; one that could not be read is tried twice."""
+    driver.open(limit_s=0.4 if text == "hang" else 60.0)
+    driver.write("a.pt", text, step=9)
+
+    events = driver.run_once() + driver.run_once()
+
+    assert events == ([("ckpt-1", 9, False)] if state == "bad" else [])
+    assert driver.entry("ckpt-1")["problems"] == [problem] and driver.pinned() == []
+    assert driver.entry("ckpt-1")["state"] == state
+    assert problem in driver.events[0].message
+    assert driver.guard.frame_values().get("checkpoint_ok") == (0.0 if state == "bad" else None)
+
+
+def test_files_of_several_ranks_are_no_checkpoint(driver):
+    """Unless their directory is named."""
+    driver.write("rank0.pt", "good 0", step=9)
+    driver.run_once()
+    path = driver.write("rank1.pt", "good 1")
+    driver.guard.on_save(Notice(0, "checkpoint-saved", "", 1, 10, {"path": str(path)}))
+
+    assert driver.run_once() == [("ckpt-1", 9, False)]
+    assert {e["state"] for e in driver.entries()} == {"unverified"}
+    driver.run_once()
+    assert driver.pinned() == []
+
+
+def test_adopting_supervisor_continues_the_register(driver):
+    """Ids continue, nothing is verified twice, and new files are verified."""
+    driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    driver.guard.close()
+    path = driver.write("b.pt", "bad 2")
+    driver.open(glob=("*.pt",))
+    driver.report(path, 19)
+
+    assert driver.run_once() == [("ckpt-2", 19, False)]
+
+
+def test_close_cancels_a_verification(driver):
+    """Its checkpoint stays listed as found."""
+    driver.write("a.pt", "hang", step=9)
+    driver.guard.start()
+    while not driver.python.with_name("hanging").exists():
+        time.sleep(0.01)
+
+    driver.guard.close()
+
+    assert driver.entry("ckpt-1")["state"] == "found"
+    assert not [t for t in threading.enumerate() if t.name in ("checkpoints", "verify")]
+
+
+def test_undelivered_verdicts_are_reported_after_a_crash(driver):
+    """Delivered ones are not repeated."""
+    driver.write("a.pt", "good 1", step=5)
+    driver.write("b.pt", "bad 1", step=6)
+    delivered = {name: ok for name, _, ok in driver.run_once()}
+    assert sorted(delivered.values()) == [False, True]
+
+    for known, reported in (
+        (delivered, {}),
+        ({"ckpt-1": False, "ckpt-2": True}, delivered),
+        ({}, delivered),
+    ):
+        driver.open()
+        driver.guard.resume(known)
+        assert {e.data["id"]: e.data["ok"] for e in driver.guard.poll()} == reported
+
+
+def test_verifier_is_in_the_supervisors_process_group(tmp_path):
+    """Signals to the job and its memory accounting must not include it."""
+    (tmp_path / "a.pt").write_text("good")
+    python = tmp_path / "python"
+    group = "print(json.dumps({'environment': {'group': os.getpgrp()}}))"
+    python.write_text(f"#!{sys.executable}\nimport json, os\n{group}\n")
+    python.chmod(0o755)
+
+    answer = VerifierProcess(("load",)).verify(str(tmp_path / "a.pt"), 4, str(python))
+
+    assert answer.environment == {"group": os.getpgrp()}
+
+
+def test_verify_now_after_a_crash(driver):
+    """Newest first, without pauses, and unreported files need not settle."""
+    driver.open(glob=("*.pt",), settle=600.0, share=0.001)
+    driver.guard.start()
+    driver.write("a.pt", "good 1", step=9)
+    while not driver.guard.poll():
+        time.sleep(0.01)  # from here on the guard pauses
+    for number in (2, 3):
+        driver.write(f"{number}.pt", f"good {number}", step=number * 10)
+    driver.write("4.pt", "torn")
+
+    driver.verify_now()
+
+    events = [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()]
+    assert events == [("ckpt-4", False), ("ckpt-3", True), ("ckpt-2", True)]
+    assert driver.pinned() == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
+def test_verify_now_ends_soon_after_a_good_one(driver):
+    """Without a good one it continues."""
+    driver.open(soon_s=0.0)
+    driver.write("a.pt", "good 1", step=9)
+    driver.write("b.pt", "good 2", step=19)
+    driver.write("c.pt", "bad 3", step=29)
+
+    driver.verify_now()
+
+    events = [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()]
+    assert events == [("ckpt-3", False), ("ckpt-2", True)]
+
+
+def test_verify_now_is_bounded(driver):
+    """A verification that takes too long leaves the entry as found."""
+    driver.write("a.pt", "hang", step=9)
+
+    driver.verify_now(within_s=1.0)
+
+    assert driver.guard.poll() == [] and driver.entry("ckpt-1")["state"] == "found"
+
+
+def test_verify_now_takes_only_steps_in_range(driver):
+    """An unreported file may be of an earlier step than recorded."""
+    driver.open(glob=("*.pt",), settle=600.0)
+    for name, step in (("a", 9), ("b", 19), ("c", 29), ("d", 50)):
+        driver.write(f"{name}.pt", f"good {name}", step=step)
+    driver.position = RunPosition(step=60)
+    driver.guard.poll()
+    driver.write("e.pt", "torn")
+
+    driver.verify_now(above=9, before=50)
+
+    events = [(e.data["id"], e.data["step"]) for e in driver.guard.poll()]
+    assert events == [("ckpt-5", 60), ("ckpt-3", 29), ("ckpt-2", 19)]
+
+
+def test_verify_now_waits_for_a_copy_under_way(driver):
+    """It may be the newest checkpoint of a job that overwrites one file."""
+    driver.open()
+    driver.guard.start()
+    with Overwriter(driver) as job:
+        assert len(job.run_until(events=1)) == 1
+        until = time.monotonic() + 60
+        while not copies(driver):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+    driver.verify_now(above=0, before=10_000)
+
+    events = [(e.data["step"], e.data["ok"]) for e in driver.guard.poll() if e.data]
+    assert events and events[-1] == (max(step for step, _ in events), True)
+    assert not driver.states("copied")
+
+
+def niceness(pid):
+    return {os.getpriority(os.PRIO_PROCESS, t.id) for t in psutil.Process(pid).threads()}
+
+
+def test_lower_priority_when_the_job_restarts(driver):
+    """The verification began at normal priority."""
+    driver.open(share=1.0)
+    driver.write("b.pt", "good b", step=4)
+    driver.write("a.pt", "hang", step=9)
+    others = psutil.Process().children()  # other tests' servers
+    driver.guard.verify_now()
+    until = time.monotonic() + 60
+    while not (started := driver.python.with_name("hanging")).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert started.exists()
+    (verifier,) = (each for each in psutil.Process().children() if each not in others)
+    (thread,) = (t for t in threading.enumerate() if t.name == "verify now")
+    assert niceness(verifier.pid) == {os.getpriority(os.PRIO_PROCESS, 0)}
+
+    driver.guard.lower_priority()
+
+    assert niceness(verifier.pid) == {19}
+    assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == 19
+    assert not driver.guard.is_verifying_now
+    for process in (*verifier.children(recursive=True), verifier):
+        process.kill()
+    thread.join(60)
+    assert driver.states("found") == ["ckpt-1", "ckpt-2"]  # no other was started
+
+
+def verify_awaited(driver, before):
+    driver.guard.verify_awaited(before)
+    while driver.guard.is_verifying_awaited:
+        time.sleep(0.01)
+    return [(e.data["id"], e.data["ok"]) for e in driver.guard.poll() if e.data]
+
+
+def test_verify_awaited_takes_the_newest_candidate(driver):
+    """While the job runs; one good checkpoint is enough."""
+    for number in range(1, 6):
+        driver.write(f"{number}.pt", "bad" if number == 3 else f"good {number}", step=number * 10)
+    driver.guard.scan()
+
+    assert verify_awaited(driver, before=35) == [("ckpt-3", False), ("ckpt-2", True)]
+    assert not driver.guard.is_verifying_now, (
+        "the silence of a job that trains still means something"
+    )
+    assert ("ckpt-5", 50, True) in driver.run_once()
+
+
+def test_verify_awaited_cancels_a_verification_at_low_priority(driver):
+    """It would take minutes on busy cores."""
+    driver.write("a.pt", "good 1", step=9)
+    driver.write("b.pt", "hang", step=50)
+    driver.guard.scan()
+    hanging = driver.python.parent / "hanging"
+    for verdicts in ([("ckpt-1", True)], []):
+        verifying = threading.Thread(target=driver.guard.verify_next)
+        verifying.start()
+        while not hanging.exists():
+            time.sleep(0.01)
+        hanging.unlink()
+
+        assert verify_awaited(driver, before=20) == verdicts
+        verifying.join()
+        assert driver.entry("ckpt-2")["state"] == "found", (
+            "it has no verdict: it is looked at again"
+        )
