@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_pages_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither send from nor add to the outbox of whoever runs the tests."""
+    """Neither touch the outbox nor the cache of whoever runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.job.adopted_process import AdoptedProcess, start_ticks
+from supervise.job.adopted_process import AdoptedProcess
 from supervise.job.environment import LAUNCH
+from supervise.job.process import start_ticks
 
 RUN = "20310504-030201-abcdef"
 PYTHON = sys.executable

@@ -7,6 +7,7 @@ job's environment, from where a supervisor that comes later knows whether a laun
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,17 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..core.model import redaction
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
 from ..job import environment, shared_memory
-from ..job.adopted_process import start_ticks
 from ..job.lease import LEASE_S
-from ..job.process import Process
+from ..job.process import Process, start_ticks
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 
@@ -227,10 +225,14 @@ def _savepoints(run: RunDir, policy: Policy) -> dict[str, Any]:
     wanted = dict(policy.savepoints)
     nowhere = {"spill": None} if wanted.pop("spill", "disk") == "none" else {}
     most = {
-        "max_bytes": psutil.virtual_memory().total // SAVEPOINT_SHARE,
+        "max_bytes": _memory_bytes() // SAVEPOINT_SHARE,
         "max_disk_bytes": shutil.disk_usage(run.marks_path.parent).free // SPILL_SHARE,
     }
     return {**most, **wanted, **nowhere, **_portable(run, policy)}
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _portable(run: RunDir, policy: Policy) -> dict[str, Any]:

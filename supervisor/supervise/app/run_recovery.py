@@ -24,6 +24,7 @@ from ..core.model.events import (
     OperatorCommand,
     Reloaded,
 )
+from ..core.model.json_form import record
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import StoreError, understood
@@ -103,7 +104,7 @@ class RecoveredRun:
                     if written == len(log):
                         past.unwritten.append((number, event.at_ns, decision))
                         continue
-                    if not replay.same(log[written], number, replay.record(decision)):
+                    if not replay.same(log[written], number, record(decision)):
                         raise _apart(run, log[written])
                     written += 1
             end = number + 1

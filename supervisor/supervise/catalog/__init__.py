@@ -1,6 +1,29 @@
-"""YAML files and the parts they name -> one frozen policy. Nothing here runs anything."""
+"""YAML files and the parts they name -> one frozen policy. Nothing here runs anything.
 
-from .assembly.policy_loader import load_policy, locate
-from .document.diagnostics import PolicyErrors, Problem
+The loader is imported when it is asked for: a job whose policy is in the cache starts without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .assembly.policy_loader import load_policy
+    from .document.diagnostics import PolicyErrors, Problem
+    from .inventory.shipped import locate
 
 __all__ = ["PolicyErrors", "Problem", "load_policy", "locate"]
+
+_HOMES = {
+    "load_policy": ".assembly.policy_loader",
+    "locate": ".inventory.shipped",
+    "PolicyErrors": ".document.diagnostics",
+    "Problem": ".document.diagnostics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

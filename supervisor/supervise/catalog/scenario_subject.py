@@ -66,7 +66,7 @@ def locate(name: str) -> Path:
     if shipped.is_file(path):
         return path
     try:
-        return policy_loader.locate(name)
+        return shipped.locate(name)
     except InputError:
         found = shipped.find(pack.PACKS, name) if path.parent == Path() else None
         if found is None:
@@ -136,7 +136,7 @@ def of_tests(
         problems.stop()
     named = path.parent / form.policy
     try:
-        found = policy_loader.locate(named if shipped.is_file(named) else form.policy)
+        found = shipped.locate(named if shipped.is_file(named) else form.policy)
     except InputError as error:
         problems.add(root.place("policy"), str(error), error.hint)
         problems.stop()
@@ -158,7 +158,7 @@ def files_of(name_or_path: str | Path) -> list[Path]:
     Raises:
         PolicyErrors, InputError: as `load_policy`.
     """
-    path = policy_loader.locate(name_or_path)
+    path = shipped.locate(name_or_path)
     draft = policy_loader.compose(path)
     packs = [pack.find(name, path.parent) for name in draft.form.use]
     tests = path.parent / TESTS / path.name

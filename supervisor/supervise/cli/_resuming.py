@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..app.launcher import last_launch
+from ..core.model.json_form import plain
 from ..core.model.policy import Policy
-from ..core.replay import plain
 from ..errors import UsageError
 from ..store.lock import locked
 from ..store.policies import path_of

@@ -1,44 +1,114 @@
-"""What `run` and `adopt` share: the pen that writes a run's records, and its last minutes."""
+"""What `run` and `adopt` share once the job runs. Imported only then: the job comes first."""
 
 from __future__ import annotations
 
 import atexit
-import sys
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from ..app import App, Foreground, closed
-from ..errors import SuperviseError
-from ..inputs import clock
-from ..job import shared_memory
+from ..app.foreground import Foreground
+from ..app.launcher import Launcher
+from ..app.loop import App
+from ..app.run_status import closed
+from ..app.settings import Settings
+from ..catalog import load_policy
+from ..core.model.policy import Policy
+from ..core.model.redaction import Redactor
+from ..errors import StoreError, SuperviseError
+from ..job import environment, shared_memory
 from ..job.process import Process
 from ..job.signals import Forwarder
+from ..notifiers import build
 from ..outputs.outbox import Outbox
 from ..report import receipt
-from ..store.audit import Audit
-from ..store.journal import Journal
+from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
+from ._records import Tell
 from ._streams import leave
 
-Tell = Callable[[str], None]
-Record = Callable[[RunDir, Tell], Recorder]
+
+@dataclass(frozen=True)
+class Started:
+    """How a job was started.
+
+    Attributes:
+        argv: as it was given.
+        again: file and mode of a reload that names none.
+        faults: what is injected on purpose.
+    """
+
+    argv: Sequence[str]
+    again: tuple[str, str | None]
+    run: RunDir
+    segments: Path
+    tier: str
+    tier_reason: str | None
+    faults: Sequence[Any]
+    redactor: Redactor
 
 
-def teller(*, quiet: bool) -> Tell:
-    """Return what shows a line to the person at the terminal, if there is one; it never waits."""
+def watch_started(
+    started: Started,
+    launched: Policy,
+    launcher: Launcher,
+    recorder: Recorder,
+    process: Process,
+    forwarder: Forwarder,
+    tell: Tell,
+) -> int:
+    """Watch a job that was started a moment ago; return the exit code to pass on.
 
-    def tell(line: str) -> None:
-        if not quiet:
-            sys.stderr.write(f"{line}\n")  # no flush, which may wait: see `_streams`
+    Args:
+        launched: the policy, or what `_policy_cache` kept of it.
+    """
+    run = started.run
+    policy = launched if launched.detectors else _whole(launched, started)
+    senders, unset = build({"console": {}, **policy.notify}, os.environ)
+    for warning in (*unset, *_twice(started.argv, policy)):
+        tell(f"supervise: warning: {warning}")
+    facts: Mapping[str, Any] = {
+        "drills": list(started.faults),
+        "channels": [sender.name for sender in senders],
+    }
+    settings = Settings(
+        started.redactor.command(started.argv),
+        policy,
+        Reloader(run, policy, load_policy, *started.again),
+        run,
+        started.segments,
+        started.tier,
+        started.tier_reason,
+        tell,
+        facts,
+        redactor=started.redactor,
+    )
+    app = App(settings, launcher, forwarder, recorder)
+    outbox = Outbox(senders, app.desk.delivered)
+    tell(receipt.opening(run, policy, started.tier, started.tier_reason))
+    return watch(app, process, outbox, forwarder, tell)
 
-    return tell
 
+def _whole(kept: Policy, started: Started) -> Policy:
+    """Return the policy that the job was launched with, all of it.
 
-def record(run: RunDir, tell: Tell) -> Recorder:
-    """Open the records of a run as their only writer. Raises StoreError."""
-    audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
-    journal = Journal.open(run.journal_path)
-    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), tell)
+    From its own file, which messages name, unless that has changed since; then from the copy in
+    the run directory.
+
+    Raises:
+        StoreError: neither is that policy: the cache was wrong.
+    """
+    for path, mode in (started.again, (str(started.run.policy_path), None)):
+        try:
+            policy = load_policy(path, mode=mode)
+        except SuperviseError:
+            continue
+        if policy.digest == kept.digest:
+            return policy
+    raise StoreError(f"policy {kept.name} cannot be loaded again as it was launched")
 
 
 def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell: Tell) -> int:
@@ -75,3 +145,14 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
     if not done:
         leave(code)  # a thread hangs: nobody may wait for it
     return code
+
+
+def _twice(argv: Sequence[str], policy: Policy) -> list[str]:
+    """Warn of restarts that multiply with ours."""
+    inner = environment.inner_restarts(argv)
+    if not inner or not policy.job.get("relaunch"):
+        return []
+    return [
+        f"torchrun restarts the ranks {inner} times by itself, for each start by the policy, and "
+        "counts them as no attempt of their own; give it --max-restarts=0 and budget `restart`"
+    ]

@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from ..app import App, Settings
 from ..app.launcher import Launcher, first_environment, last_launch, redactor
+from ..app.loop import App
 from ..app.run_recovery import RecoveredRun
+from ..app.settings import Settings
 from ..catalog import load_policy
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -30,7 +31,8 @@ from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._watching import Record, Tell, record, teller, watch
+from ._records import Record, Tell, record, teller
+from ._watching import watch
 
 
 @click.command(name="adopt")

@@ -9,27 +9,20 @@ from typing import Any
 
 import click
 
-from ..app import App, Settings
 from ..app.launcher import Launch, Launcher, redactor
-from ..catalog import load_policy, locate
-from ..catalog.document.diagnostics import Problem
-from ..catalog.inventory import drills
+from ..catalog.inventory.shipped import locate
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
 from ..errors import SuperviseError, UsageError
 from ..inputs import clock
 from ..job import environment, shared_memory
+from ..job.process import Process, exit_code
 from ..job.signals import Forwarder
 from ..job.terminal import Terminal
-from ..notifiers import build
-from ..outputs.outbox import Outbox
-from ..report import receipt
-from ..store.policies import Reloader
 from ..store.run_directory import RunDir
+from . import _policy_cache
 from ._job import JobCommand
-from ._resuming import place, refuse_another
-from ._watching import Record, Tell, record, teller, watch
-from .adopt import adopt
+from ._records import Record, Tell, record, teller
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 
@@ -76,21 +69,42 @@ def command(
         raise UsageError(
             "--resume-run goes on with a run whose directory is known", hint="add --run-dir D"
         )
-    warnings: list[Problem] = []
     mode = mode or (None if policy else DEFAULT_MODE)
-    chosen = load_policy(policy or DEFAULT_POLICY, mode=mode, warnings=warnings)
-    told = [drills.parse(text) for text in drill]
+    name = policy or DEFAULT_POLICY
+    warnings: list[str] = []
+    chosen = _policy_cache.launch_policy(name, mode, lambda said: _load(name, mode, said), warnings)
+    faults = _faults(drill)
     tell = teller(quiet=quiet)
     for problem in warnings:
         tell(f"supervise: warning: {problem}")
-    again = str(locate(policy or DEFAULT_POLICY).absolute()), mode
+    again = str(locate(name).absolute()), mode
     if resume_run and run_dir is not None:
+        from ._resuming import place, refuse_another
+        from .adopt import adopt
+
         run_dir, run = place(run_dir.absolute())
         if run is not None:
-            refuse_another(run, argv, chosen, told, Path.cwd())
+            refuse_another(run, argv, chosen, faults, Path.cwd())
             tell(f"supervise: goes on with {run.path}, whose supervisor died")
             return adopt(run.path, tell)
-    return supervise(argv, chosen, again, run_dir, told, tell)
+    return supervise(argv, chosen, again, run_dir, faults, tell)
+
+
+def _load(name: str, mode: str | None, warnings: list[str]) -> Policy:
+    from ..catalog import Problem, load_policy
+
+    found: list[Problem] = []
+    policy = load_policy(name, mode=mode, warnings=found)
+    warnings += map(str, found)
+    return policy
+
+
+def _faults(drill: Sequence[str]) -> list[Any]:
+    if not drill:
+        return []
+    from ..catalog.inventory import drills
+
+    return [drills.parse(text) for text in drill]
 
 
 def supervise(
@@ -98,11 +112,15 @@ def supervise(
     policy: Policy,
     again: tuple[str, str | None],  # file and mode of a reload that names none
     run_dir: Path | None,
-    told: Sequence[Any],
+    faults: Sequence[Any],
     tell: Tell,
     record: Record = record,
 ) -> int:
-    """Start the job and watch it; return the exit code. Nothing half-done is left behind."""
+    """Start the job and watch it; return the exit code. A start that fails leaves nothing behind.
+
+    Args:
+        policy: all of it, or what `_policy_cache` keeps for a launch.
+    """
     environ = dict(os.environ)
     tier, reason = environment.tier(argv, environ)
     clean = redactor(argv, environ, policy)
@@ -112,7 +130,7 @@ def supervise(
         policy=policy,
         wall=clock.wall(),
         redactor=clean,
-        info={"tier": tier, "tier_reason": reason, "drills": told, "reload": again},
+        info={"tier": tier, "tier_reason": reason, "drills": faults, "reload": again},
     )
     root = shared_memory.base(environ)
     directory = shared_memory.of(root, run.id)
@@ -124,37 +142,33 @@ def supervise(
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
-        launcher = Launcher(argv, environ, run, directory, told, terminal=terminal)
-        senders, unset = build({"console": {}, **policy.notify}, environ)
-        for warning in (*unset, *_twice(argv, policy)):
-            tell(f"supervise: warning: {warning}")
-        reloader = Reloader(run, policy, load_policy, *again)
-        facts = {"drills": list(told), "channels": [sender.name for sender in senders]}
-        command = clean.command(argv)
-        settings = Settings(
-            command, policy, reloader, run, directory, tier, reason, tell, facts, redactor=clean
-        )
-        app = App(settings, launcher, forwarder, record(run, tell))
-        outbox = Outbox(senders, app.desk.delivered)
-        opening = receipt.opening(run, policy, tier, reason)
+        launcher = Launcher(argv, environ, run, directory, faults, terminal=terminal)
+        recorder = record(run, tell)
         forwarder.install()
         process = launcher.start(policy, Launch())
     except SuperviseError:
         shared_memory.remove(directory)
         run.discard()
         raise
-    # From here on the job's result is what counts, whatever becomes of us.
-    forwarder.attach(process)
-    tell(opening)
-    return watch(app, process, outbox, forwarder, tell)
+    # From here on the job's result is what counts, whatever becomes of us. What is imported only
+    # now would have kept the job waiting.
+    try:
+        process.tree  # noqa: B018 - the handlers of signals use it, and may not import
+        forwarder.attach(process)
+        from ._watching import Started, watch_started
+
+        started = Started(argv, again, run, directory, tier, reason, faults, clean)
+        return watch_started(started, policy, launcher, recorder, process, forwarder, tell)
+    except Exception:
+        import traceback
+
+        tell("supervise: internal error; the job continues without supervision")
+        tell(traceback.format_exc())
+        return _wait(process, forwarder)
 
 
-def _twice(argv: Sequence[str], policy: Policy) -> list[str]:
-    """Warn of restarts that multiply with ours."""
-    inner = environment.inner_restarts(argv)
-    if not inner or not policy.job.get("relaunch"):
-        return []
-    return [
-        f"torchrun restarts the ranks {inner} times by itself, for each start by the policy, and "
-        "counts them as no attempt of their own; give it --max-restarts=0 and budget `restart`"
-    ]
+def _wait(process: Process, forwarder: Forwarder) -> int:
+    """Pass signals on until the job has ended; return the exit code to pass on."""
+    while process.poll() is None:
+        forwarder.wakeup.wait(0.5, process)
+    return exit_code(process.returncode or 0)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import MISSHAPEN, StoreError
 from . import engine
 from .model.decisions import Decision
 from .model.events import Event, Reloaded
+from .model.json_form import record
 from .model.policy import Policy
 from .state.run_state import State
 
@@ -36,23 +35,6 @@ class Difference:
     recorded: Mapping[str, Any] | None
     replayed: Mapping[str, Any] | None
     lacking: bool = False
-
-
-def plain(value: Any) -> Any:
-    """Return `value` as JSON holds it: lists for tuples, "NaN" "+Inf" "-Inf" for non-finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
-def record(decision: Decision) -> dict[str, Any]:
-    """Return a decision as its audit record holds it."""
-    found: dict[str, Any] = json.loads(json.dumps(plain(asdict(decision)), allow_nan=False))
-    return found
 
 
 def fold(

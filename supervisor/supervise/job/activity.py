@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 
-from .process import Process
+from .process import STATE, Process, stat_fields
 
 
 def work(process: Process, within_s: float) -> dict[str, float]:
@@ -19,10 +18,8 @@ def work(process: Process, within_s: float) -> dict[str, float]:
 
 def suspended(pid: int) -> bool:
     """Return whether a process is stopped by a signal (SIGSTOP, Ctrl-Z); one traced is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False
+    stat = stat_fields(pid)
+    return stat is not None and stat[STATE] == b"T"
 
 
 def difference(

@@ -13,16 +13,14 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
 from .environment import LAUNCH
-from .process import UNKNOWN, Process
+from .process import EXIT, STARTED, STATE, UNKNOWN, Process, start_ticks, stat_fields
 from .process_tree import Tree, alive, group_of
 
 Recorded = Callable[[int, int], int | None]
-_STATE, _STARTED, _EXIT = 0, 19, 49  # places in /proc/<pid>/stat, behind the name
 
 # `PIDFD_GET_INFO` with `PIDFD_INFO_EXIT` of `linux/pidfd.h`; `struct pidfd_info` of 64 bytes, the
 # first version: u64 mask, ..., s32 exit_code.
@@ -43,8 +41,8 @@ class AdoptedProcess(Process):
         self._ticks = ticks
         self._recorded = recorded
         self._afterlife = PidfdExitStatus(pid)
-        tree = AdoptedTree(pid, ticks, run_id)
-        super().__init__(pid, group_of(pid) or pid, tree, None, _created(pid))
+        self.tree = AdoptedTree(pid, ticks, run_id)
+        super().__init__(pid, group_of(pid) or pid)
         # Held is the job, and not another process that has got its pid since.
         self._held = start_ticks(pid) == ticks
         self._look()
@@ -52,12 +50,12 @@ class AdoptedProcess(Process):
     def _look(self) -> int | None:
         with self._lock:
             if self.returncode is None:
-                stat = _stat(self.pid)
-                if stat is None or int(stat[_STARTED]) != self._ticks:
+                stat = stat_fields(self.pid)
+                if stat is None or int(stat[STARTED]) != self._ticks:
                     known = self._afterlife.returncode() if self._held else None
                     self._end(known if known is not None else self._recorded(self.pid, self._ticks))
-                elif stat[_STATE] in (b"Z", b"X"):
-                    self._end(os.waitstatus_to_exitcode(int(stat[_EXIT])))
+                elif stat[STATE] in (b"Z", b"X"):
+                    self._end(os.waitstatus_to_exitcode(int(stat[EXIT])))
             return self.returncode
 
     def _end(self, returncode: int | None) -> None:
@@ -143,23 +141,3 @@ class PidfdExitStatus:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when process `pid` was started, in clock ticks since boot; None when it is gone."""
-    stat = _stat(pid)
-    return None if stat is None else int(stat[_STARTED])
-
-
-def _stat(pid: int) -> list[bytes] | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-
-
-def _created(pid: int) -> float:
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0

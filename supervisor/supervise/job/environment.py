@@ -19,8 +19,6 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
-import psutil
-
 from ..store import files
 
 LAUNCH = "SUPERVISE_LAUNCH"  # "<run id>:<attempt>"; by it a later supervisor knows the job
@@ -118,6 +116,8 @@ def child_environment(
 
 def launched(name: str) -> int | None:
     """Return the pid of the first process of the launch `name`, None when none lives."""
+    import psutil
+
     found = {}
     for process in psutil.process_iter():
         try:

@@ -11,15 +11,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import psutil
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .launch import spawn
-from .process_tree import Tree
 from .terminal import Terminal, stop_ourselves
 
+if TYPE_CHECKING:  # psutil takes 20 ms to import, and a job is not kept waiting for it
+    from .process_tree import Tree
+
+STATE, STARTED, EXIT = 0, 19, 49  # places in `stat_fields`
 UNKNOWN = 255  # stands for an exit code that nobody has
 _INTERRUPTED = 128 + signal.SIGINT  # what a shell calls the end by SIGINT
 _PAUSE_S = 0.01  # between two looks while waiting
@@ -40,7 +43,6 @@ class Process:
             long as it has members: its id is signalled while one is known to be in it.
         returncode: None while it runs, then as in `subprocess` (negative after a signal).
         unknown: it has ended, and nobody can tell how: its returncode is `UNKNOWN`.
-        tree: every process of the job.
         interrupted: it had the terminal's foreground and died of SIGINT: somebody typed Ctrl-C.
         outlived: it has ended, and others of the tree go on: signals are meant for them.
         stopped: True while the first process is stopped by a signal.
@@ -49,12 +51,20 @@ class Process:
     """
 
     def __init__(
-        self, pid: int, group: int, tree: Tree, terminal: Terminal | None, create_time: float
+        self,
+        pid: int,
+        group: int,
+        terminal: Terminal | None = None,
+        before: Set[tuple[int, int | None]] = frozenset(),
     ) -> None:
+        """Watch a process that runs.
+
+        Args:
+            before: pid and start of the children that were there before it: not the job's.
+        """
         self.pid = pid
         self.group = group
-        self.tree = tree
-        self.create_time = create_time
+        self._before = before
         self.returncode: int | None = None
         self.unknown = False
         self.interrupted = False
@@ -74,12 +84,18 @@ class Process:
         Raises:
             LaunchError: it was not found or is not executable.
         """
-        before = frozenset(psutil.Process().children())
+        before = frozenset((child, start_ticks(child)) for child in _children())
         pid, group = spawn(argv, environ)
         if terminal is not None:
             terminal.lend(group)
-        created = psutil.Process(pid).create_time()
-        return cls(pid, group, Tree(pid, before), terminal, created)
+        return cls(pid, group, terminal, before)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Every process of the job."""
+        from .process_tree import Tree
+
+        return Tree(self.pid, self._before)
 
     @property
     def has_terminal(self) -> bool:
@@ -216,3 +232,30 @@ class Process:
             if self._continues != continues:
                 return  # the handler of SIGCONT did it; once more could undo the next Ctrl-Z
         self.continued()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when process `pid` was started, in clock ticks since boot; None when it is gone."""
+    stat = stat_fields(pid)
+    return None if stat is None else int(stat[STARTED])
+
+
+def stat_fields(pid: int) -> list[bytes] | None:
+    """Return what `/proc/<pid>/stat` has behind the name; None when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _children() -> Iterable[int]:
+    """Return the children of this process."""
+    try:
+        tasks = [path.read_bytes() for path in Path("/proc/self/task").glob("*/children")]
+    except OSError:  # a thread has just ended
+        tasks = []
+    if tasks:
+        return [int(pid) for task in tasks for pid in task.split()]
+    import psutil  # this kernel does not list them
+
+    return [child.pid for child in psutil.Process().children()]

@@ -14,8 +14,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Set
 
 import psutil
+
+from .process import start_ticks
 
 _PAUSE_S = 0.02  # between two looks at processes that are about to end
 
@@ -25,10 +28,10 @@ class Tree:
 
     Args:
         leader: pid of the first process.
-        before: children that this process had before the job was started; they are not the job's.
+        before: pid and start of the children that we had before the job; they are not the job's.
     """
 
-    def __init__(self, leader: int, before: frozenset[psutil.Process] = frozenset()) -> None:
+    def __init__(self, leader: int, before: Set[tuple[int, int | None]] = frozenset()) -> None:
         self._leader = leader
         self._before = before
         self._reaped_at = 0.0
@@ -90,7 +93,10 @@ class Tree:
             child
             for child in psutil.Process().children()
             if child.pid == self._leader
-            or (child not in self._before and group_of(child.pid) not in (None, ours))
+            or (
+                group_of(child.pid) not in (None, ours)
+                and (child.pid, start_ticks(child.pid)) not in self._before
+            )
         ]
 
 

@@ -16,12 +16,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from supervise_probe import wire
 
 from ..store import files
-from .adopted_process import start_ticks
+from .process import STATE, start_ticks, stat_fields
 
 DEFAULT = Path("/dev/shm")  # noqa: S108 - the kernel's tmpfs; the segments in it are private
 LEAST_SLOTS = 256
@@ -107,7 +105,7 @@ def sweep(root: Path) -> list[Path]:
                 continue  # anybody may put anything into shared memory, a FIFO for instance
             pids = _users(path)
             old = time.time() - path.stat().st_mtime > LEAST_AGE_S
-            if not old or _owned(path) or any(psutil.pid_exists(pid) for pid in pids):
+            if not old or _owned(path) or any(stat_fields(pid) for pid in pids):
                 continue
         except OSError:  # no directory, not ours to look into, or just being removed
             continue
@@ -130,10 +128,8 @@ def _in_use(file: Path) -> bool:
     if found is None:
         return False
     pid = int(found[1])
-    try:
-        lives = pid > 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    stat = stat_fields(pid) if pid > 1 else None
+    lives = stat is not None and stat[STATE] not in (b"Z", b"X")
     return lives and (file.suffix != SEGMENT or _may_be_of(file, pid))
 
 

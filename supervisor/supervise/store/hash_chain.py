@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..core.replay import plain as encode  # one encoder, so that replay compares like with like
+from ..core.model.json_form import plain as encode
 from ..errors import StoreError, TamperError
 from . import files, merkle
 

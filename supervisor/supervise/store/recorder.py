@@ -12,8 +12,8 @@ from typing import Any
 
 from ..core.model.decisions import Decision
 from ..core.model.events import Event, Frame
+from ..core.model.json_form import record
 from ..core.model.redaction import Redactor
-from ..core.replay import record
 from ..errors import StoreError
 from .audit import Audit
 from .journal import Journal

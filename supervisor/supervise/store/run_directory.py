@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..core.model.json_form import plain
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
-from ..core.replay import plain
 from ..errors import StoreError
 from . import files
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...core.model.decisions import MODES
 from ...core.model.policy import HOLD, Policy
-from ...errors import InputError, UsageError
+from ...errors import UsageError
 from ..document import yaml_reader
 from ..document.diagnostics import Place, Problem, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, Scalar, Sequence
@@ -24,28 +24,6 @@ from .freeze import Draft
 from .pack import Parts
 from .rules import Written
 from .runbook_library import RunbookCatalog
-
-
-def locate(name_or_path: str | Path) -> Path:
-    """Return the file of a policy: a path, else the name of a shipped one.
-
-    Raises:
-        InputError: there is none.
-    """
-    path = Path(name_or_path)
-    if shipped.is_file(path):
-        return path
-    name = path.name.removesuffix(".yaml")
-    if path.parent in (Path(), Path("policies")) and (found := shipped.find("policies", name)):
-        return found  # also beside a directory of that name
-    if not str(name_or_path):
-        raise InputError("the name of a policy is empty", hint="give a policy file or a name")
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
-    if path.parent not in (Path(), Path("policies")):
-        raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
-    what = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
-    raise InputError(what, hint=did_you_mean(name, shipped.names("policies")))
 
 
 def load_policy(
@@ -79,7 +57,7 @@ def compose(
     """Do as `load_policy`, and return the draft, which still knows where everything was written."""
     if mode is not None and mode not in MODES:
         raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
-    path = locate(name_or_path)
+    path = shipped.locate(name_or_path)
     validated = ValidatedFiles(validated_files.place(os.environ))
     problems = Problems(validated.holds)
     root = yaml_reader.read(path, shipped.label(path), problems)

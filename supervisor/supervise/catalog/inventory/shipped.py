@@ -31,6 +31,30 @@ def find(kind: str, name: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def locate(name_or_path: str | Path) -> Path:
+    """Return the file of a policy: a path, else the name of a shipped one.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = Path(name_or_path)
+    if is_file(path):
+        return path
+    name = path.name.removesuffix(".yaml")
+    if path.parent in (Path(), Path("policies")) and (found := find("policies", name)):
+        return found  # also beside a directory of that name
+    from ..document.diagnostics import did_you_mean  # the launch of a job needs no hint
+
+    if not str(name_or_path):
+        raise InputError("the name of a policy is empty", hint="give a policy file or a name")
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
+    if path.parent not in (Path(), Path("policies")):
+        raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
+    what = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
+    raise InputError(what, hint=did_you_mean(name, names("policies")))
+
+
 def is_file(path: Path) -> bool:
     """Return whether a file is there. Raises InputError where nobody may look, or no name fits."""
     try:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .action import Action
 from .decisions import MODES
-from .interfaces import Detector
+
+if TYPE_CHECKING:  # the launch of a job needs neither
+    from .action import Action
+    from .interfaces import Detector
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
 

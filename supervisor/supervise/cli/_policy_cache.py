@@ -1,0 +1,126 @@
+"""What the launch of a job needs of a policy, kept from the last time that the policy was loaded.
+
+Loading takes a third of a second, most of it for the import of all that a policy may name. So what
+was found is kept under a digest of all that it depends on: the file, the packs and runbooks beside
+it, what is shipped, this program, the mode, and the working directory, which messages name files
+by. A file that is damaged, foreign or unwritable is a miss, never an error. Two writers at once
+write the same; each file is replaced as a whole.
+
+    $XDG_CACHE_HOME/supervise/policies/<digest>.json = <sha256 of the rest> LF <json>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from .. import __version__
+from ..catalog.inventory import shipped
+from ..core.model.policy import Policy
+from ..errors import InputError
+from ..store import files
+
+KEEP = 32  # files; project default
+MAX_BYTES = 4 << 20  # of one
+MAX_FILES = 500  # beside a policy; a folder with more is not for policies alone
+PARTS = ("packs", "runbooks")  # folders beside a policy
+# What a launch reads; the rest of the policy is made again once the job runs.
+_KEPT = ("name", "digest", "mode", "savepoints", "sampling", "standing_orders", "notify", "job")
+
+Load = Callable[[list[str]], Policy]  # appends its warnings to what it is given
+
+
+def launch_policy(path: str | Path, mode: str | None, load: Load, warnings: list[str]) -> Policy:
+    """Return the policy, or as much of it as a launch needs: it then has no rules.
+
+    Args:
+        path: a file, or the name of a shipped policy, as `load_policy` takes it.
+        load: loads it; called when nothing usable is in the cache.
+        warnings: what is odd but allowed is appended here.
+
+    Raises:
+        SuperviseError: as `load`.
+    """
+    place = _place(path, mode)
+    found = None if place is None else _read(place)
+    if found is not None:
+        warnings += found[1]
+        return found[0]
+    said: list[str] = []
+    policy = load(said)
+    warnings += said
+    if place is not None:
+        with suppress(OSError, ValueError, TypeError):
+            _write(place, policy, said)
+    return policy
+
+
+def _place(name: str | Path, mode: str | None) -> Path | None:
+    """Return the file of this policy in the cache; None where it cannot be cached."""
+    try:
+        path = shipped.locate(name)
+        seen = hashlib.sha256()
+        seen.update(repr((__version__, sys.version, str(name), mode, str(Path.cwd()))).encode())
+        for line in _fingerprint(path.absolute()):
+            seen.update(line)
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(base) / "supervise" / "policies" / f"{seen.hexdigest()}.json"
+    except (OSError, RuntimeError, ValueError, InputError):
+        return None
+
+
+def _fingerprint(path: Path) -> Iterator[bytes]:
+    """Yield all that a policy depends on: contents of its own files, looks of those of ours."""
+    yield path.read_bytes()
+    for part in PARTS:
+        beside = sorted((path.parent / part).glob("*.yaml"))
+        if len(beside) > MAX_FILES:
+            raise ValueError("too many files")
+        for file in beside:
+            yield file.name.encode() + b"\0" + file.read_bytes()
+    ours = [shipped.folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
+    probe = shipped.PACKAGE.parents[1] / "probes" / "supervise_probe"
+    probe = probe if probe.is_dir() else shipped.PACKAGE.parent / "supervise_probe"
+    code = [
+        *(folder for folder in (shipped.PACKAGE / "catalog").iterdir() if folder.is_dir()),
+        *(shipped.PACKAGE / name for name in ("catalog", "core/model", "detectors", "actions")),
+        shipped.PACKAGE / "notifiers",
+        *(probe / name for name in ("", "collectors", "faults")),
+    ]
+    for folder in (*ours, *code):
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.endswith((".yaml", ".py")):
+                    look = entry.stat()
+                    yield f"{entry.path}\0{look.st_size}\0{look.st_mtime_ns}\n".encode()
+
+
+def _read(place: Path) -> tuple[Policy, list[str]] | None:
+    try:
+        digest, _, body = files.read(place, limit=MAX_BYTES).partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            return None
+        kept = json.loads(body)
+        policy = Policy(detectors={}, rules=(), resolved=kept["resolved"], **kept["policy"])
+        return policy, [str(warning) for warning in kept["warnings"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(place: Path, policy: Policy, warnings: list[str]) -> None:
+    kept = {name: getattr(policy, name) for name in _KEPT}
+    whole = {"policy": kept, "resolved": policy.resolved, "warnings": warnings}
+    body = json.dumps(whole, default=dict).encode()
+    files.make_directory(place.parent)
+    digest = hashlib.sha256(body).hexdigest().encode()
+    files.replace(place, digest + b"\n" + body, durable=False)
+    with os.scandir(place.parent) as entries:
+        newest = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+    for entry in newest[KEEP:]:
+        with suppress(OSError):
+            Path(entry.path).unlink()
