@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.supervised_run import nano
+
 pytestmark = pytest.mark.slow
 EXAMPLE_POLICY = Path(__file__).parents[2] / "examples" / "nano" / "policy.yaml"
 
@@ -19,9 +21,9 @@ def val_loss(stdout: str) -> float:
     return float(found[1])
 
 
-def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nano_job, tmp_path):
+def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp_path):
     """LR x30 for 20 steps at 100: rolled back, re-warmed, at most 3 % worse than undisturbed."""
-    job = nano_job("--steps", 220, "--seed", 0, "--out", tmp_path / "out")
+    job = nano("--steps", 220, "--seed", 0, "--out", tmp_path / "out")
     calm = supervise.run("--policy", "nano", job=job, name="calm")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     hit = supervise.run("--policy", "nano", "--drill", "lr_spike@100", job=job, name="hit")
@@ -44,9 +46,9 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, nan
     assert verified.returncode == 0, verified.stdout
 
 
-def test_a_batch_that_was_cut_is_held_with_evidence(supervise, nano_job, tmp_path):
+def test_a_batch_that_was_cut_is_held_with_evidence(supervise, tmp_path):
     """An eighth of the batch for good: nothing is rolled back, and the job comes to its end."""
-    job = nano_job("--steps", 150, "--seed", 0, "--out", tmp_path / "out")
+    job = nano("--steps", 150, "--seed", 0, "--out", tmp_path / "out")
     run = supervise.run("--policy", EXAMPLE_POLICY, "--drill", "batch_cut@100", job=job, name="run")
 
     assert run.returncode == 0
@@ -61,9 +63,9 @@ def test_a_batch_that_was_cut_is_held_with_evidence(supervise, nano_job, tmp_pat
     assert replayed.returncode == 0, replayed.stdout
 
 
-def test_shadow_changes_nothing_and_says_what_it_would_have_done(supervise, nano_job, tmp_path):
+def test_shadow_changes_nothing_and_says_what_it_would_have_done(supervise, tmp_path):
     """The same drill watched in shadow and in observe mode leaves the same weights."""
-    job = nano_job("--steps", 110, "--seed", 0, "--out", tmp_path / "out")
+    job = nano("--steps", 110, "--seed", 0, "--out", tmp_path / "out")
     drill = ("--drill", "lr_spike@80")
     shadow = supervise.run("--policy", "nano", "--mode", "shadow", *drill, job=job, name="shadow")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)

@@ -19,9 +19,10 @@ import pytest
 
 from supervise.core.model.events import Frame, Notice
 from supervise.store import audit, journal
+from tests.support.supervised_run import FAST_TORCH, tiny
+from tests.support.waiting import wait_until
 
 from ..job.conftest import Shell
-from .conftest import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +36,6 @@ os.write(1, b"up\\n")
 sys.stdin.read()
 sys.exit(7)
 """
-
-
-def eventually(check, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.05)
-    return found
 
 
 class Frozen:
@@ -62,7 +55,7 @@ class Frozen:
             stdout=pipe,
             stderr=pipe,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": FAST_TORCH},
         )
         self.pid = self.popen.pid
         return self.popen
@@ -84,7 +77,7 @@ class Frozen:
         """Return once somebody waits for the disk."""
         os.mkfifo(self._gate)
         tasks = Path(f"/proc/{self.pid}/task")
-        eventually(lambda: any(_waits(task) for task in tasks.iterdir()), "a wait for the disk")
+        wait_until(lambda: any(_waits(task) for task in tasks.iterdir()), "a wait for the disk")
 
     def thaw(self) -> None:
         aside = self._gate.rename(self._gate.with_suffix(".thawed"))
@@ -157,15 +150,15 @@ def test_the_third_term_kills_and_we_end_with_its_code(frozen):
 
 def test_after_the_thaw_nothing_is_missing(frozen):
     """What the job did meanwhile is read, judged and recorded in its order; the weights stay."""
-    popen = frozen.start(*tiny("--steps", 170, "--sleep", 0.02))
+    popen = frozen.start(*tiny("--steps", 120, "--sleep", 0.01))
     frozen.expect("step 50 ")
     frozen.freeze()
-    frozen.expect("step 150 ")
+    frozen.expect("step 100 ")
     frozen.thaw()
     _, said = popen.communicate(timeout=PATIENCE_S)
 
     assert popen.returncode == 0, said
-    assert [e.step for e in frozen.events(Frame)] == list(range(170))
+    assert [e.step for e in frozen.events(Frame)] == list(range(120))
     assert not [r for r in frozen.records() if r["kind"] in ("gap", "intent")]
 
 
@@ -178,7 +171,7 @@ def test_a_job_that_ends_while_the_disk_hangs(frozen, supervise):
 
     assert popen.returncode == 3, said
     assert "does not answer. Not recorded: at least" in said
-    adopted = supervise("adopt", "run")
+    adopted = supervise.process("adopt", "run")
     assert adopted.returncode == 3, adopted.stderr
     assert [e.step for e in frozen.events(Frame)] == list(range(70))
     assert frozen.records()[-1]["kind"] == "run_end"
@@ -255,9 +248,9 @@ def test_a_file_system_that_is_really_frozen(file_system, frozen, supervise, end
     by = [sys.executable, "-m", "supervise", "--run-dir", str(frozen.run), "--"]
     popen = frozen.start(*job, by=by)
     frozen.expect("up\n")
-    eventually(lambda: (frozen.run / "state.json").exists(), "a first round")
+    wait_until(lambda: (frozen.run / "state.json").exists(), "a first round")
     freeze("--freeze")
-    eventually(lambda: _uninterruptible(popen.pid), "a thread that waits for the file system")
+    wait_until(lambda: _uninterruptible(popen.pid), "a thread that waits for the file system")
     popen.send_signal(signal.SIGTERM)
     frozen.expect("TERM\n")
     said = ""

@@ -9,19 +9,19 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.errors import SuperviseError
-from supervise.store import audit, journal
+from supervise.store import journal
+from tests.support.supervised_run import Records, tiny
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 CODE = 7
-LAST = 499
+LAST = 299
 
 
 @pytest.fixture
@@ -40,14 +40,6 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-def eventually(check, what):
-    deadline = time.monotonic() + 60
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.05)
-    return found
-
-
 def fill(path: Path) -> None:
     """Write until there is no room for one more byte."""
     with path.open("wb", buffering=0) as file:
@@ -58,58 +50,44 @@ def fill(path: Path) -> None:
             assert error.errno == errno.ENOSPC, error
 
 
-def records(run):
-    try:
-        return list(audit.read(run / "audit.log"))
-    except SuperviseError:
-        return []
-
-
-def notes(run):
-    return [r for r in records(run) if r.get("data", {}).get("what") == "journal-incomplete"]
-
-
-def test_a_full_disk_ends_the_acting_and_every_command_says_so(
-    small_disk, supervise, tiny_job, halves
-):
+def test_a_full_disk_ends_the_acting_and_every_command_says_so(small_disk, supervise, halves):
     """A pause that is in force then can still be ended; nothing else is done; no false replay."""
-    run = small_disk / "run"
+    directory = small_disk / "run"
+    run = Records(directory)
     drill = f"lr_spike:factor=3000,steps=8@{LAST - 100}"
-    job = tiny_job("--steps", LAST + 1, "--sleep", 0.01, "--exit", CODE)
-    running = supervise.start("--policy", halves, "--run-dir", run, "--drill", drill, "--", *job)
-    eventually(lambda: any(r["kind"] == "state" and r["step"] > 5 for r in records(run)), "step 5")
-    assert supervise("pause", str(run)).returncode == 0
+    job = tiny("--steps", LAST + 1, "--sleep", 0.01, "--exit", CODE)
+    options = ("--policy", halves, "--run-dir", directory, "--drill", drill)
+    running = supervise.start(*options, "--", *job)
+    wait_until(lambda: any(r["step"] > 5 for r in run.kinds("state")), "step 5")
+    assert supervise("pause", directory).returncode == 0
     filler = small_disk / "filler"
     fill(filler)
-    [note] = eventually(lambda: notes(run), "the note")
+    [note] = wait_until(lambda: run.kinds("note", "journal-incomplete"), "the note")
     filler.unlink()
 
-    resumed, refused = supervise("resume", str(run)), supervise("lr", str(run), "0.5")
-    status = " ".join(supervise("status", str(run)).stdout.split())
-    _, said = running.communicate(timeout=120)
+    resumed, refused = supervise("resume", directory), supervise("lr", directory, "0.5")
+    status = " ".join(supervise("status", directory).stdout.split())
+    _, errors = running.communicate(timeout=120)
 
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert (refused.returncode, "No space left" in refused.stderr) == (1, True), refused
     assert f"record the journal is incomplete from event {note['data']['event']} on" in status
-    assert running.returncode == CODE, said
-    kept = [event for _, event in journal.read(run / "journal")]
+    assert running.returncode == CODE, errors
+    kept = [event for _, event in journal.read(directory / "journal")]
     assert len(kept) == note["data"]["event"]
     assert max(e.step for e in kept if isinstance(e, Frame)) < LAST
-    log = records(run)
+    log = run.records
     assert log[-1]["kind"] == "run_end" and log[-1]["step"] == LAST
-    assert [r["rule"] for r in log if r["kind"] == "rule" and r["data"]["what"] == "fired"] == [
-        "high"
-    ]
-    verbs = [r["data"]["action"]["verb"] for r in log if r["kind"] == "intent"]
-    assert verbs == ["pause", "resume", "lr_scale"]
-    assert "2 actions on the job, 1 failed" in said
-    assert "runbook half runs" not in said
-    assert f"\n  the journal is incomplete from event {len(kept)} on: cannot write" in said
+    assert [r["rule"] for r in run.kinds("rule", "fired")] == ["high"]
+    assert run.intents == ["pause", "resume", "lr_scale"]
+    assert "2 actions on the job, 1 failed" in errors
+    assert "runbook half runs" not in errors
+    assert f"\n  the journal is incomplete from event {len(kept)} on: cannot write" in errors
 
-    assert supervise("audit", "verify", str(run)).returncode == 0
-    replayed = supervise("replay", str(run))
+    assert supervise("audit", "verify", directory).returncode == 0
+    replayed = supervise("replay", directory)
     assert replayed.returncode == 2, replayed.stdout
     assert replayed.stdout.startswith(f"incomplete: the journal ends before event {len(kept)}; ")
-    assert "the journal is incomplete from event" in supervise("why", str(run)).stdout
-    over = json.loads(supervise("status", "--json", str(run)).stdout)
+    assert "the journal is incomplete from event" in supervise("why", directory).stdout
+    over = json.loads(supervise("status", "--json", directory).stdout)
     assert (over["job"], over["exit_code"], over["over"]) == ("ended", CODE, True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.supervised_run import tiny
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -18,10 +19,10 @@ CODE = 7
 LIMITED = "import threading; threading.stack_size(1 << 50); from supervise.cli import main; main()"
 
 
-def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, tiny_job, halves):
+def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
     """Actions, messages and the guard fail, each told; the steps are seen, and the job's code."""
     argv = ["--policy", halves, "--run-dir", "run", "--drill", "lr_spike:factor=3000,steps=8@100"]
-    job = tiny_job("--steps", 150, "--sleep", 0.005, "--exit", CODE)
+    job = tiny("--steps", 150, "--sleep", 0.005, "--exit", CODE)
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, *map(str, [*argv, "--", *job])],
         cwd=supervise.home,
@@ -68,24 +69,18 @@ def test_a_start_that_was_due_and_cannot_be_made_needs_a_person(
     records = supervise.records("run")
 
     assert done.returncode == 78, done.stderr
-    assert [r["data"]["action"]["verb"] for r in records if r["kind"] == "intent"][-1:] == [
-        "snapshot"
-    ]
+    assert supervise.run_of().intents[-1:] == ["snapshot"]
     assert "no thread for the action: can't start new thread" in str(records)
     assert records[-1]["data"]["exit_code"] == 78
 
 
 @pytest.mark.parametrize(("what", "answer"), [("audit.log", 64), ("journal", 1)])
-def test_records_that_are_removed_end_the_acting(supervise, tiny_job, halves, what, answer):
+def test_records_that_are_removed_end_the_acting(supervise, halves, what, answer):
     """As a full disk does: the job goes on, nothing is done to it, and its own code counts."""
-    job = tiny_job("--steps", 100000, "--sleep", 0.01)
+    job = tiny("--steps", 100000, "--sleep", 0.01)
     running = supervise.start("--policy", halves, "--run-dir", "run", "--", *job)
-    run, state = supervise.home / "run", {}
-    deadline = time.monotonic() + 60
-    while state.get("step", -1) < 5 and time.monotonic() < deadline:
-        time.sleep(0.05)
-        if (run / "state.json").exists():
-            state = json.loads((run / "state.json").read_text())
+    run = supervise.home / "run"
+    wait_until(lambda: supervise.run_of().state.get("step", -1) > 5, "step 5")
     (run / what).unlink() if what == "audit.log" else shutil.rmtree(run / what)
     said = ""
     while "is gone: it was removed, moved or replaced; watching only" not in said:

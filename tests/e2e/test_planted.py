@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import tiny
+from tests.support.supervised_run import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def test_the_run_goes_on_beside_fifos(supervise):
     assert run.returncode == 3, run.stderr
     assert run.state["tier"] == "T1" and run.state["step"] == 149
     assert run.kinds("note", "standing-order")
-    supervise.prove("run")
+    run.prove()
 
 
 def test_a_probe_that_cannot_be_told_anything_leaves_the_job_alone(supervise):
@@ -54,24 +54,24 @@ def test_a_probe_that_cannot_be_told_anything_leaves_the_job_alone(supervise):
     assert "finite" in run.stdout
 
 
-def test_commands_answer_beside_fifos(supervise, tiny_job):
+def test_commands_answer_beside_fifos(supervise):
     """An answer or a reason, and at once; a run that is only looked at is not changed."""
-    run = supervise.run(job=tiny_job("--steps", 20))
+    run = supervise.run(job=tiny("--steps", 20))
     for name in ("state.json", "launch.json", "quarantine.json", "checkpoints.json", "run.json"):
         (run.directory / name).unlink(missing_ok=True)
         os.mkfifo(run.directory / name)
         for command in (["status"], ["checkpoints"], ["adopt"], ["why"], ["audit", "verify"]):
-            done = supervise(*command, "run", timeout=60)
+            done = supervise(*command, "run")
             assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_a_run_is_for_its_owner_alone(supervise, tiny_job, tmp_path):
+def test_a_run_is_for_its_owner_alone(supervise, tmp_path):
     """Every file 0600 and every directory 0700, also under an umask that forbids nothing."""
     policy = tmp_path / "p.yaml"
     policy.write_text(EVIDENCE)
     before = os.umask(0)
     try:
-        run = supervise.run("--policy", policy, "--drill", "lr_spike@60", job=tiny_job())
+        run = supervise.run("--policy", policy, "--drill", "lr_spike@60", job=tiny())
         supervise("pause", "run")  # too late for an answer; its word lies in control/
     finally:
         os.umask(before)

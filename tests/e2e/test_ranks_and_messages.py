@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import socket
@@ -12,20 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.supervised_run import nano, tiny
+
 pytestmark = pytest.mark.slow
 
 
-def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
+def test_two_ranks_are_watched_and_not_changed(supervise, tmp_path):
     """One row per rank and step; a rollback is refused with its reason, and people are told."""
+    del supervise.env["PYTHONPATH"]  # torch.distributed imports the compiler
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    job = [*torchrun, *nano_job("--steps", 100, "--out", tmp_path / "out")[1:]]
+    job = [*torchrun, *nano("--steps", 100, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@80", job=job)
 
     assert run.returncode == 0
     assert "val_loss" in run.stdout
-    rows = list(
-        csv.DictReader(supervise("export", str(run.directory), "--csv").stdout.splitlines())
-    )
+    rows = supervise.rows("run")
     assert {row["rank"] for row in rows} == {"0", "1"}
     assert len(rows) == 200
     assert run.actions == []
@@ -34,7 +34,7 @@ def test_two_ranks_are_watched_and_not_changed(supervise, nano_job, tmp_path):
     assert "ranks" in refused[0]["reason"]
     told = [record["data"]["message"] for record in run.kinds("notify_intent")]
     assert any("nothing can be done about it here" in message["title"] for message in told)
-    supervise.prove(run.directory)
+    run.prove()
 
 
 @pytest.fixture
@@ -51,47 +51,26 @@ def told_by(tmp_path):
     return write
 
 
-def test_people_are_told_by_webhook_and_slack(supervise, tiny_job, receiver, told_by):
-    """Opened, contained and closed reach both receivers; the job never waits for them."""
-    url, received = receiver(200)
-    supervise.env |= {"HOOK_URL": url + "/hook", "SLACK_URL": url + "/slack"}
+def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver, told_by):
+    """The job never waits for either. The failure is reported once on the terminal and in the
+    status, never with its address; a gradient of NaN that all this is about reaches no weight."""
+    (good, received), (bad, refused) = receiver(200), receiver(500)
+    supervise.env |= {"SLACK_URL": good + "/slack", "HOOK_URL": bad + "/hook?token=secret"}
     policy = told_by("webhook: {url_env: HOOK_URL}", "slack: {url_env: SLACK_URL}")
-    run = supervise.run(
-        "--policy",
-        str(policy),
-        "--drill",
-        "nan_grad@100",
-        job=tiny_job("--steps", 200, "--sleep", 0.01),
-    )
+    job = tiny("--steps", 200, "--sleep", 0.01)
+    run = supervise.run("--policy", policy, "--drill", "nan_grad@100", job=job)
 
-    assert run.returncode == 0
-    assert {path for path, _ in received} == {"/hook", "/slack"}
-    assert any("nonfinite" in json.dumps(body) for path, body in received if path == "/slack")
-    sent = [r for r in run.kinds("notify_result") if r["data"]["ok"]]
-    assert len(sent) >= 2
-    assert "channel" not in supervise("status", str(run.directory)).stdout
-
-
-def test_a_pager_that_does_not_work_is_told(supervise, tiny_job, receiver, told_by):
-    """Once on the terminal, and in the status of the run, which is over; never its address."""
-    url, received = receiver(500)
-    supervise.env |= {"HOOK_URL": url + "/hook?token=secret"}
-    run = supervise.run(
-        "--policy",
-        str(told_by("webhook: {url_env: HOOK_URL}")),
-        "--drill",
-        "nan_grad@100",
-        job=tiny_job("--steps", 200, "--sleep", 0.01),
-    )
-
-    assert run.returncode == 0
-    assert received
-    told = [line for line in run.stderr.splitlines() if "SEV2 webhook: " in line]
-    assert len(told) == 1 and "not delivered" in told[0]
-    status = " ".join(supervise("status", str(run.directory)).stdout.split())
+    assert run.returncode == 0 and "finite True" in run.stdout
+    assert run.kinds("note", "standing-order")[0]["data"]["at_step"] == 100
+    assert any("nonfinite" in json.dumps(body) for _, body in received) and refused
+    assert len([r for r in run.kinds("notify_result") if r["data"]["ok"]]) >= 2
+    failed = [line for line in run.stderr.splitlines() if "SEV2 webhook: " in line]
+    assert len(failed) == 1 and "not delivered" in failed[0]
+    status = " ".join(supervise("status", "run").stdout.split())
     assert "channel webhook: " in status and "last try: 500" in status
+    assert "channel slack" not in status
     assert "secret" not in run.stderr + status
-    supervise.prove(run.directory)
+    run.prove()
 
 
 @pytest.fixture

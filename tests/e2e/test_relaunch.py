@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from supervise.store import audit
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -47,11 +45,9 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     assert run.kinds("verify", "passed")
     proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
     assert [(p["verdict"], p["was"] == p["is"]) for p in proofs] == [("equal", True)] * 2
-    known = json.loads((run.directory / "checkpoints.json").read_text())["checkpoints"]
-    assert {each["probe_batch"]["value"] for each in known} >= {p["was"] for p in proofs}
+    assert {each["probe_batch"]["value"] for each in run.checkpoints} >= {p["was"] for p in proofs}
 
-    exported = supervise("export", str(run.directory), "--csv")
-    rows = list(csv.DictReader(exported.stdout.splitlines()))
+    rows = supervise.rows("run")
     steps = {a: [int(r["step"]) for r in rows if r["attempt"] == a] for a in ("0", "1", "2")}
     assert steps["0"] == list(range(steps["0"][-1] + 1))
     assert steps["1"] == list(range(200, steps["1"][-1] + 1))
@@ -62,7 +58,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
 
     marks = [json.loads(path.read_text()) for path in (run.directory / "relaunch").iterdir()]
     assert sorted(mark["attempt"] for mark in marks) == [1, 2]
-    supervise.prove(run.directory)
+    run.prove()
 
 
 def test_a_job_that_does_not_take_all_of_its_checkpoint_has_not_recovered(
@@ -98,7 +94,7 @@ def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
     assert closed["reason"].startswith(f"closed: {why}; not started again: it ended at step")
     told = run.kinds("notify_intent")[-1]["data"]["message"]
     assert told["next"] == "look at its last output, and at job.relaunch"
-    supervise.prove(run.directory)
+    run.prove()
 
 
 def test_a_start_that_has_nothing_left_to_do_ends_well(supervise, comes_back, resuming_job):
@@ -124,26 +120,21 @@ def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job, 
     People are told how the run ended, whenever that was.
     """
     job = resuming_job("--max_iters=9999")
-    watcher = supervise.start(
-        "--policy", comes_back, "--run-dir", "run", "--drill", HIT, "--", *job
-    )
-    log = supervise.home / "run" / "audit.log"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and watcher.poll() is None:
-        if log.exists() and moment in log.read_text():
-            break
-        time.sleep(0.002)
+    options = ("--policy", comes_back, "--run-dir", "run", "--drill", HIT)
+    watcher = supervise.start(*options, "--", *job)
+    run = supervise.run_of()
+    log = run.directory / "audit.log"
+    ready = lambda: log.exists() and moment in log.read_text()  # noqa: E731
+    wait_until(ready, "the relaunch", every_s=0.002)
     watcher.send_signal(signal.SIGTERM)
     _, stderr = watcher.communicate(timeout=60)
-    records = list(audit.read(log))
-    told = [r["data"].get("what") for r in records if r["kind"] == "note"]
+    notes = [r["data"].get("what") for r in run.kinds("note")]
 
     assert watcher.returncode not in (0, 78), stderr
-    assert "launched" not in told[told.index("signal") :]
-    assert any(r["data"].get("what") == "closed" for r in records)
-    posted = [r["reason"] for r in records if r["kind"] == "notify_intent"]
-    assert "the job ended with" in posted[-1]
-    supervise.prove("run")
+    assert "launched" not in notes[notes.index("signal") :]
+    assert run.kinds("incident", "closed")
+    assert "the job ended with" in run.kinds("notify_intent")[-1]["reason"]
+    run.prove()
 
 
 # Its loop is a `for`: nobody can say where a new process would have to go on.

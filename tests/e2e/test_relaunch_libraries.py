@@ -6,15 +6,21 @@ the checkpoint when the job was started again.
 
 from __future__ import annotations
 
-import csv
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.supervised_run import JOBS
+
 pytestmark = pytest.mark.slow
 
-JOBS = Path(__file__).parent / "jobs"
+
+@pytest.fixture(autouse=True)
+def whole_torch(supervise):
+    """The libraries import torch's compiler."""
+    del supervise.env["PYTHONPATH"]
+
+
 STEPS, SAVED_EVERY = 160, 25
 # The losses begin near 3.5 and 0.5; what the drill does to the rate takes them far beyond.
 HIT, DEATH = "lr_spike:factor=3000,steps=8@70", "crash@135"
@@ -111,7 +117,7 @@ def test_a_job_that_does_not_take_the_checkpoint_has_not_recovered(supervise, tm
     assert "outside of Trainer.train" in refused["reason"]
     assert [r["reason"] for r in run.kinds("verify", "failed")] == [refused["reason"]]
     assert run.kinds("incident", "held")
-    again = [int(row["step"]) for row in _rows(supervise, run) if row["attempt"] == "1"]
+    again = [int(row["step"]) for row in supervise.rows("run") if row["attempt"] == "1"]
     assert again == list(range(300))
     assert run.returncode == 0, run.stderr
 
@@ -122,18 +128,13 @@ def _verified(record, result):
     return found.get("ok") and found["id"] == result["checkpoint"]
 
 
-def _rows(supervise, run):
-    exported = supervise("export", str(run.directory), "--csv")
-    return list(csv.DictReader(exported.stdout.splitlines()))
-
-
 def _goes_on(supervise, run, *starts):
     """The frames begin behind each checkpoint, and the records are whole."""
-    rows = _rows(supervise, run)
+    rows = supervise.rows("run")
     for attempt, start in enumerate((0, *starts)):
         steps = [int(row["step"]) for row in rows if row["attempt"] == str(attempt)]
         assert steps == list(range(start, steps[-1] + 1))
     assert steps[-1] == STEPS - 1
     said = [r["data"]["details"] for r in run.kinds("note", "resumed")]
     assert [data["step"] for data in said] == list(starts)
-    supervise.prove(run.directory)
+    run.prove()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from contextlib import suppress
 
 import psutil
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.store import journal
+from tests.support.supervised_run import tiny
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -42,18 +42,22 @@ class Service:
         return self.started[-1]
 
     def once(self, *job, **other):
-        return self.supervise(*self.line(*job, **other))
+        return self.supervise.process(*self.line(*job, **other))
 
-    def kill(self, watcher):
-        """Let the supervisor die while the job runs."""
-        log = self.supervise.home / "main" / "launch.json"
+    def start_and_kill(self):
+        """Let the supervisor die while the job runs; return the job."""
+        watcher = self.start()
         watcher.stdout.readline()
-        assert log.exists()
+        pid = json.loads((self.supervise.home / "main" / "launch.json").read_text())["pid"]
+        job = psutil.Process(pid)
         watcher.send_signal(signal.SIGKILL)
         watcher.wait(60)
+        return job
 
-    def go(self):
+    def close(self):
         (self.supervise.home / "go").touch()
+        for watcher in self.started:
+            watcher.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -61,84 +65,64 @@ def serve(supervise):
     """A function from a job's command to a service that runs it."""
     made = []
 
-    def make(job):
+    def make(*job):
         made.append(Service(supervise, job))
         return made[-1]
 
     yield make
-    made[0].go()
     for service in made:
-        for watcher in service.started:
-            watcher.communicate(timeout=60)
+        service.close()
 
 
-@pytest.fixture
-def gated(supervise, serve):
-    """A service whose job ends when it may."""
-    (supervise.home / "job.py").write_text(GATED)
-    return serve((sys.executable, "job.py"))
-
-
-def told(done):
-    return done.returncode, done.stderr
-
-
-def test_the_same_command_goes_on_with_a_living_job(supervise, serve, tiny_job):
-    """No frame is lost or judged twice, one audit log, the job's own exit code."""
-    service = serve(tiny_job("--steps", 300, "--sleep", 0.01, "--exit", CODE))
-    service.kill(service.start())
+def test_the_same_command_continues_a_living_job_and_follows_one_that_is_over(serve, supervise):
+    """No frame is lost or judged twice, one audit log, the job's own exit code; then a directory
+    with the next number."""
+    service = serve(*tiny("--steps", 150, "--sleep", 0.01, "--exit", CODE))
+    service.start_and_kill()
     done = service.once()
 
     assert done.returncode == CODE, done.stderr
-    frames = [event for _, event in journal.read(supervise.home / "main/journal", only=(Frame,))]
-    assert [frame.step for frame in frames] == list(range(300))
+    frames = supervise.run_of("main").events(Frame)
+    assert [frame.step for frame in frames] == list(range(150))
     assert {r["epoch"] for r in supervise.records("main")} == {1, 2}
-    supervise.prove("main")
-
-
-def test_a_run_that_is_over_is_followed_by_another(supervise, serve, tiny_job):
-    """In a directory with the next number. One whose job ended with nobody watching is ended first,
-    with the job's exit code."""
-    service = serve(tiny_job("--steps", 100, "--exit", CODE))
-    service.kill(service.start())
-    pid = json.loads((supervise.home / "main/launch.json").read_text())["pid"]
-    with suppress(psutil.NoSuchProcess):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.02)
-
-    assert service.once().returncode == CODE
-    assert not (supervise.home / "main.2").exists()
     assert service.once().returncode == CODE
     for name in ("main", "main.2"):
         assert supervise.records(name)[-1]["reason"] == f"exit code {CODE}"
         supervise.prove(name)
 
 
-def test_a_run_that_is_watched_or_was_started_otherwise_is_left_alone(gated, supervise):
-    """Refused with 64, and what differs; the same command as before goes on with it."""
+def test_a_job_that_ended_unwatched_is_closed_first(serve, supervise):
+    """With the job's exit code; no other one is started for it."""
+    service = serve("sh", "-c", f"echo up; sleep 0.5; exit {CODE}")
+    job = service.start_and_kill()
+    with suppress(psutil.NoSuchProcess):
+        wait_until(lambda: job.status() == psutil.STATUS_ZOMBIE, "the end of the job")
+
+    assert service.once().returncode == CODE
+    assert not (supervise.home / "main.2").exists()
+    assert supervise.records("main")[-1]["reason"] == f"exit code {CODE}"
+
+
+def test_a_run_that_is_watched_or_was_started_otherwise_is_left_alone(serve, supervise):
+    """Refused with 64, and what differs; the same command as before continues it."""
+    (supervise.home / "job.py").write_text(GATED)
+    gated = serve(sys.executable, "job.py")
     watcher = gated.start()
     watcher.stdout.readline()
-    code, text = told(gated.once())
-    assert code == 64 and f"is watched by process {watcher.pid}" in text, text
+    refused = [(f"is watched by process {watcher.pid}", gated.once())]
     watcher.send_signal(signal.SIGKILL)
     watcher.wait(60)
-
     (supervise.home / "mine.yaml").write_text("version: supervise/v1\npolicy: mine\nuse: [hang]\n")
-    for differs, (code, text) in {
-        "command": told(gated.once("true")),
-        "drills": told(gated.once(options=("--drill", "hang@99"))),
-        "mode observe, not shadow": told(gated.once(options=("--mode", "shadow"))),
-        "policy nano, not mine": told(gated.once(policy="mine.yaml")),
-    }.items():
-        assert code == 64 and "was started with" in text and differs in text, text
+    refused += [
+        ("command", gated.once("true")),
+        ("drills", gated.once(options=("--drill", "hang@99"))),
+        ("mode observe, not shadow", gated.once(options=("--mode", "shadow"))),
+        ("policy nano, not mine", gated.once(policy="mine.yaml")),
+    ]
+    for differs, done in refused:
+        assert done.returncode == 64 and differs in done.stderr, done.stderr
+    assert all("was started with" in done.stderr for _, done in refused[1:])
     assert not (supervise.home / "main.2").exists()
-    gated.go()
+    (supervise.home / "go").touch()
     assert "goes on with" in gated.once().stderr
     assert supervise.records("main")[-1]["kind"] == "run_end"
-
-
-def test_without_a_directory_there_is_nothing_to_go_on_with(supervise):
-    """The directory has a name of its own each time."""
-    code, text = told(supervise("run", "--resume-run", "--", "true"))
-
-    assert code == 64 and "--run-dir" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 
@@ -81,8 +80,7 @@ def sweep(supervise, tmp_path):
         if not run.actions:
             alone = subprocess.run(job, capture_output=True, text=True, check=True)
             assert run.stdout == alone.stdout
-        rows = supervise("export", str(run.directory), "--csv").stdout.splitlines()
-        return run, list(csv.DictReader(rows))
+        return run, supervise.rows("run")
 
     return watch
 
@@ -136,6 +134,6 @@ def test_an_incident_ends_with_its_training(sweep, supervise, tmp_path, at):
     told = [note["data"]["message"] for note in run.kinds("notify_intent")]
     assert [over in one["verdict"] for one in told if one["title"] == "inc-1: closed"] == [True]
     assert f"inc-1 SEV1: closed: over: {over}" in run.stderr
-    assert f"closed: over: {over}" in supervise("why", str(run.directory), "inc-1").stdout
+    assert f"closed: over: {over}" in supervise("why", "run", "inc-1").stdout
     assert run.state["incidents"] == {"opened": 1, "open": None}
-    supervise.prove(run.directory)
+    run.prove()

@@ -1,12 +1,12 @@
-"""A person answers later than savepoints reach: the rollback finds the one that it was about."""
+"""An approval comes later than savepoints reach: the rollback finds the retained one."""
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -52,46 +52,27 @@ while step < 50000 and not os.path.exists("enough"):
 """
 
 
-def until(what, seconds=120.0):
-    """Wait for something; returns what it comes to."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError("it never came")
+def test_a_late_approval_still_finds_its_savepoint(supervise):
+    """At the time of the answer, four savepoints reach no further back than 40 steps."""
+    (supervise.home / "mine.yaml").write_text(POLICY)
+    (supervise.home / "train.py").write_text(JOB)
+    job = (sys.executable, "train.py")
+    watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "run", "--", *job)
+    run = supervise.run_of()
 
-
-def test_a_late_yes_still_finds_its_savepoint(supervise, tmp_path):
-    """By the time of the answer, four savepoints reach no further back than 40 steps."""
-    (tmp_path / "mine.yaml").write_text(POLICY)
-    (tmp_path / "train.py").write_text(JOB)
-    watcher = supervise.start(
-        "--policy", "mine.yaml", "--run-dir", "run", "--", sys.executable, "train.py"
-    )
-
-    def state():
-        path = tmp_path / "run" / "state.json"
-        return json.loads(path.read_text()) if path.exists() else {}
-
-    (request,) = until(lambda: state().get("approvals"))
+    (request,) = wait_until(lambda: run.state.get("approvals"), "an approval request")
     (rollback,) = (one["args"] for one in request["steps"] if one["verb"] == "rollback")
     before = BLOWN_AT - 10
     assert rollback["before_step"] == before
-    until(lambda: state()["step"] > BLOWN_AT + 60)
+    wait_until(lambda: run.state["step"] > BLOWN_AT + 60, "60 more steps")
     allowed = supervise("approve", "run", "ask-1", "--by", "anna")
     assert allowed.returncode == 0, allowed.stderr
-
-    def kinds(kind):
-        return [record for record in supervise.records("run") if record["kind"] == kind]
-
-    until(lambda: [r for r in kinds("verify") if r["data"]["what"] == "passed"] or kinds("abort"))
-    (tmp_path / "enough").touch()
+    wait_until(lambda: run.kinds("verify", "passed") or run.kinds("abort"), "the verification")
+    (supervise.home / "enough").touch()
     watcher.communicate(timeout=60)
 
-    assert kinds("abort") == []
-    (done,) = (r for r in kinds("commit") if "rollback" in r["reason"])
+    assert run.kinds("abort") == []
+    (done,) = (r for r in run.kinds("commit") if "rollback" in r["reason"])
     assert done["data"]["result"]["step"] == before - 10
     assert done["data"]["result"]["from_step"] > BLOWN_AT + 60
-    supervise.prove("run")
+    run.prove()

@@ -1,0 +1,169 @@
+"""Run the real command line on real jobs, in processes of their own, and read what is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from supervise.cli import invoke
+from supervise.errors import SuperviseError
+from supervise.store import audit, journal
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+JOBS = REPOSITORY / "tests" / "e2e" / "jobs"
+EXAMPLE = REPOSITORY / "examples" / "nano" / "train.py"
+FAST_TORCH = str(HERE / "fast_torch")  # for PYTHONPATH
+
+
+class Records:
+    """What a run has recorded, also while it goes on."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The audit records, none where there is no readable log yet."""
+        try:
+            return list(audit.read(self.directory / "audit.log"))
+        except SuperviseError:
+            return []
+
+    def kinds(self, kind: str, what: str | None = None) -> list[dict[str, Any]]:
+        """Return the records of a kind, of those with `what` in their data only."""
+        of_kind = [r for r in self.records if r["kind"] == kind]
+        return of_kind if what is None else [r for r in of_kind if r["data"].get("what") == what]
+
+    @property
+    def intents(self) -> list[str]:
+        """Verbs of all actions."""
+        return [r["data"]["action"]["verb"] for r in self.kinds("intent")]
+
+    @property
+    def actions(self) -> list[str]:
+        """Verbs of the actions that touched the job."""
+        intents = [r["data"]["action"] for r in self.kinds("intent")]
+        return [action["verb"] for action in intents if action["touches_job"]]
+
+    @property
+    def severities(self) -> set[str]:
+        return {r["severity"] for r in self.kinds("incident", "opened")}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The content of `state.json`, empty where there is none yet."""
+        path = self.directory / "state.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    @property
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """The entries of `checkpoints.json`."""
+        path = self.directory / "checkpoints.json"
+        return json.loads(path.read_text())["checkpoints"] if path.exists() else []
+
+    def events(self, kind: type) -> list[Any]:
+        """The journal's events of a kind."""
+        return [event for _, event in journal.read(self.directory / "journal", only=(kind,))]
+
+    def prove(self) -> None:
+        """Assert that the log verifies and that replay agrees with it."""
+        for command in (["audit", "verify"], ["replay"]):
+            assert invoke([*command, str(self.directory)]) == 0, command
+
+
+class Run(Records):
+    """A finished supervised run."""
+
+    def __init__(self, directory: Path, done: subprocess.CompletedProcess[str]) -> None:
+        super().__init__(directory)
+        self.returncode, self.stdout, self.stderr = done.returncode, done.stdout, done.stderr
+
+
+class Supervise:
+    """The command line, used in a directory that is not the checkout.
+
+    Attributes:
+        env: environment of the processes.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "XDG_STATE_HOME": str(home / "state"),
+            "PYTHONPATH": FAST_TORCH,
+        }
+
+    def __call__(self, *args: object) -> subprocess.CompletedProcess[str]:
+        """Run `supervise ARGS` in this process; 0.5 s faster than in one of its own."""
+        argv, out, err = [str(arg) for arg in args], io.StringIO(), io.StringIO()
+        state, home = os.environ.get("XDG_STATE_HOME"), Path.cwd()
+        os.environ["XDG_STATE_HOME"] = self.env["XDG_STATE_HOME"]
+        os.chdir(self.home)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = invoke(argv)
+        finally:
+            os.chdir(home)
+            os.environ["XDG_STATE_HOME"] = state or ""
+        return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+
+    def process(self, *args: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run `supervise ARGS` to its end in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "supervise", *map(str, args)],
+            cwd=self.home,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, *args: object, **options: Any) -> subprocess.Popen[str]:
+        """Start `supervise ARGS`; `options` are those of Popen."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        argv = [sys.executable, "-m", "supervise", *map(str, args)]
+        return subprocess.Popen(argv, cwd=self.home, env=self.env, **(pipes | options))
+
+    def run(self, *options: object, job: list[str], name: str = "run") -> Run:
+        """Run `supervise OPTIONS --run-dir name -- JOB`."""
+        done = self.process(*options, "--run-dir", self.home / name, "--", *job)
+        return Run(self.home / name, done)
+
+    def run_of(self, name: str = "run") -> Records:
+        """Return the records of a run, which may still go on."""
+        return Records(self.home / name)
+
+    def records(self, name: str = "run") -> list[dict[str, Any]]:
+        """Return the audit records of a run."""
+        return self.run_of(name).records
+
+    def prove(self, name: Path | str = "run") -> None:
+        """See `Records.prove`."""
+        self.run_of(str(name)).prove()
+
+    def rows(self, name: Path | str, *options: object) -> list[dict[str, str]]:
+        """Return the exported frames of a run."""
+        exported = self("export", name, "--csv", *options)
+        return list(csv.DictReader(exported.stdout.splitlines()))
+
+
+def tiny(*args: object) -> list[str]:
+    """Command line of the small job."""
+    return [sys.executable, str(JOBS / "tiny.py"), *map(str, args)]
+
+
+def nano(*args: object) -> list[str]:
+    """Command line of the embedded example."""
+    return [sys.executable, str(EXAMPLE), *map(str, args)]
