@@ -29,7 +29,7 @@ from .sampling.sample_sets import SampleSets
 from .sampling.schedule import SamplingSchedule
 from .sampling.snapshots import Snapshots
 from .sampling.watch import Sampler
-from .savepoints.controller import Companions, RollbackController
+from .savepoints.controller import RollbackController, RollbackParts
 from .savepoints.cross_process import CrossProcessResume
 from .savepoints.reference_batch import ReferenceBatch
 from .savepoints.skip_ranges import SkipRanges
@@ -201,12 +201,12 @@ class Parts:
     def _without_optimizer(self, why: str) -> None:
         self.safeguards.cannot(why)
         if why:
-            self.rank.rollbacks.never(why)
+            self.rank.rollbacks.disable(why)
 
     def _from_its_start(self, made: int) -> None:
         """The job begins by itself and not where it was to go on, with `made` steps behind it."""
         self.context.position.step = made
-        self.rank.tape.expect_nothing()
+        self.rank.history.expect_nothing()
 
     def no_optimizer(self) -> str:
         """Return why what needs an optimizer is out of reach, "" where it is not."""
@@ -225,14 +225,14 @@ class RankParts:
         self.publisher = Publisher(
             context.reporter.writer, context.scalars, self._finish, context.reporter.notice
         )
-        self.tape = StepHistory(context, background, wired.shards)
+        self.history = StepHistory(context, background, wired.shards)
         self.commands = Commands(
             context, mailbox, parts.rate, parts.optimizers, self._batches, parts.no_optimizer
         )
         self.probe_batch = ReferenceBatch(
-            context, parts.sets, parts.sampler, times, background, self.tape
+            context, parts.sets, parts.sampler, times, background, self.history
         )
-        skips = SkipRanges(context, wired.batch, parts.optimizers, self.tape)
+        skips = SkipRanges(context, wired.batch, parts.optimizers, self.history)
         handover = CrossProcessResume(
             context,
             background,
@@ -247,20 +247,22 @@ class RankParts:
             self.publisher,
             parts.rate,
             parts.optimizers,
-            Companions(background, self.tape, skips, handover, self.probe_batch),
+            RollbackParts(background, self.history, skips, handover, self.probe_batch),
             self._rewound,
         )
-        on_demand = OnDemand(context, wired.framework, parts.save_reports, lambda: self.tape.finite)
+        on_demand = OnDemand(
+            context, wired.framework, parts.save_reports, lambda: self.history.finite
+        )
         self._parts, self._run_all = parts, context.guard.run_all
         self._plan = parts.collectors.plan
         self.commands.register(self.rollbacks, wired.quarantine, on_demand, parts.sampling)
         self.commands.register(*parts.safeguards.doers())
         parts.tracker.connect(Outlets(self.publisher, self.commands, skips, handover))
         parts.boundary.connect(self.rollbacks, self.commands)
-        parts.forward.connect(self.probe_batch.saw)
+        parts.forward.connect(self.probe_batch.observe)
         parts.loader.connect(self.rollbacks)
         parts.saves.connect(on_demand.saw)
-        parts.save_reports.connect(self.probe_batch.of_save)
+        parts.save_reports.connect(self.probe_batch.save_facts)
         parts.resume.opened()
         if parts.rate.held.now != 1.0:
             said = f"multiplied by {parts.rate.held.now:g}, as asked before"
@@ -273,7 +275,7 @@ class RankParts:
         self.rollbacks.finished(step, attempt, values)
 
     def _batches(self) -> Any:
-        return list(self.tape.seen)
+        return list(self.history.seen)
 
     def _round_size(self) -> int:
         return self._parts.tracker.round

@@ -106,7 +106,7 @@ class Lives:
 @pytest.fixture
 def lives(tmp_path):
     """A run of the small job that a drill throws off, and that a rollback saves."""
-    return Lives(tmp_path("--steps", STEPS, "--sleep", 0.01, "--exit", CODE))
+    return Lives(tmp_path, tiny("--steps", STEPS, "--sleep", 0.01, "--exit", CODE))
 
 
 def assert_saved_once(lives, supervise, records):
@@ -150,7 +150,7 @@ def test_supervisors_die_one_after_the_other_and_the_job_is_rolled_back_once(liv
 
 def test_a_job_that_ended_alone_is_closed_properly(tmp_path, supervise):
     """All of its frames, none twice, its exit code; a second time there is nothing to take over."""
-    lives = Lives(tmp_path("--steps", 60, "--exit", CODE), drill="hang@9999")
+    lives = Lives(tmp_path, tiny("--steps", 60, "--exit", CODE), drill="hang@9999")
     assert lives.begin("record 3") == KILLED
     lives.wait_for_the_end_of_the_job()
     assert lives.adopt() == CODE, lives.out.read_text()
@@ -185,7 +185,7 @@ def test_a_run_has_one_supervisor(supervise):
 @pytest.mark.parametrize("late", [True, False])
 def test_a_paused_job_outlives_its_supervisor(tmp_path, supervise, late):
     """It goes on by itself, and what relied on the pause fails; unless another one is in time."""
-    lives = Lives(tmp_path("--steps", 2000, "--sleep", 0.01, "--exit", CODE))
+    lives = Lives(tmp_path, tiny("--steps", 2000, "--sleep", 0.01, "--exit", CODE))
     assert lives.begin("commit pause") == KILLED
     while late and "step 300" not in lives.out.read_text():
         time.sleep(0.1)

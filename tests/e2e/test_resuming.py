@@ -48,7 +48,9 @@ class Service:
         """Let the supervisor die while the job runs; return the job."""
         watcher = self.start()
         watcher.stdout.readline()
-        pid = json.loads((self.supervise.home / "main" / "launch.json").read_text())["pid"]
+        launch = self.supervise.home / "main" / "launch.json"
+        wait_until(launch.exists, "launch.json")
+        pid = json.loads(launch.read_text())["pid"]
         job = psutil.Process(pid)
         watcher.send_signal(signal.SIGKILL)
         watcher.wait(60)

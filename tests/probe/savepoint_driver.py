@@ -63,7 +63,7 @@ class Driver:
         if self.last not in (None, type(optimizer).__name__):
             return loss
         if self.step in self.spare:
-            self.savepoints.spare(self.spare[self.step])
+            self.savepoints.retain_before(self.spare[self.step])
         due = self.rollbacks and self.rollbacks[0]["at"] == self.step
         try:
             if due:
@@ -77,7 +77,7 @@ class Driver:
                 self.emit(taken={**taken, "allocated": allocated(self.savepoints)})
                 while self.savepoints.busy:
                     time.sleep(0.001)
-                self.emit(troubles=self.savepoints.troubles())
+                self.emit(disk_errors=self.savepoints.disk_errors())
         except Busy as problem:
             self.emit(busy=str(problem), steps=self.savepoints.steps)
         except CannotRestore as refusal:
@@ -88,7 +88,7 @@ class Driver:
 
 def allocated(savepoints):
     """Bytes of all buffers that are in memory, each counted once."""
-    slots = (slot for saved in savepoints._shelf.saved for slot in saved.copies.slots)
+    slots = (slot for saved in savepoints._store.saved for slot in saved.copies.slots)
     buffers = {id(slot.buffer): slot.buffer for slot in slots if slot.buffer is not None}
     return sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
 

@@ -123,7 +123,7 @@ def test_a_position_says_what_the_stack_holds(function, reachable, in_for, in_lo
         assert (place.for_line is not None) is in_for
         assert place.in_loop is in_loop
         if waits_for is not None:
-            assert {waiting.name for waiting in place.waiting} == waits_for
+            assert {value.name for value in place.pending} == waits_for
 
 
 def test_the_line_of_a_for_is_that_of_its_head():

@@ -3,19 +3,19 @@
 SCRIPT = """
 import pytest
 import gc, json, weakref, torch
-from supervise_probe.capture.tensor_copies import Copies, Pool
+from supervise_probe.capture.tensor_copies import TensorCopies, BufferPool
 
 pytestmark = pytest.mark.slow
 
 state = [torch.randn(300), torch.randn(20, 30), torch.tensor(1.0), torch.randn(4, 6).t()]
 frozen = torch.randn(1 << 19)
-kept, pool, before, addresses, shared = [], Pool(), None, [], []
+kept, pool, before, addresses, shared = [], BufferPool(), None, [], []
 for step in range(12):
     for tensor in state:
         tensor.add_(1)
     if step == 9:
         frozen.data[::7].mul_(2)  # not counted as a change by torch
-    copies = Copies(torch, before)
+    copies = TensorCopies(torch, before)
     numbers = [copies.add(tensor, bulk=True) for tensor in (*state, *state)]
     shared.append(copies.add(frozen))
     copies.share()
@@ -33,18 +33,18 @@ once = len(numbers) == 2 * len(set(numbers))
 saved = [tensor.clone() for tensor in state]
 for tensor in state:
     tensor.zero_()
-kept[-1].write_bulk()
+kept[-1].write_training_state()
 equal = all(map(torch.equal, state, saved))
 
 held = torch.arange(6)[:3]
-once_only = Copies(torch)
+once_only = TensorCopies(torch)
 alive = once_only.add(held)
 gone = once_only.add(torch.arange(3.0))
 nan = torch.full((2,), float("nan")).expand(3, 2)
 same_bits = once_only.add(nan)
-once_only.copy(Pool())
+once_only.copy(BufferPool())
 held.zero_()
-back = [once_only.bring_back(n) for n in (alive, gone, same_bits)]
+back = [once_only.restored(n) for n in (alive, gone, same_bits)]
 reference = weakref.ref(held)
 in_place = back[0] is held
 del held, back[0]

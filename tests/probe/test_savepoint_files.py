@@ -40,8 +40,8 @@ def test_those_behind_a_step_are_removed(tmp_path):
         for end in ("", files.HASH):
             (tmp_path / f"savepoint-{step:09d}.pt{end}").touch()
     (tmp_path / "z").touch()
-    files.remove_behind(str(tmp_path), 10)
-    files.remove_behind(str(tmp_path / "not-there"), 10)
+    files.remove_after(str(tmp_path), 10)
+    files.remove_after(str(tmp_path / "not-there"), 10)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *(f"savepoint-{step:09d}.pt{end}" for step in (5, 10) for end in ("", files.HASH)),
         "z",

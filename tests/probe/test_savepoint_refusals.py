@@ -102,7 +102,7 @@ thread = threading.Thread(target=main, name="trainer")
 thread.start()
 thread.join()
 """,
-        "makes the step in the thread 'trainer'; only the main thread can be moved back",
+        "makes the step in the thread 'trainer'; only the main thread can be rolled back",
     ),
     (
         """
@@ -111,7 +111,7 @@ while n < 9:
     total += train_step()  # here
     n += 1
 """,
-        "makes the step in the middle of an expression, whose first half cannot be computed again",
+        "makes the step in the middle of an expression, whose first half cannot be recomputed",
     ),
     (
         """
@@ -135,14 +135,14 @@ sys.path.insert(0, str(home))
 import trainerlib
 trainerlib.fit(train_step)
 """,
-        "trainerlib.py:4 belongs to a library, whose loop cannot be moved back; "
-        "relaunch goes back to a checkpoint of its own",
+        "trainerlib.py:4 belongs to a library, whose loop cannot be rolled back; "
+        "relaunch resumes from a checkpoint of its own",
     ),
     (
         """
 list(map(lambda _: train_step(), range(9)))  # here
 """,
-        "is repeated by a built-in such as map(), which goes on",
+        "is repeated by a built-in such as map()",
     ),
     (
         """
@@ -156,7 +156,7 @@ while n < 9:
     model(torch.ones(4)).sum().backward()
     n += 1
 """,
-        "the step is made inside backward, whose rest cannot be undone",
+        "the step is made inside backward, which cannot be undone",
     ),
     (
         """
@@ -232,7 +232,7 @@ while n < 12:
     (
         WHILE + "    if n == 6: optimizer.param_groups[0]['params'].reverse()\n",
         7,
-        "the parameters of SGD were exchanged since the savepoint",
+        "the parameters of SGD were replaced since the savepoint",
     ),
     (
         # A new one at the address of the old one, which is all that an id tells.
@@ -247,7 +247,7 @@ while n < 12:
         spare[0] = made[-1]
 """,
         7,
-        "the parameters of SGD were exchanged since the savepoint",
+        "the parameters of SGD were replaced since the savepoint",
     ),
     (
         WHILE + "    if n == 6: model.weight = nn.Parameter(torch.zeros(1, 4))\n",

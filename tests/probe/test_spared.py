@@ -50,7 +50,7 @@ def test_where_only_one_fits_the_spared_one_stays_and_no_other_is_taken(jobs, li
     plan = {"every": 5, **room}
     result, events = jobs.run(*JOB, **plan, spare={"7": 9}, rollbacks=[back(28, 9)])
     sentence = (
-        "the savepoint of step 5 is kept for a rollback that may come, and there is no room for "
+        "the savepoint of step 5 is kept for a possible rollback, and there is no room for "
         "another beside it"
     )
     assert [r["step"] for r in restored(events)] == [5]

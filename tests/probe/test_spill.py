@@ -44,9 +44,9 @@ def test_a_disk_that_fails_costs_the_savepoint_and_is_told(jobs, tmp_path):
     code = PREAMBLE + WHILE + "print(json.dumps(0))\n"
     plan = {"every": 2, "max_bytes": 88, "spill": str(tmp_path / "gone")}
     events = jobs.run(code, **plan)[1]
-    troubles = [each for event in events for each in event.get("troubles", ())]
-    assert "the savepoint of step 0 could not be written to" in troubles[0]
-    assert "No such file or directory" in troubles[0]
+    errors = [each for event in events for each in event.get("disk_errors", ())]
+    assert "the savepoint of step 0 could not be written to" in errors[0]
+    assert "No such file or directory" in errors[0]
     assert events[-1] == {"end": [8, 10]} and refused(events) == []
 
 
@@ -76,7 +76,7 @@ def test_what_comes_back_otherwise_than_it_went_is_refused(jobs, tmp_path):
     result, events = jobs.run(code, **plan, rollbacks=[back(8, 5)])
     (refusal,) = refused(events)
     assert refusal == (
-        "the savepoint of step 3 cannot be read back: what the disk gives back is not what was "
+        "the savepoint of step 3 cannot be read back: the content read back differs from what was "
         "written"
     )
     assert result == jobs.untouched(code)

@@ -151,7 +151,7 @@ def test_what_has_gone_on_and_cannot_go_back_is_refused_by_name(
         assert "restored" in outcome(events) and result == jobs.untouched(code)
         return
     refusal = outcome(events)["refused"]
-    assert refusal.startswith(f"what {name} gives cannot be had again: ") and why in refusal
+    assert refusal.startswith(f"{name} cannot be restored: ") and why in refusal
     assert result == jobs.untouched(code)
     other = [{"at": 10, "before": 9, "rng": "keep"}]
     _, events = jobs.run(code, every=4, rollbacks=other)

@@ -1,13 +1,12 @@
-"""Where exactly a frame stands: inside a `for`, inside a `while`, in the middle of an expression?
+"""Where a frame stands: inside a `for`, inside a `while`, in the middle of an expression.
 
 Rule 1: the answer comes from the bytecode, never from the source, which may have changed on disk.
-Rule 2: what cannot be decided counts as the worse answer; a rollback is refused, never guessed.
+Rule 2: an undecidable case counts as the worse one: the rollback is refused, never guessed.
 
 The value stack of a running frame cannot be read or written from Python. A `for` keeps its iterator
-there, and an unfinished expression (`total += step()`) the operands loaded so far, so a frame may
-be moved back only while nothing else than `with` and `try` bookkeeping lies on it. The stack is
-rebuilt by walking all paths to the instruction with `dis.stack_effect`, the compiler's own numbers.
-This file knows no frame and no torch; it reads code objects only.
+there, and an unfinished expression (`total += step()`) the operands loaded so far, so a frame can
+be rolled back only while nothing but `with` and `try` bookkeeping lies on it. The stack is computed
+by walking all paths to the instruction with `dis.stack_effect`, the compiler's own numbers.
 """
 
 import bisect
@@ -32,26 +31,26 @@ _SHUFFLES = ("SWAP", "COPY", "ROT_", "DUP_")
 _NO_RESULT = ("POP_", "STORE_", "DELETE_", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "SETUP_")
 
 _T = TypeVar("_T")
-_REMEMBERED_MAX = 256
+_CACHED_MAX = 256
 _FOR = -1  # tag of a stack slot that holds the iterator of a `for`
 _UNKNOWN = -2  # tag of a slot whose origin was lost in a shuffle
 
 
-class Waiting(NamedTuple):
-    """A value that waits on the stack for the call to return; the name it was loaded by, if any."""
+class PendingValue(NamedTuple):
+    """A value on the stack below the current call, and the name it was loaded by, if any."""
 
     opname: str
     name: Optional[str]
     method_of: Optional[str]  # for a bound method of a variable: the variable's name
 
 
-class Position(NamedTuple):
-    """What surrounds one instruction. Lines are those of the source file, or None."""
+class CodePosition(NamedTuple):
+    """The context of one instruction. Lines are those of the source file, or None."""
 
-    reachable: bool  # False: only through an exception handler, or not understood
+    reachable: bool  # False: only through an exception handler, or unknown
     for_line: Optional[int]
-    in_loop: bool  # the frame can come here again by itself, in a `for` or `while`
-    waiting: Tuple[Waiting, ...]
+    in_loop: bool  # inside a `for` or `while`: a path leads back here
+    pending: Tuple[PendingValue, ...]
 
 
 class _State(NamedTuple):
@@ -60,15 +59,15 @@ class _State(NamedTuple):
     fors: Tuple[int, ...]  # offsets of the open FOR_ITERs, outermost first
 
 
-def _remembered(function: Callable[[CodeType, int], _T]) -> Callable[[CodeType, int], _T]:
-    """Keep results by identity of the code object; to compare two of them takes 10 us."""
+def _cached(function: Callable[[CodeType, int], _T]) -> Callable[[CodeType, int], _T]:
+    """Cache results by identity of the code object; comparing two of them takes 10 us."""
     known: Dict[Tuple[int, int], Tuple[CodeType, _T]] = {}
 
     @functools.wraps(function)
     def wrapper(code: CodeType, lasti: int) -> _T:
         found = known.get((id(code), lasti))
         if found is None:
-            if len(known) >= _REMEMBERED_MAX:
+            if len(known) >= _CACHED_MAX:
                 known.clear()
             found = known[id(code), lasti] = (code, function(code, lasti))
         return found[1]
@@ -76,9 +75,9 @@ def _remembered(function: Callable[[CodeType, int], _T]) -> Callable[[CodeType, 
     return wrapper
 
 
-@_remembered
-def position(code: CodeType, lasti: int) -> Position:
-    """Describe the instruction at byte offset `lasti` of `code`, the one that is being executed."""
+@_cached
+def position(code: CodeType, lasti: int) -> CodePosition:
+    """Return the context of the instruction at byte offset `lasti` of `code`."""
     instructions = list(dis.get_instructions(code))
     index = {instruction.offset: i for i, instruction in enumerate(instructions)}
     offset = instruction_offset(code, lasti)
@@ -86,10 +85,10 @@ def position(code: CodeType, lasti: int) -> Position:
     in_loop = _returns(instructions, index, index[offset])
     try:
         state = _states(instructions, index).get(index[offset])
-    except ValueError:  # an opcode that this dis does not know the effect of
+    except ValueError:  # dis does not know the effect of an opcode
         state = None
     if state is None:
-        return Position(False, None, in_loop, ())
+        return CodePosition(False, None, in_loop, ())
     fors = state.fors + ((here.offset,) if here.opname.startswith("FOR_ITER") else ())
     line = _line(code, fors[-1]) if fors else None
     if "CALL" in here.opname:
@@ -97,25 +96,25 @@ def position(code: CodeType, lasti: int) -> Position:
     else:
         base = len(state.stack)
     level = _level(code, offset, state)
-    waiting = tuple(
+    pending = tuple(
         _describe(instructions, index, tag) for tag in state.stack[level:base] if tag != _FOR
     )
-    return Position(True, line, in_loop, waiting)
+    return CodePosition(True, line, in_loop, pending)
 
 
-@_remembered
+@_cached
 def instruction_offset(code: CodeType, lasti: int) -> int:
     """Offset of the instruction that `lasti` belongs to.
 
-    From Python 3.11 on a frame that waits for a call reports the call's own offset or that of its
-    inline cache, depending on how far the interpreter has specialised it.
+    From Python 3.11 on a frame inside a call reports the call's own offset or that of its inline
+    cache, depending on how far the interpreter has specialised it.
     """
     offsets = [instruction.offset for instruction in dis.get_instructions(code)]
     return offsets[bisect.bisect_right(offsets, lasti) - 1]
 
 
 def _states(instructions: List[Any], index: Dict[int, int]) -> Dict[int, _State]:
-    """The stack before each instruction that can be reached without an exception."""
+    """Return the stack before each instruction that is reachable without an exception."""
     seen: Dict[int, _State] = {}
     work = [(0, _State((), (), ()))]
     while work:
@@ -134,7 +133,7 @@ def _states(instructions: List[Any], index: Dict[int, int]) -> Dict[int, _State]
 
 
 def _returns(instructions: List[Any], index: Dict[int, int], start: int) -> bool:
-    """Whether a path leads from an instruction back to it."""
+    """Whether a path leads from an instruction back to itself."""
     seen: Set[int] = set()
     work = _next(instructions, index, start)
     while work:
@@ -202,9 +201,9 @@ def _level(code: CodeType, offset: int, state: _State) -> int:
     return 0
 
 
-def _describe(instructions: List[Any], index: Dict[int, int], tag: int) -> Waiting:
+def _describe(instructions: List[Any], index: Dict[int, int], tag: int) -> PendingValue:
     if tag == _UNKNOWN:
-        return Waiting("", None, None)
+        return PendingValue("", None, None)
     here = instructions[index[tag]]
     name = here.argval if isinstance(here.argval, str) else None
     owner = None
@@ -212,7 +211,7 @@ def _describe(instructions: List[Any], index: Dict[int, int], tag: int) -> Waiti
         before = instructions[index[tag] - 1]
         is_variable = before.opname.startswith(("LOAD_FAST", "LOAD_N", "LOAD_GLOBAL", "LOAD_DEREF"))
         owner = before.argval if is_variable and isinstance(before.argval, str) else None
-    return Waiting(here.opname, name, owner)
+    return PendingValue(here.opname, name, owner)
 
 
 def _line(code: CodeType, offset: int) -> Optional[int]:

@@ -1,4 +1,4 @@
-"""The job's own frames: where the step was called from, and whether that place can be gone back to.
+"""The job's own frames: where the step was called from, and whether a rollback can return there.
 
 Rule 1: a frame is never held; only its code object and a weakly referenced mark outlive a call.
 Rule 2: a place that cannot be proven equal is refused with one sentence, never guessed.
@@ -6,9 +6,8 @@ Rule 3: reading a frame's variables leaves nothing behind in the frame.
 
 A rollback rewinds what happened between two visits of one program point. The frames that were
 entered before and are still running (same mark) have not moved, except the innermost of them: it
-drives the loop. Only from there inward must a frame be able to go back: no `for` (its iterator
-cannot be rewound), no half-computed expression, no generator. This file knows bytecode positions
-and frames; it knows no tensor and no torch.
+drives the loop. Only from there inward must frames be restorable: no `for` (its iterator cannot be
+rewound), no half-computed expression, no generator.
 """
 
 import ctypes
@@ -20,11 +19,11 @@ import weakref
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from .bytecode import Waiting, instruction_offset, position
+from .bytecode import PendingValue, instruction_offset, position
 
-_PROBE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # as in co_filename: not made absolute
+_PROBE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # as in co_filename: not absolute
 _STDLIB = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
-_TYPED_IN = ("<string>", "<stdin>", "<ipython")  # code of the user's that never was in a file
+_TYPED_IN = ("<string>", "<stdin>", "<ipython")  # user code that is in no file
 _BACKWARD = ("backward", "grad", "_engine_run_backward")
 _GENERATOR = 0x20 | 0x80 | 0x100 | 0x200  # CO_GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_
 _OPTIMIZED = 0x1  # CO_OPTIMIZED: the variables of a function, not those of a module or class body
@@ -33,11 +32,11 @@ _MARKABLE = sys.version_info >= (3, 10)  # before, a frame with f_trace reports 
 
 
 class CannotRestore(Exception):  # noqa: N818 (a refusal, not an error)
-    """A savepoint cannot be taken or gone back to; the text is one sentence for people."""
+    """A savepoint cannot be taken or restored; the text is one sentence for people."""
 
 
 class _Mark:
-    """Tells one call of a function from the next. Sits in `f_trace`, unused without a debugger."""
+    """Identifies one call of a function. Stored in `f_trace`, which only debuggers use."""
 
     __slots__ = ("__weakref__",)
 
@@ -45,12 +44,12 @@ class _Mark:
         return None
 
 
-class Step(NamedTuple):
-    """One frame on the way from the module to the optimizer step."""
+class FrameLocation(NamedTuple):
+    """One frame between the module and the optimizer step."""
 
     code: CodeType
     offset: int  # of the instruction that is being executed
-    mark: Optional["weakref.ref[_Mark]"]  # dead once the frame is gone
+    mark: Optional["weakref.ref[_Mark]"]  # dead once the frame has returned
 
 
 def is_library(filename: str) -> bool:
@@ -64,7 +63,7 @@ def is_library(filename: str) -> bool:
 
 
 def job_frames(torch: ModuleType) -> List[FrameType]:
-    """The running frames without torch's step and the probe, outermost (the module) first.
+    """Return the running frames without torch's step and the probe, outermost (the module) first.
 
     Raises:
         CannotRestore: there are none, or the step is made inside backward.
@@ -75,7 +74,7 @@ def job_frames(torch: ModuleType) -> List[FrameType]:
     while frame is not None:
         code = frame.f_code
         if code.co_name in _BACKWARD and code.co_filename.startswith(home + "autograd"):
-            raise CannotRestore("the step is made inside backward, whose rest cannot be undone")
+            raise CannotRestore("the step is made inside backward, which cannot be undone")
         inner = not frames and code.co_filename.startswith(home)
         if not inner and not code.co_filename.startswith(_PROBE):
             frames.append(frame)
@@ -86,8 +85,8 @@ def job_frames(torch: ModuleType) -> List[FrameType]:
     return frames
 
 
-def itinerary(frames: List[FrameType]) -> List[Step]:
-    """Mark the frames and say where each of them is."""
+def frame_locations(frames: List[FrameType]) -> List[FrameLocation]:
+    """Mark the frames and return where each of them is."""
     steps = []
     for frame in frames:
         if _MARKABLE and frame.f_trace is None:
@@ -95,14 +94,14 @@ def itinerary(frames: List[FrameType]) -> List[Step]:
         mark = frame.f_trace
         offset = instruction_offset(frame.f_code, frame.f_lasti)
         reference = weakref.ref(mark) if isinstance(mark, _Mark) else None
-        steps.append(Step(frame.f_code, offset, reference))
+        steps.append(FrameLocation(frame.f_code, offset, reference))
     return steps
 
 
-def driver(before: List[Step], now: List[Step]) -> int:
-    """Index of the frame that went on between two itineraries: the innermost that is in both.
+def driving_frame(before: List[FrameLocation], now: List[FrameLocation]) -> int:
+    """Return the index of the frame that drives the loop: the innermost that is in both.
 
-    -1 when frames cannot be told apart (Python 3.9, a debugger): then each has to prove itself.
+    -1 when calls cannot be distinguished (Python 3.9, a debugger): then each frame is checked.
     """
     same = 0
     for old, new in zip(before, now):
@@ -113,9 +112,11 @@ def driver(before: List[Step], now: List[Step]) -> int:
     return same - 1
 
 
-def require_same_place(before: List[Step], now: List[Step], frames: List[FrameType]) -> None:
-    """Raise CannotRestore unless the job stands again where `before` was recorded."""
-    found = driver(before, now)
+def require_same_location(
+    before: List[FrameLocation], now: List[FrameLocation], frames: List[FrameType]
+) -> None:
+    """Raise CannotRestore unless the job stands where `before` was recorded."""
+    found = driving_frame(before, now)
     start = max(found, 0)
     for i in range(start, max(len(before), len(now))):
         there, here = before[i : i + 1], now[i : i + 1]
@@ -124,21 +125,21 @@ def require_same_place(before: List[Step], now: List[Step], frames: List[FrameTy
             raise CannotRestore(
                 f"the savepoint was taken at another place of the program than {place}"
             )
-    reason = why_stuck(frames, start, known=found >= 0)
+    reason = restore_obstacle(frames, start, known=found >= 0)
     if reason is not None:
         raise CannotRestore(reason)
 
 
-def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]:
-    """Why the frames from index `start` inward can never be moved back; None when they can.
+def restore_obstacle(frames: List[FrameType], start: int, known: bool) -> Optional[str]:
+    """Return why the frames from index `start` inward can never be restored; None when they can.
 
     Args:
-        known: whether `start` is the frame that drives the loop, or only a first guess.
+        known: whether `start` is known to be the frame that drives the loop.
     """
     if threading.current_thread() is not threading.main_thread():
         return (
             f"{_where(frames[-1])} makes the step in the thread "
-            f"{threading.current_thread().name!r}; only the main thread can be moved back"
+            f"{threading.current_thread().name!r}; only the main thread can be rolled back"
         )
     for i, frame in enumerate(frames[start:], start):
         library = is_library(frame.f_code.co_filename)
@@ -156,17 +157,17 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
             )
         if library and (place.in_loop or (known and i == start)):
             return (
-                f"{_where(frame)} belongs to a library, whose loop cannot be moved back; "
-                "relaunch goes back to a checkpoint of its own"
+                f"{_where(frame)} belongs to a library, whose loop cannot be rolled back; "
+                "relaunch resumes from a checkpoint of its own"
             )
         if known and start == i < len(frames) - 1 and not place.in_loop:
-            return f"{_where(frame)} is repeated by a built-in such as map(), which goes on"
+            return f"{_where(frame)} is repeated by a built-in such as map()"
         if library:
             continue
-        if place.waiting and not _harmless(frame, place.waiting):
+        if place.pending and not _is_constant(frame, place.pending):
             return (
                 f"{_where(frame)} makes the step in the middle of an expression, whose first "
-                f"half cannot be computed again"
+                f"half cannot be recomputed"
             )
         if not is_readable(frame):
             return (
@@ -177,7 +178,7 @@ def why_stuck(frames: List[FrameType], start: int, known: bool) -> Optional[str]
 
 
 def is_readable(frame: FrameType) -> bool:
-    """Whether reading the variables goes unnoticed by the job.
+    """Whether the job cannot notice that its variables are read.
 
     Before Python 3.13 `frame.f_locals` refreshes the very dict that an earlier `locals()` returned.
     """
@@ -195,18 +196,18 @@ def is_module_level(frame: FrameType) -> bool:
 
 
 def read_variables(frame: FrameType) -> Mapping[str, Any]:
-    """The frame's variables by name; a module's own dict, a copy for a function."""
+    """Return the variables by name; a module's own dict, a copy for a function."""
     variables = frame.f_locals
     if not frame.f_code.co_flags & _OPTIMIZED:
         return variables
     copy = dict(variables)
     if not _LIVE_LOCALS:
-        variables.clear()  # the frame keeps this dict; it would keep the job's objects alive
+        variables.clear()  # the frame keeps this dict, which would keep the job's objects alive
     return copy
 
 
 def write_variables(frame: FrameType, values: Mapping[str, Any]) -> None:
-    """Give variables of a running frame new values, closure cells included."""
+    """Set variables of a running frame, closure cells included."""
     if not values:
         return
     variables = frame.f_locals
@@ -217,11 +218,11 @@ def write_variables(frame: FrameType, values: Mapping[str, Any]) -> None:
         variables.clear()
 
 
-def _harmless(frame: FrameType, waiting: Tuple[Waiting, ...]) -> bool:
+def _is_constant(frame: FrameType, pending: Tuple[PendingValue, ...]) -> bool:
     """Whether the values on the stack are the same at every visit: constants and functions."""
     scope: Dict[str, Any] = {}
     builtins = frame.f_builtins
-    for item in waiting:
+    for item in pending:
         if item.opname.startswith("LOAD_CONST") or item.opname in ("PUSH_NULL", "LOAD_SMALL_INT"):
             continue
         name = item.method_of or item.name

@@ -1,12 +1,12 @@
-"""What a savepoint remembers of the job's plain variables, and how each kind of value comes back.
+"""The saved values of the job's plain variables, and how each kind is restored.
 
-Rule 1: objects of the job are remembered by weak reference or by id, never held.
+Rule 1: objects of the job are referenced weakly or by id, never held.
 Rule 2: objects are changed in place, so that every other name for them agrees.
-Rule 3: what cannot be brought back is left as it is and named in `Back.missed`.
+Rule 3: what cannot be restored keeps its present value and is named in `Restoration.missed`.
 
 `variable_walk.py` makes these from live values; containers are in `containers.py`. Every
-`restore(live, back, path)` gets what is at the place now (`GONE` if nothing) and returns what
-belongs there (`GONE` when that cannot be had again).
+`restore(live, back, path)` gets the present value (`ABSENT` if none) and returns the one that
+belongs there (`ABSENT` when it cannot be restored).
 """
 
 from types import FunctionType, MethodType
@@ -14,23 +14,23 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ..runtime import rng
 from ..runtime.object_access import attributes, closure, find, set_attribute, weak
-from .tensor_copies import Copies
+from .tensor_copies import TensorCopies
 
-GONE: Any = type("Gone", (), {"__repr__": lambda self: "GONE"})()
-_MISSED_MAX = 50  # names; more do not help a reader
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+_MISSED_MAX = 50  # names
 
 
-class Back:
-    """One restore: where the copies are, what was done already, what could not be done.
+class Restoration:
+    """One rollback: the copies, what is restored already, what could not be.
 
     Args:
-        keep_data: leave generators, and batches drawn since, as they are.
+        keep_data: do not restore random generators, nor batches drawn since.
         is_code: whether a value is a function, class or module, which hold no state by name.
     """
 
     def __init__(
         self,
-        copies: Copies,
+        copies: TensorCopies,
         keep_data: bool,
         is_constant: Callable[[Any], bool],
         is_code: Callable[[Any], bool],
@@ -39,7 +39,7 @@ class Back:
         self.keep_data = keep_data
         self.is_constant = is_constant
         self.is_code = is_code
-        self.done: Dict[int, Any] = {}  # by id of the remembered value: what it became
+        self.done: Dict[int, Any] = {}  # by id of the saved value: its restored value
         self.missed: List[str] = []
 
     def miss(self, path: str) -> None:
@@ -48,24 +48,24 @@ class Back:
             self.missed.append(path)
 
 
-def name_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """The name of a class or function, or that of a value's class."""
     named = value if isinstance(value, (type, FunctionType)) else type(value)
     return str(named.__qualname__)
 
 
 class Value:
-    """Something a savepoint remembers."""
+    """A saved value."""
 
     __slots__ = ()
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
-        """Bring the value back to the place that holds `live` now; returns what belongs there."""
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
+        """Restore the value at the place that holds `live` now; return what belongs there."""
         raise NotImplementedError
 
 
 class Fields:
-    """Named places: the variables of a frame, the attributes of an object, the items of a dict."""
+    """Named values: the variables of a frame, the attributes of an object, the items of a dict."""
 
     __slots__ = ("constants", "special")
 
@@ -77,28 +77,28 @@ class Fields:
         return key in self.constants or key in self.special
 
     def content(
-        self, live: Mapping[Any, Any], back: Back, path: Callable[[Any], str]
+        self, live: Mapping[Any, Any], back: Restoration, path: Callable[[Any], str]
     ) -> Dict[Any, Any]:
-        """What belongs into each place, without what is gone; that is noted as missed."""
+        """Return the restored values by name; those that cannot be restored are noted as missed."""
         content = dict(self.constants)
         for key, part in self.special.items():
-            value = part.restore(live.get(key, GONE), back, path(key))
-            if value is GONE:
+            value = part.restore(live.get(key, ABSENT), back, path(key))
+            if value is ABSENT:
                 back.miss(path(key))
             else:
                 content[key] = value
         return content
 
-    def restore(self, live: Dict[Any, Any], back: Back, prefix: str = "") -> None:
-        """Set the places of a namespace back; constants that appeared since are removed."""
+    def restore(self, live: Dict[Any, Any], back: Restoration, prefix: str = "") -> None:
+        """Restore a namespace; constants that were added since are removed."""
         for key, value in self.content(live, back, lambda key: f"{prefix}{key}").items():
-            if live.get(key, GONE) is not value:
+            if live.get(key, ABSENT) is not value:
                 live[key] = value
-        for key in self.appeared(live, back, prefix):
+        for key in self.added(live, back, prefix):
             del live[key]
 
-    def appeared(self, live: Mapping[Any, Any], back: Back, prefix: str = "") -> List[Any]:
-        """The constants that were not there before; any other new data is noted as missed."""
+    def added(self, live: Mapping[Any, Any], back: Restoration, prefix: str = "") -> List[Any]:
+        """Return the constants that were added since; other new data is noted as missed."""
         constants = []
         for key in list(live):
             if key in self or str(key).startswith("__"):
@@ -118,50 +118,50 @@ class Tensor(Value):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
         copies = back.copies
         if back.keep_data and live is not copies.original(self.number):
             size = live.numel() if hasattr(live, "numel") else getattr(live, "size", 1)
             if size > 1 and not copies.slots[self.number].bulk:
                 return live  # a batch drawn since; a running mean has one element
         if self.number not in back.done:
-            back.done[self.number] = copies.bring_back(self.number)
+            back.done[self.number] = copies.restored(self.number)
         return back.done[self.number]
 
 
 class ObjectRef(Value):
-    """An object of a class of the job's own: its attributes are set back, the object stays."""
+    """An object of a class of the job's own: its attributes are restored, the object stays."""
 
     __slots__ = ("cells", "fields", "id", "reference", "type")
 
     def __init__(self, value: Any) -> None:
         self.id = id(value)
         self.reference = weak(value)
-        self.type = name_of(value)
+        self.type = type_name(value)
         self.fields = Fields()
         self.cells = Fields()  # of a function: the variables of its closure
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
-        thing = find(self.reference, self.id, live)
-        if thing is None or id(self) in back.done:
-            return GONE if thing is None else thing
-        back.done[id(self)] = thing
-        own = attributes(thing)
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
+        target = find(self.reference, self.id, live)
+        if target is None or id(self) in back.done:
+            return ABSENT if target is None else target
+        back.done[id(self)] = target
+        own = attributes(target)
         for name, value in self.fields.content(own, back, lambda name: f"{path}.{name}").items():
-            if own.get(name, GONE) is not value:
-                set_attribute(thing, name, value)
-        if not isinstance(thing, type):
-            for name in self.fields.appeared(own, back, f"{path}."):
-                object.__delattr__(thing, name)
-        cells = closure(thing)
+            if own.get(name, ABSENT) is not value:
+                set_attribute(target, name, value)
+        if not isinstance(target, type):
+            for name in self.fields.added(own, back, f"{path}."):
+                object.__delattr__(target, name)
+        cells = closure(target)
         now = {name: cell.cell_contents for name, cell in cells.items()}
         for name, value in self.cells.content(now, back, lambda name: f"{path}.{name}").items():
-            if now.get(name, GONE) is not value:
+            if now.get(name, ABSENT) is not value:
                 cells[name].cell_contents = value
-        return thing
+        return target
 
 
-class Bound(Value):
+class SavedMethod(Value):
     """A method bound to such an object."""
 
     __slots__ = ("owner",)
@@ -169,7 +169,7 @@ class Bound(Value):
     def __init__(self, owner: Value) -> None:
         self.owner = owner
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
         if isinstance(live, MethodType):
             self.owner.restore(live.__self__, back, path)
         return live
@@ -183,45 +183,45 @@ class RngState(Value):
     def __init__(self, value: Any) -> None:
         self.id = id(value)
         self.reference = weak(value)
-        self.type = name_of(value)
+        self.type = type_name(value)
         self.state = rng.state_of(value)
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
         if back.keep_data:
             return live
         generator = find(self.reference, self.id, live)
         if generator is None:
-            return GONE
+            return ABSENT
         rng.set_state_of(generator, self.state)
         return generator
 
 
-class Other(Value):
-    """Anything else: only which object it was.
+class IdentityRef(Value):
+    """Any other object, by its identity only.
 
     Args:
-        lost: known not to come back, such as an iterator, which cannot be rewound.
-        stamp: a function that tells roughly whether the object changed, such as `len`.
-        stream: it stands at a place of its own, and goes on from there.
+        lost: it cannot be restored, such as an iterator that cannot be rewound.
+        stamp: a function whose result shows most changes of the object, such as `len`.
+        iterator: it has a position of its own.
     """
 
-    __slots__ = ("id", "lost", "reference", "stamp", "stream", "type")
+    __slots__ = ("id", "iterator", "lost", "reference", "stamp", "type")
 
     def __init__(
         self,
         value: Any,
         lost: bool = False,
         stamp: Optional[Callable[[Any], Any]] = None,
-        stream: bool = False,
+        iterator: bool = False,
     ) -> None:
         self.id = id(value)
         self.reference = weak(value)
-        self.type = name_of(value)
+        self.type = type_name(value)
         self.lost = lost
-        self.stream = stream
+        self.iterator = iterator
         self.stamp = None if stamp is None else (stamp, stamp(value))
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
         value = find(self.reference, self.id, live)
         if self.lost or value is None:
             back.miss(path)

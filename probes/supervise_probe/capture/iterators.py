@@ -1,13 +1,13 @@
-"""Where iterators stand, and how one of them stands there again.
+"""Where iterators stand, and how to make one that stands there again.
 
-Rule 1: nothing is advanced, and nothing of the job is called: built-in types and generators only.
-Rule 2: no iterator is held. A new one is made of numbers, over the inner ones that still live.
-Rule 3: one that went on since and cannot stand there again is told before anything is changed.
-What cannot be told of is left as it is, and named behind the rollback.
+Rule 1: nothing is advanced, and no code of the job is called: built-in types and generators only.
+Rule 2: no iterator is held. A new one is built from numbers, over the inner ones that still exist.
+Rule 3: one that has moved and cannot be rebuilt is refused before anything is changed. Where the
+position is not known, the iterator keeps its position and is named after the rollback.
 
-A generator's place cannot be set back, but the random generators in its variables can: one that
-has no number or word of its own in them goes on from there. Loaders are the business of
-`savepoints/batch_replay.py`: `taped` iterators give again what they gave.
+A generator cannot be rewound, but the random generators in its variables can: one whose variables
+hold no number or text of its own needs nothing else. Iterators of a DataLoader are the business of
+`savepoints/batch_replay.py`.
 """
 
 import ast
@@ -19,51 +19,57 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..runtime.object_access import weak
 from .call_stack import is_readable, read_variables
-from .captured_values import GONE, Back, Other, RngState
-from .open_files import FILES, position
-from .type_classes import Kinds
+from .captured_values import ABSENT, IdentityRef, Restoration, RngState
+from .open_files import FILES, file_position
+from .type_classes import TypeClasses
 
 _DEPTH_MAX = 4  # iterators over iterators
 _PLAIN = (int, float, str, bytes, bool, type(None))
 _INDEXED: Tuple[type, ...] = (type(iter([])), type(iter(())))
 _RANGE = type(iter(range(0)))
 _WRAPPERS = (enumerate, zip, map, filter)
-_NUMBERING = (itertools.count, enumerate)  # what they give is a number, whatever the batch
+_COUNTERS = (itertools.count, enumerate)  # they yield a number, whatever the batch
 _BUILT_IN = ("builtins", "itertools", "collections", "_collections")
 
-Again = Callable[[Any, bool], Any]
+Rebuild = Callable[[Any, bool], Any]
 
 
-class Spot(NamedTuple):
+class IteratorPosition(NamedTuple):
     """Where an iterator stands.
 
     Attributes:
-        key: equal as long as it stands there; None where that cannot be told.
-        again: from what is at its place now, and whether other batches will do, an iterator that
-            stands there, or GONE. None: only the same one can, if it has not moved.
+        key: equal as long as it stands there; None where that is not known.
+        rebuild: from the present iterator, and whether other data is acceptable, an iterator that
+            stands there, or ABSENT. None: it cannot be rebuilt.
     """
 
     key: Any
-    again: Optional[Again] = None
+    rebuild: Optional[Rebuild] = None
 
 
-UNKNOWN = Spot(None)
+UNKNOWN = IteratorPosition(None)
 
 
-class Spots:
-    """Finds out where iterators stand."""
+class IteratorPositions:
+    """Finds out where iterators stand.
 
-    def __init__(self, kinds: Kinds, taped: Callable[[Any], bool]) -> None:
+    Args:
+        replayed: whether the batches of an iterator are recorded.
+    """
+
+    def __init__(self, kinds: TypeClasses, replayed: Callable[[Any], bool]) -> None:
         self._kinds = kinds
-        self.taped = taped
+        self._replayed = replayed
 
-    def of(self, value: Any, chances: Optional[List[Any]] = None, depth: int = 0) -> Spot:
-        """Return where it stands; generators' own random generators are added to `chances`."""
+    def of(
+        self, value: Any, generators: Optional[List[Any]] = None, depth: int = 0
+    ) -> IteratorPosition:
+        """Return the position; the RNGs of Python generators are appended to `generators`."""
         kind = type(value)
         if depth > _DEPTH_MAX:
             return UNKNOWN
-        if self.taped(value):
-            return _taped(value)
+        if self._replayed(value):
+            return _replayed(value)
         try:
             if kind is itertools.count:
                 return _count(value)
@@ -72,73 +78,74 @@ class Spots:
             if kind in _INDEXED:
                 return _indexed(value)
             if kind in _WRAPPERS:
-                return self._wrapper(value, chances, depth + 1)
+                return self._wrapper(value, generators, depth + 1)
             if kind is GeneratorType:
-                return self._generator(value, chances)
+                return self._generator(value, generators)
             if kind.__module__ in _BUILT_IN:
-                return Spot((kind.__name__, id(value), self._gauge(value, depth + 1)))
-        except Exception:  # a type that says less in this version of Python
+                state = self._state(value, depth + 1)
+                return IteratorPosition((kind.__name__, id(value), state))
+        except Exception:  # a type that tells less in this version of Python
             return UNKNOWN
         return UNKNOWN
 
-    def stand(self, spot: Spot, live: Any, keep: bool) -> Any:
-        """Return an iterator that stands at `spot`: the one that is there if it has not moved."""
-        if live is not GONE and spot.key is not None and self.of(live).key == spot.key:
+    def iterator_at(self, saved: IteratorPosition, live: Any, keep: bool) -> Any:
+        """Return an iterator that stands at `saved`: `live` if it has not moved."""
+        if live is not ABSENT and saved.key is not None and self.of(live).key == saved.key:
             return live
-        again = GONE if spot.again is None else spot.again(live, keep)
-        return live if again is GONE and keep else again
+        rebuilt = ABSENT if saved.rebuild is None else saved.rebuild(live, keep)
+        return live if rebuilt is ABSENT and keep else rebuilt
 
-    def _wrapper(self, value: Any, chances: Optional[List[Any]], depth: int) -> Spot:
+    def _wrapper(self, value: Any, generators: Optional[List[Any]], depth: int) -> IteratorPosition:
         kind, reduced = type(value), value.__reduce__()
         number: Any = reduced[1][1] if kind is enumerate else None
-        first = 1 if kind in (map, filter) else 0  # behind the function
-        inner = [self.of(each, chances, depth) for each in _inner(kind, reduced)]
+        first = 1 if kind in (map, filter) else 0  # after the function
+        inner = [self.of(each, generators, depth) for each in _inner(kind, reduced)]
         state = reduced[2:]
 
-        def again(live: Any, keep: bool) -> Any:
+        def rebuild(live: Any, keep: bool) -> Any:
             parts = live.__reduce__() if type(live) is kind else None
             if first and parts is None:
-                return GONE  # the function is gone
-            now = [GONE] * len(inner) if parts is None else _inner(kind, parts)
+                return ABSENT  # the function no longer exists
+            now = [ABSENT] * len(inner) if parts is None else _inner(kind, parts)
             if len(now) != len(inner):
-                return GONE
-            new = [self.stand(*each, keep) for each in zip(inner, now)]
-            if any(each is GONE for each in new):
-                return GONE
+                return ABSENT
+            new = [self.iterator_at(*each, keep) for each in zip(inner, now)]
+            if any(each is ABSENT for each in new):
+                return ABSENT
             arguments = [*parts[1][:first], *new] if parts is not None else new
             made: Any = enumerate(new[0], number) if kind is enumerate else kind(*arguments)
             if state:
                 made.__setstate__(*state)
             return made
 
-        return Spot((kind.__name__, number, tuple(each.key for each in inner)), again)
+        return IteratorPosition((kind.__name__, number, tuple(each.key for each in inner)), rebuild)
 
-    def _generator(self, value: Any, chances: Optional[List[Any]]) -> Spot:
+    def _generator(self, value: Any, generators: Optional[List[Any]]) -> IteratorPosition:
         frame = value.gi_frame
         if frame is None:
-            return Spot(("over", id(value)))
+            return IteratorPosition(("over", id(value)))
         if value.gi_running or not is_readable(frame):
             return UNKNOWN
         variables, outer = read_variables(frame), frame.f_code.co_freevars
         held: Dict[str, Any] = {}
         for name, each in variables.items():
             if name in outer:
-                continue  # a variable of the function around it, which goes back by itself
-            if self._kinds.of(type(each)) == "chance" and chances is not None:
-                chances.append(each)
+                continue  # a variable of the enclosing function, restored with that one
+            if self._kinds.of(type(each)) == "rng" and generators is not None:
+                generators.append(each)
             elif type(each) in _PLAIN:
                 held[name] = each
             elif type(each) in FILES:
-                held[name] = position(each)
+                held[name] = file_position(each)
             elif type(each).__module__ in _BUILT_IN and hasattr(type(each), "__next__"):
-                held[name] = self.of(each, chances, 1).key
-        return Spot(("generator", id(value), frame.f_lasti, held))
+                held[name] = self.of(each, generators, 1).key
+        return IteratorPosition(("generator", id(value), frame.f_lasti, held))
 
-    def _gauge(self, value: Any, depth: int) -> Any:
+    def _state(self, value: Any, depth: int) -> Any:
         hint = getattr(type(value), "__length_hint__", None)
         if hint is not None:
             return hint(value)
-        with warnings.catch_warnings():  # itertools give this up in 3.14, and say so from 3.12 on
+        with warnings.catch_warnings():  # itertools drops this in 3.14, and warns from 3.12 on
             warnings.simplefilter("ignore")
             reduced = value.__reduce__()
         return self._summary(reduced[1:], depth)
@@ -153,96 +160,97 @@ class Spots:
         return self.of(part, None, depth).key if hasattr(type(part), "__next__") else None
 
 
-class Stream(Other):
+class SavedIterator(IdentityRef):
     """An iterator.
 
     Attributes:
         places: of the job's variables that hold it. shared: whether anything else does.
     """
 
-    __slots__ = ("chances", "numbering", "places", "shared", "spot", "spots")
+    __slots__ = ("_generators", "_is_counter", "_positions", "_saved", "places", "shared")
 
-    def __init__(self, value: Any, spots: Spots) -> None:
+    def __init__(self, value: Any, positions: IteratorPositions) -> None:
         found: List[Any] = []
-        self.spots = spots
-        self.spot = spots.of(value, found)
-        self.chances = [RngState(each) for each in found]
-        self.numbering = type(value) in _NUMBERING
+        self._positions = positions
+        self._saved = positions.of(value, found)
+        self._generators = [RngState(each) for each in found]
+        self._is_counter = type(value) in _COUNTERS
         self.places, self.shared = 1, False
-        super().__init__(value, lost=self.spot.again is None, stream=True)
+        super().__init__(value, lost=self._saved.rebuild is None, iterator=True)
 
-    def restore(self, live: Any, back: Back, path: str) -> Any:
-        if self.chances and id(live) == self.id:
+    def restore(self, live: Any, back: Restoration, path: str) -> Any:
+        if self._generators and id(live) == self.id:
             found: List[Any] = []
-            self.spots.of(live, found)
+            self._positions.of(live, found)
             known = {id(each): each for each in found}
-            for chance in self.chances:
-                chance.restore(known.get(chance.id), back, path)
+            for generator in self._generators:
+                generator.restore(known.get(generator.id), back, path)
         if id(self) not in back.done:
-            back.done[id(self)] = self._again(live, back.keep_data)
-        again = back.done[id(self)]
-        if again is GONE or self.lost:
+            back.done[id(self)] = self._rebuilt(live, back.keep_data)
+        rebuilt = back.done[id(self)]
+        if rebuilt is ABSENT or self.lost:
             back.miss(path)
-        return live if again is GONE else again
+        return live if rebuilt is ABSENT else rebuilt
 
-    def _again(self, live: Any, keep: bool) -> Any:
+    def _rebuilt(self, live: Any, keep: bool) -> Any:
         same = id(live) == self.id
-        if same and (self.lost or self.spots.of(live).key == self.spot.key):
+        if same and (self.lost or self._positions.of(live).key == self._saved.key):
             return live
         if self.lost or (same and self.shared):
-            return GONE
-        return self.spots.stand(self.spot, live, keep)
+            return ABSENT
+        return self._positions.iterator_at(self._saved, live, keep)
 
-    def trouble(self, live: Any, keep: bool) -> str:
-        """Why what it gives from here on is not what it gave, "" where it is or nobody can tell."""
-        if id(live) != self.id or (keep and not self.numbering):
-            return ""  # another one is there, which is made anew when the job goes on from there
-        key = self.spots.of(live).key
-        if self.spot.key is None or key is None or key == self.spot.key:
+    def obstacle(self, live: Any, keep: bool) -> str:
+        """Why it cannot be restored, "" where it can, or where that is not known."""
+        if id(live) != self.id or (keep and not self._is_counter):
+            return ""  # the job made another one, and makes a new one when it repeats the steps
+        key = self._positions.of(live).key
+        if self._saved.key is None or key is None or key == self._saved.key:
             return ""
-        if self.lost or self._again(live, keep) is GONE:
+        if self.lost or self._rebuilt(live, keep) is ABSENT:
             why = "something else holds it too" if self.shared else "it cannot be rewound"
-            return f"the {self.type} has gone on since the savepoint, and {why}"
+            return f"the {self.type} has moved since the savepoint, and {why}"
         return ""
 
 
-def _taped(value: Any) -> Spot:
+def _replayed(value: Any) -> IteratorPosition:
     reference = weak(value)
 
-    def again(live: Any, keep: bool) -> Any:
-        there = reference()
-        return GONE if there is None else there
+    def rebuild(live: Any, keep: bool) -> Any:
+        existing = reference()
+        return ABSENT if existing is None else existing
 
-    return Spot(("taped", id(value)), again)
+    return IteratorPosition(("replayed", id(value)), rebuild)
 
 
-def _count(value: Any) -> Spot:
-    text = repr(value)  # told this way in all versions, without a copy
+def _count(value: Any) -> IteratorPosition:
+    text = repr(value)  # the same in all versions, without a copy
     numbers = ast.literal_eval(text[len("count(") : -1] + ",")
-    return Spot(("count", text), lambda live, keep: itertools.count(*numbers))
+    return IteratorPosition(("count", text), lambda live, keep: itertools.count(*numbers))
 
 
-def _range(value: Any) -> Spot:
+def _range(value: Any) -> IteratorPosition:
     kept = copy.copy(value)
-    return Spot(("range", kept.__reduce__()[1:]), lambda live, keep: copy.copy(kept))
+    key = ("range", kept.__reduce__()[1:])
+    return IteratorPosition(key, lambda live, keep: copy.copy(kept))
 
 
-def _indexed(value: Any) -> Spot:
-    """Over a list or a tuple, which goes back by itself."""
+def _indexed(value: Any) -> IteratorPosition:
+    """Over a list or a tuple, which is restored by itself."""
     reduced: Any = value.__reduce__()
     if len(reduced) < 3:
-        return Spot(("over", id(value)))
+        return IteratorPosition(("over", id(value)))
     number, index = id(reduced[1][0]), reduced[2]
 
-    def again(live: Any, keep: bool) -> Any:
+    def rebuild(live: Any, keep: bool) -> Any:
         parts: Any = live.__reduce__() if type(live) in _INDEXED else ()
         if len(parts) < 3 or id(parts[1][0]) != number:
-            return GONE
+            return ABSENT
         new = iter(parts[1][0])
         new.__setstate__(index)
         return new
 
-    return Spot(("index", number, index), again)
+    return IteratorPosition(("index", number, index), rebuild)
 
 
 def _inner(kind: type, reduced: Any) -> List[Any]:

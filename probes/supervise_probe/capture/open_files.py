@@ -1,6 +1,6 @@
-"""Open files and queues that a job reads from: whether they have gone on.
+"""Open files and queues that a job reads from: whether they were read since the savepoint.
 
-They are not set back. A file that is written to, as a log, and a queue of words are nobody's data.
+They are not rewound. A file that is written, and a queue without tensors, are not data.
 """
 
 import io
@@ -8,14 +8,14 @@ import queue
 from typing import Any, Callable, Optional
 
 from ..runtime.object_access import find
-from .captured_values import Other
-from .type_classes import Kinds
+from .captured_values import IdentityRef
+from .type_classes import TypeClasses
 
 FILES = (io.BufferedReader, io.TextIOWrapper, io.FileIO)
 _QUEUES = (queue.Queue, queue.LifoQueue, queue.PriorityQueue)
 
 
-class Source(Other):
+class SavedSource(IdentityRef):
     """An open file or a queue that the job reads from."""
 
     __slots__ = ("_is_data", "_torch")
@@ -25,8 +25,8 @@ class Source(Other):
         self._torch = torch
         self._is_data = self._holds_data(value)
 
-    def trouble(self, live: Any, keep: bool) -> str:
-        """See `iterators.Stream.trouble`."""
+    def obstacle(self, live: Any, keep: bool) -> str:
+        """See `iterators.SavedIterator.obstacle`."""
         value = find(self.reference, self.id, live)
         if keep or value is None or self.stamp is None:
             return ""
@@ -35,34 +35,34 @@ class Source(Other):
             return ""
         if not self._is_data and not self._holds_data(value):
             return ""
-        return f"the {self.type} has gone on since the savepoint, and it cannot be rewound"
+        return f"the {self.type} was read since the savepoint, and it cannot be rewound"
 
     def _holds_data(self, live: Any) -> bool:
         return type(live) in FILES or _holds_data(live, self._torch)
 
 
-def source_of(value: Any, kinds: Kinds, torch: Any) -> Optional[Source]:
-    """Return what is remembered of a file that is only read, or of a queue; else None."""
-    if type(value) in FILES and position(value) is not None:
-        return Source(value, position, torch)
-    return Source(value, kinds.stamp, torch) if type(value) in _QUEUES else None
+def saved_source(value: Any, kinds: TypeClasses, torch: Any) -> Optional[SavedSource]:
+    """Return the saved state of a file that is only read, or of a queue; else None."""
+    if type(value) in FILES and file_position(value) is not None:
+        return SavedSource(value, file_position, torch)
+    return SavedSource(value, kinds.stamp, torch) if type(value) in _QUEUES else None
 
 
-def position(file: Any) -> Optional[int]:
-    """Return where a file that is only read stands; None where that cannot be told."""
+def file_position(file: Any) -> Optional[int]:
+    """Return the position of a file that is only read; None where it is not known."""
     try:
         if file.writable() or not file.seekable():
             return None
         return int(file.tell())
-    except OSError:  # text that is being iterated: told by the chunk
+    except OSError:  # text that is being iterated: position of the chunk
         buffer = getattr(file, "buffer", None)
-        return position(buffer) if buffer is not None else None
+        return file_position(buffer) if buffer is not None else None
     except Exception:  # closed, or in use by another thread
         return None
 
 
 def _holds_data(live: Any, torch: Any) -> bool:
-    """Whether the next thing in a queue has tensors or arrays: it is not one of words to log."""
+    """Whether the next item of a queue holds tensors or arrays."""
     try:
         first = live.queue[0]
     except IndexError:

@@ -1,4 +1,4 @@
-"""What an optimizer has learned from gradients, set to zero: as if it had never made a step."""
+"""Reset an optimizer's moments and step count to zero, as before its first step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any, List
 
 from ..errors import Refused
 
-# State that starts at zero and is no schedule: Adam and its kin, SGD, Muon, RMSprop, Adadelta,
-# Adamax, Adafactor. Others (Rprop's step sizes, L-BFGS's history) have no zero to go back to.
+# State that starts at zero: Adam and variants, SGD, Muon, RMSprop, Adadelta, Adamax, Adafactor.
+# Others (Rprop's step sizes, L-BFGS's history) do not start at zero.
 STARTS_AT_ZERO = frozenset(
     (
         *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
@@ -17,7 +17,7 @@ STARTS_AT_ZERO = frozenset(
 
 
 def check(optimizers: List[Any]) -> None:
-    """Raise Refused unless `zero` knows all that they hold."""
+    """Raise Refused unless `zero` can reset all state."""
     for optimizer in optimizers:
         for held in optimizer.state.values():
             unknown = set(held) - STARTS_AT_ZERO if isinstance(held, dict) else {type(held)}

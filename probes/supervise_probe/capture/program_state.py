@@ -1,8 +1,8 @@
-"""The program's side of one savepoint: where it stands, and what its variables hold.
+"""The program's part of one savepoint: where it stands, and what its variables hold.
 
-Covered are the variables of all frames of the job's own code that are running, and the globals of
-its own modules, with what hangs on them: containers, objects of its own classes, closures,
-generators. A library's variables are not looked at.
+Covers the variables of all running frames of the job's own code and the globals of its own modules,
+with what they refer to: containers, objects of its own classes, closures, generators. A library's
+variables are not covered.
 """
 
 import sys
@@ -12,27 +12,27 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 from ..runtime.object_access import attributes, closure, find
 from .call_stack import (
     CannotRestore,
+    frame_locations,
     is_library,
     is_module_level,
     is_readable,
-    itinerary,
     read_variables,
-    require_same_place,
+    require_same_location,
     write_variables,
 )
-from .captured_values import GONE, Back, Fields, ObjectRef, Value
-from .containers import Listing, Table
-from .iterators import Stream
-from .open_files import Source
+from .captured_values import ABSENT, Fields, ObjectRef, Restoration, Value
+from .containers import SavedDict, SavedSequence
+from .iterators import SavedIterator
+from .open_files import SavedSource
 from .variable_walk import VariableWalker
 
-Places = List[Tuple[Fields, Mapping[str, Any]]]  # what was there, and what is there now
+SavedAndLive = List[Tuple[Fields, Mapping[str, Any]]]
 
-_MODULES_MAX = 256  # about 10 ms; a job of more is a framework under development
+_MODULES_MAX = 256  # about 10 ms
 
 
 class OwnModules:
-    """Names of the job's own modules in `sys.modules`, looked up again when modules come."""
+    """The job's own modules in `sys.modules`, looked up again when modules are added."""
 
     def __init__(self) -> None:
         self.left_out = 0  # modules over the limit
@@ -62,12 +62,12 @@ class ProgramState:
     """Where the job stood, and its variables.
 
     Attributes:
-        functions: of each frame on the way, None of those without variables of their own.
-        globals: of each module, by id of its namespace, which outlives us. names: of these modules.
+        functions: variables of each frame, None for frames without variables of their own.
+        globals: of each module, by id of its namespace. names: of these modules.
     """
 
     def __init__(self, frames: List[FrameType], modules: OwnModules, walk: VariableWalker) -> None:
-        self.itinerary = itinerary(frames)
+        self.frame_locations = frame_locations(frames)
         self.functions: List[Optional[Fields]] = [None] * len(frames)
         self.globals: Dict[int, Fields] = {}
         self.names: Dict[int, str] = {}
@@ -86,22 +86,22 @@ class ProgramState:
             self.globals[id(namespace)] = walk.fields(_named(namespace))
 
     def verify(self, frames: List[FrameType]) -> None:
-        """Raise CannotRestore unless the job stands where it stood."""
-        require_same_place(self.itinerary, itinerary(frames), frames)
+        """Raise CannotRestore unless the job stands at the saved place."""
+        require_same_location(self.frame_locations, frame_locations(frames), frames)
 
-    def verify_streams(
-        self, frames: List[FrameType], modules: OwnModules, others: Places, keep_data: bool
+    def verify_iterators(
+        self, frames: List[FrameType], modules: OwnModules, others: SavedAndLive, keep_data: bool
     ) -> None:
-        """Raise CannotRestore where an iterator, a file or a queue would go on from elsewhere.
+        """Raise CannotRestore where an iterator, a file or a queue has moved and cannot be rewound.
 
         Args:
-            others: places beside the job's variables.
-            keep_data: this is only said of what numbers the steps.
+            others: fields beside the job's variables.
+            keep_data: check counters only; other data is acceptable.
         """
         seen: Set[int] = set()
         spaces = {id(namespace): namespace for _, namespace in modules.namespaces()}
         spaces.update((id(frame.f_globals), frame.f_globals) for frame in frames)
-        places: Places = [*others]
+        places: SavedAndLive = [*others]
         places += [(fields, spaces.get(number, {})) for number, fields in self.globals.items()]
         places += [
             (variables, read_variables(frame))
@@ -109,11 +109,11 @@ class ProgramState:
             if variables is not None
         ]
         for fields, live in places:
-            for name, why in _troubles(fields, live, keep_data, "", seen):
-                raise CannotRestore(f"what {name!r} gives cannot be had again: {why}")
+            for name, why in _obstacles(fields, live, keep_data, "", seen):
+                raise CannotRestore(f"{name!r} cannot be restored: {why}")
 
-    def restore(self, frames: List[FrameType], modules: OwnModules, back: Back) -> None:
-        """Give every variable its old value; what cannot be is noted as missed."""
+    def restore(self, frames: List[FrameType], modules: OwnModules, back: Restoration) -> None:
+        """Restore every variable; those that cannot be restored are named as missed."""
         if modules.left_out:
             back.miss(f"globals of {modules.left_out} modules")
         spaces = {id(namespace): namespace for _, namespace in modules.namespaces()}
@@ -125,7 +125,7 @@ class ProgramState:
             if variables is not None:
                 live = read_variables(frame)
                 content = variables.content(live, back, str)
-                for name in variables.appeared(live, back):
+                for name in variables.added(live, back):
                     back.miss(name)
                 write_variables(frame, {k: v for k, v in content.items() if live.get(k) is not v})
 
@@ -134,35 +134,35 @@ def _named(variables: Any) -> List[Tuple[str, Any]]:
     return [item for item in list(variables.items()) if not item[0].startswith("__")]
 
 
-def _troubles(
+def _obstacles(
     fields: Fields, live: Mapping[Any, Any], keep: bool, path: str, seen: Set[int]
 ) -> Iterator[Tuple[str, str]]:
-    """Yield name and reason of what cannot be gone back to among these places."""
+    """Yield name and reason of each value that cannot be restored."""
     for key, part in fields.special.items():
-        yield from _trouble(part, live.get(key, GONE), keep, f"{path}{key}", seen)
+        yield from _obstacle(part, live.get(key, ABSENT), keep, f"{path}{key}", seen)
 
 
-def _trouble(
+def _obstacle(
     part: Value, live: Any, keep: bool, path: str, seen: Set[int]
 ) -> Iterator[Tuple[str, str]]:
     if id(part) in seen:
         return
     seen.add(id(part))
-    if isinstance(part, (Stream, Source)):
-        why = part.trouble(live, keep)
+    if isinstance(part, (SavedIterator, SavedSource)):
+        why = part.obstacle(live, keep)
         if why:
             yield path, why
     elif isinstance(part, ObjectRef):
-        thing = find(part.reference, part.id, live)
-        if thing is not None:
-            yield from _troubles(part.fields, attributes(thing), keep, f"{path}.", seen)
-            cells = {name: cell.cell_contents for name, cell in closure(thing).items()}
-            yield from _troubles(part.cells, cells, keep, f"{path}.", seen)
-    elif isinstance(part, Table) and isinstance(live, dict):
+        owner = find(part.reference, part.id, live)
+        if owner is not None:
+            yield from _obstacles(part.fields, attributes(owner), keep, f"{path}.", seen)
+            cells = {name: cell.cell_contents for name, cell in closure(owner).items()}
+            yield from _obstacles(part.cells, cells, keep, f"{path}.", seen)
+    elif isinstance(part, SavedDict) and isinstance(live, dict):
         for key, each in part.fields.special.items():
-            now = dict.get(live, key, GONE)
-            yield from _trouble(each, now, keep, f"{path}[{key!r}]", seen)
-    elif isinstance(part, Listing) and type(live) is part.type:
+            now = dict.get(live, key, ABSENT)
+            yield from _obstacle(each, now, keep, f"{path}[{key!r}]", seen)
+    elif isinstance(part, SavedSequence) and type(live) is part.type:
         for i, each in part.special.items():
-            now = live[i] if i < len(live) else GONE
-            yield from _trouble(each, now, keep, f"{path}[{i}]", seen)
+            now = live[i] if i < len(live) else ABSENT
+            yield from _obstacle(each, now, keep, f"{path}[{i}]", seen)

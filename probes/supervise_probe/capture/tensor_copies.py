@@ -1,34 +1,34 @@
-"""Host copies of tensors, taken without making the job wait and without allocating when it repeats.
+"""Host copies of tensors, made without a device sync and without allocating when they repeat.
 
-Rule 1: a tensor of the job is referenced weakly; only the copy is ours.
+Rule 1: a tensor of the job is referenced weakly; only the copy is held.
 Rule 2: all copies of one savepoint are made by one call, into the buffers of an evicted savepoint.
 Rule 3: nothing is written into memory that already holds the right bytes: a tensor may be a view of
 a read-only file, where a write would kill the job.
 
 Copies from CUDA go to pinned memory and are not waited for; the stream orders them before the next
-kernel, and an event tells when the host may read them. This file knows tensors and no training.
+kernel, and an event shows when the host may read them.
 """
 
 import weakref
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-_LARGE_BYTES = 1 << 18  # from here on a copy is shared between savepoints while nothing changed
+_LARGE_BYTES = 1 << 18  # a larger copy is shared between savepoints while nothing changed
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
 
 
-class Pool:
-    """Buffers of evicted savepoints, waiting to be used again."""
+class BufferPool:
+    """Buffers of evicted savepoints, for reuse."""
 
     def __init__(self) -> None:
         self._free: Dict[Tuple[Any, ...], List[Any]] = {}
 
-    def give(self, key: Tuple[Any, ...], buffer: Any) -> None:
-        """Take over a buffer that is no longer wanted."""
+    def put(self, key: Tuple[Any, ...], buffer: Any) -> None:
+        """Add a buffer that is no longer used."""
         self._free.setdefault(key, []).append(buffer)
 
-    def get(self, key: Tuple[Any, ...]) -> Any:
-        """A buffer for a copy of such a tensor, or None."""
+    def take(self, key: Tuple[Any, ...]) -> Any:
+        """Return a buffer for a copy of such a tensor, or None."""
         free = self._free.get(key)
         return free.pop() if free else None
 
@@ -54,7 +54,7 @@ class _Slot:
     def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
         self.owner: Callable[[], Any] = weakref.ref(owner)
         shape, stride = tensor.shape, tensor.stride()
-        # A view that repeats its memory, or one of inference mode, takes no write in bulk.
+        # Tensors with overlapping memory or of inference mode cannot be written in bulk.
         repeats = 0 in stride and any(s == 0 and n > 1 for s, n in zip(stride, shape))
         self.array, self.fresh = array, fresh
         self.bulk = bulk and not repeats and not tensor.is_inference()
@@ -68,14 +68,14 @@ class _Slot:
         self.sample: Any = None  # only of a large tensor that may be shared
 
 
-class Copies:
+class TensorCopies:
     """The tensors of one savepoint, each under the number that `add` returned for it.
 
     Attributes:
         nbytes: of all planned or made copies. in_memory: false while they are on disk only.
     """
 
-    def __init__(self, torch: ModuleType, before: Optional["Copies"] = None) -> None:
+    def __init__(self, torch: ModuleType, before: Optional["TensorCopies"] = None) -> None:
         """`before`: the copies of the previous savepoint, to share what has not changed."""
         self._torch = torch
         self.slots: List[_Slot] = []
@@ -96,7 +96,7 @@ class Copies:
 
         Args:
             owner: the numpy array whose memory `tensor` shares.
-            bulk: training state, written back in one go by `write_bulk`.
+            bulk: training state, written back in one go by `write_training_state`.
             fresh: never write back into the tensor itself (it has a history in autograd).
         """
         array = owner is not None
@@ -113,28 +113,28 @@ class Copies:
         self._owners.append(owner)
         return number
 
-    def adopt(self, buffer: Any, device: Any, array: bool, requires_grad: bool) -> int:
-        """Take a tensor of the host as the copy of one that is gone; returns its number."""
+    def add_host_tensor(self, buffer: Any, device: Any, array: bool, requires_grad: bool) -> int:
+        """Use a host tensor as the copy of one that no longer exists; return its number."""
         slot = _Slot(buffer, buffer, array, bulk=False, fresh=False)
-        slot.owner, slot.buffer = _gone, buffer
+        slot.owner, slot.buffer = _no_owner, buffer
         slot.device, slot.requires_grad = device, requires_grad
         self.slots.append(slot)
         return len(self.slots) - 1
 
     def share(self) -> None:
-        """Take what has not changed from the previous savepoint, before it may be given up."""
+        """Share what has not changed with the previous savepoint, before it may be dropped."""
         for slot, tensor in zip(self.slots, self._sources):
             self._share(slot, tensor)
         self._shareable = {}
 
-    def copy(self, pool: Pool) -> None:
-        """Make all copies. Afterwards no tensor of the job is held any more."""
+    def copy(self, pool: BufferPool) -> None:
+        """Make all copies. Afterwards no tensor of the job is held."""
         torch = self._torch
         targets, sources, devices = [], [], set()
         for slot, tensor in zip(self.slots, self._sources):
             if slot.buffer is not None:
                 continue
-            slot.buffer = pool.get(slot.key)
+            slot.buffer = pool.take(slot.key)
             if slot.buffer is None:
                 slot.buffer = torch.empty_like(
                     tensor, device="cpu", requires_grad=False, pin_memory=slot.key[-1]
@@ -151,21 +151,21 @@ class Copies:
             self._events.append(event)
         self._sources, self._owners, self._numbers = [], [], {}
 
-    def release(self, pool: Pool) -> None:
-        """Give the memory away; the content is on disk, or not wanted any more."""
+    def release(self, pool: BufferPool) -> None:
+        """Release the memory; the content is on disk, or no longer needed."""
         self.wait()
         for slot in self.slots:
             slot.layout = slot.buffer.stride()
             if not slot.shared:
-                pool.give(slot.key, slot.buffer)
+                pool.put(slot.key, slot.buffer)
             slot.buffer = slot.sample = None
         self.in_memory = False
 
-    def allocate(self, torch: ModuleType, pool: Pool) -> None:
-        """Have memory again, for content that is about to be read."""
+    def allocate(self, torch: ModuleType, pool: BufferPool) -> None:
+        """Allocate memory for content that is about to be read."""
         for slot in self.slots:
             slot.shared = False
-            slot.buffer = pool.get(slot.key)
+            slot.buffer = pool.take(slot.key)
             if slot.buffer is None or slot.buffer.stride() != slot.layout:
                 dtype, shape = slot.key[:2]
                 slot.buffer = torch.empty_strided(
@@ -174,9 +174,9 @@ class Copies:
         self.in_memory = True
 
     def _share(self, slot: _Slot, tensor: Any) -> None:
-        """Use the previous savepoint's copy of a large tensor that nobody wrote to since.
+        """Use the previous savepoint's copy of a large tensor that has not been written since.
 
-        Writes through torch are seen by the version, most others (`.data`) by a sample.
+        The version shows writes through torch, a sample most others (`.data`).
         """
         if slot.requires_grad or tensor.numel() * tensor.element_size() < _LARGE_BYTES:
             return
@@ -200,21 +200,21 @@ class Copies:
             slot.sample = sample.clone()
 
     def wait(self) -> None:
-        """Return when the copies have arrived; long done except right after `copy`."""
+        """Wait for the copies to arrive; they have, except right after `copy`."""
         for event in self._events:
             event.synchronize()
         self._events = []
 
     def original(self, number: int) -> Any:
-        """The job's own tensor or array, or None when it is gone."""
+        """Return the job's own tensor or array, or None when it no longer exists."""
         owner = self.slots[number].owner()
         fix = getattr(owner, "_fix_weakref", None)
         if fix is not None:
-            fix()  # torch may own the object; a new Python reference must be told to it
+            fix()  # torch may own the object, and must know of a new Python reference
         return owner
 
-    def write_bulk(self) -> None:
-        """Write all training state that still lives back into its tensors, in place."""
+    def write_training_state(self) -> None:
+        """Write the training state back into those of its tensors that still exist, in place."""
         self.wait()
         targets, sources = [], []
         for number, slot in enumerate(self.slots):
@@ -225,24 +225,24 @@ class Copies:
         with self._torch.no_grad():
             _copy_all(self._torch, targets, sources, non_blocking=False)
 
-    def misfit(self, number: int) -> bool:
-        """Whether the job's tensor still lives but no longer takes the copy."""
+    def shape_changed(self, number: int) -> bool:
+        """Whether the job's tensor exists but has another shape or type."""
         tensor, key = self.original(number), self.slots[number].key
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
-    def any_misfit(self) -> bool:
-        """Whether `write_bulk` would fail."""
-        return any(slot.bulk and self.misfit(i) for i, slot in enumerate(self.slots))
+    def any_shape_changed(self) -> bool:
+        """Whether `write_training_state` would fail."""
+        return any(slot.bulk and self.shape_changed(i) for i, slot in enumerate(self.slots))
 
-    def bring_back(self, number: int) -> Any:
-        """The tensor as it was: the job's own one, written in place, or a new one if it is gone."""
+    def restored(self, number: int) -> Any:
+        """Return the tensor with its saved content: the job's own, else a new one."""
         slot, owner = self.slots[number], self.original(number)
         if owner is None or slot.fresh:
             return self._new(slot)
         return owner if slot.bulk or self._write(slot, owner) else self._new(slot)
 
     def _new(self, slot: _Slot) -> Any:
-        """A new tensor or array with the saved content, on the device where it was."""
+        """Return a new tensor or array with the saved content, on its device."""
         self.wait()
         if slot.array:
             return slot.buffer.clone().numpy()
@@ -250,7 +250,7 @@ class Copies:
         return tensor.requires_grad_(slot.requires_grad and not slot.fresh)
 
     def _write(self, slot: _Slot, owner: Any) -> bool:
-        """Write the saved content into `owner` where it differs; False when that is refused."""
+        """Write the saved content into `owner` where it differs; False if it cannot be."""
         self.wait()
         try:
             tensor = self._torch.from_numpy(owner) if slot.array else owner
@@ -265,8 +265,8 @@ class Copies:
         return True
 
 
-def _gone() -> None:
-    """Stands for the weak reference to a tensor that was another process's."""
+def _no_owner() -> None:
+    """Stand for the weak reference to a tensor of another process."""
 
 
 def _copy_all(
@@ -282,7 +282,7 @@ def _copy_all(
 
 
 def same_bits(torch: ModuleType, a: Any, b: Any) -> bool:
-    """Equality that holds for NaN as well."""
+    """Whether two tensors are equal bit by bit, NaN included."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if torch.equal(a, b):
@@ -294,8 +294,8 @@ def same_bits(torch: ModuleType, a: Any, b: Any) -> bool:
 
 
 def writes_are_counted(tensor: Any) -> bool:
-    """Whether torch's version counter sees the writes: no numpy array shares the memory.
+    """Whether torch's version counter sees all writes: no numpy array shares the memory.
 
-    Torch marks such memory as not resizable, whichever of the two was first.
+    Torch marks shared memory as not resizable.
     """
     return not tensor.is_inference() and bool(tensor.untyped_storage().resizable())

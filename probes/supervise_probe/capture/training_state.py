@@ -1,12 +1,11 @@
 """The training state of one savepoint: modules, gradients, optimizers, schedulers, scalers.
 
-Rule 1: everything is written back in place; no object of the job is replaced while it lives.
-Rule 2: whatever can be refused is refused by `verify`, before the first byte is written.
+Rule 1: everything is written back in place; no existing object of the job is replaced.
+Rule 2: `verify` refuses whatever can be refused, before the first byte is written.
 
-Gradients are part of it, values and presence: a job that drops them before the next backward
-could do without, but one that zeroes them in place, or lets them add up over several steps, could
-not, and nothing seen from outside tells these apart in time. They are a quarter of an Adam
-savepoint.
+Gradients are included: a job that drops them before the next backward does not need them, but one
+that zeroes them in place or accumulates over several steps does, and the two look the same from
+outside. They are a quarter of an Adam savepoint.
 """
 
 import weakref
@@ -15,28 +14,28 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..torch_state.registry import Registry
 from .call_stack import CannotRestore
-from .captured_values import GONE, Back, Fields, Value
-from .tensor_copies import Copies
+from .captured_values import ABSENT, Fields, Restoration, Value
+from .tensor_copies import TensorCopies
 from .variable_walk import VariableWalker, is_copyable
 
-_NOT_OURS = frozenset(
+_SAVED_ELSEWHERE = frozenset(
     ("_parameters", "_buffers", "_modules", "state", "param_groups", "defaults", "optimizer")
 )
 LOST = -1  # a gradient that cannot be copied: a sparse one
 
 
 class TrainingState:
-    """What the registry knew when the savepoint was taken."""
+    """The registered objects at the time of the savepoint."""
 
     def __init__(
         self,
         torch: ModuleType,
         registry: Registry,
         walk: VariableWalker,
-        copies: Copies,
+        copies: TensorCopies,
         died: Callable[[Any], None],
     ) -> None:
-        """Plan the copies; `died` is called when an optimizer goes away.
+        """Plan the copies; `died` is called when an optimizer is deleted.
 
         Raises:
             CannotRestore: a parameter is not plain memory.
@@ -52,7 +51,7 @@ class TrainingState:
         self.add_new(registry, walk)
 
     def add_new(self, registry: Registry, walk: VariableWalker) -> None:
-        """Also remember what came to the registry since, found by the walk through the frames."""
+        """Add what was registered since, found by the walk through the frames."""
         walk.bulk = True
         for module in self._unknown(registry.modules):
             numbers = {
@@ -68,7 +67,9 @@ class TrainingState:
             self.optimizers.append(SavedOptimizer(optimizer, walk, self._died))
         for thing in (*self._unknown(registry.schedulers), *self._unknown(registry.scalers)):
             name = type(thing).__name__
-            self.others.append((weakref.ref(thing), name, walk.fields(_own(thing), depth=1)))
+            self.others.append(
+                (weakref.ref(thing), name, walk.fields(_own_attributes(thing), depth=1))
+            )
         walk.bulk = False
 
     def _unknown(self, alive: Any) -> List[Any]:
@@ -96,26 +97,26 @@ class TrainingState:
 
     def verify(self) -> None:
         """Raise CannotRestore unless `restore` can write everything back."""
-        # Another parameter may have got the id of one that is gone.
-        gone = {p.id for p in self.parameters if self._copies.original(p.number) is None}
+        # Another parameter may have the id of one that was deleted.
+        deleted = {p.id for p in self.parameters if self._copies.original(p.number) is None}
         for optimizer in self.optimizers:
-            optimizer.verify(gone)
+            optimizer.verify(deleted)
         for module in self.modules:
             module.verify(self._copies)
         for parameter in self.parameters:
             parameter.verify(self._copies)
-        if self._copies.any_misfit():
+        if self._copies.any_shape_changed():
             raise CannotRestore("optimizer state changed its shape or type since the savepoint")
 
-    def places(self) -> List[Tuple[Fields, Dict[str, Any]]]:
-        """What the modules' and the schedulers' own attributes held, and what they hold now."""
+    def attributes(self) -> List[Tuple[Fields, Dict[str, Any]]]:
+        """Return the saved and the present attributes of modules, schedulers and scalers."""
         saved = [(module.reference(), module.attributes) for module in self.modules]
         saved += [(reference(), fields) for reference, _, fields in self.others]
         return [(fields, thing.__dict__) for thing, fields in saved if thing is not None]
 
-    def restore(self, back: Back) -> None:
+    def restore(self, back: Restoration) -> None:
         """Write everything back."""
-        self._copies.write_bulk()
+        self._copies.write_training_state()
         for parameter in self.parameters:
             parameter.restore(self._copies, back)
         for module in self.modules:
@@ -125,16 +126,16 @@ class TrainingState:
         for reference, _, fields in self.others:
             thing = reference()
             if thing is not None:
-                _put_back(fields, thing.__dict__, back, f"{type(thing).__name__}.")
+                _restore_attributes(fields, thing.__dict__, back, f"{type(thing).__name__}.")
 
 
 class SavedParameter:
-    """What belongs to a parameter beside its value."""
+    """The parts of a parameter beside its value."""
 
     __slots__ = ("gradient", "id", "name", "number", "requires_grad")
 
     def __init__(
-        self, name: str, number: int, parameter: Any, torch: ModuleType, copies: Copies
+        self, name: str, number: int, parameter: Any, torch: ModuleType, copies: TensorCopies
     ) -> None:
         self.id = id(parameter)
         self.name = name
@@ -146,11 +147,11 @@ class SavedParameter:
             dense = is_copyable(torch, gradient)
             self.gradient = copies.add(gradient, bulk=True) if dense else LOST
 
-    def verify(self, copies: Copies) -> None:
-        if copies.misfit(self.number):
+    def verify(self, copies: TensorCopies) -> None:
+        if copies.shape_changed(self.number):
             raise CannotRestore(f"{self.name} changed its shape or type since the savepoint")
 
-    def restore(self, copies: Copies, back: Back) -> None:
+    def restore(self, copies: TensorCopies, back: Restoration) -> None:
         parameter = copies.original(self.number)
         if parameter is None:
             return
@@ -161,7 +162,7 @@ class SavedParameter:
         elif self.gradient is None:
             parameter.grad = None
         elif parameter.grad is None or parameter.grad is not copies.original(self.gradient):
-            parameter.grad = copies.bring_back(self.gradient)
+            parameter.grad = copies.restored(self.gradient)
 
 
 class SavedModule:
@@ -175,10 +176,10 @@ class SavedModule:
         self.numbers = numbers
         self.buffers = walk.fields(module._buffers.items(), depth=1)
         walk.bulk = False  # a plain attribute may be a view of a read-only file
-        self.attributes = walk.fields(_own(module), depth=1)
+        self.attributes = walk.fields(_own_attributes(module), depth=1)
         walk.bulk = True
 
-    def verify(self, copies: Copies) -> None:
+    def verify(self, copies: TensorCopies) -> None:
         module = self.reference()
         if module is None:
             return
@@ -188,13 +189,13 @@ class SavedModule:
                 where = f"{type(module).__name__}.{name}"
                 raise CannotRestore(f"{where} was replaced since the savepoint")
 
-    def restore(self, back: Back) -> None:
+    def restore(self, back: Restoration) -> None:
         module = self.reference()
         if module is None:
             return
         prefix = f"{type(module).__name__}."
-        _put_back(self.buffers, module._buffers, back, prefix)
-        _put_back(self.attributes, module.__dict__, back, prefix)
+        _restore_attributes(self.buffers, module._buffers, back, prefix)
+        _restore_attributes(self.attributes, module.__dict__, back, prefix)
 
 
 class SavedOptimizer:
@@ -212,18 +213,18 @@ class SavedOptimizer:
             weak = weakref.ref(key) if hasattr(key, "grad_fn") else None
             part = walk.value(value)
             self.state.append((weak or key, value if part is None else None, part))
-        self.attributes = walk.fields(_own(optimizer), depth=1)
+        self.attributes = walk.fields(_own_attributes(optimizer), depth=1)
 
-    def verify(self, gone: "set[int]") -> None:
+    def verify(self, deleted: "set[int]") -> None:
         optimizer = self.reference()
         members = [_ids(group) for group in optimizer.param_groups]
-        exchanged = any(not gone.isdisjoint(group) for group in self.members)
-        if exchanged or members[: len(self.members)] != self.members:
+        replaced = any(not deleted.isdisjoint(group) for group in self.members)
+        if replaced or members[: len(self.members)] != self.members:
             raise CannotRestore(
-                f"the parameters of {type(optimizer).__name__} were exchanged since the savepoint"
+                f"the parameters of {type(optimizer).__name__} were replaced since the savepoint"
             )
 
-    def restore(self, back: Back) -> None:
+    def restore(self, back: Restoration) -> None:
         optimizer = self.reference()
         name = type(optimizer).__name__
         del optimizer.param_groups[len(self.groups) :]
@@ -235,28 +236,30 @@ class SavedOptimizer:
         content = {}
         for key, constant, part in self.state:
             key = key() if isinstance(key, weakref.ref) else key
-            live = optimizer.state.get(key, GONE)
+            live = optimizer.state.get(key, ABSENT)
             value = constant if part is None else part.restore(live, back, f"{name}.state")
-            if key is not None and value is not GONE:
+            if key is not None and value is not ABSENT:
                 content[key] = value
         for key in [key for key in optimizer.state if key not in content]:
             del optimizer.state[key]
         optimizer.state.update(content)
-        _put_back(self.attributes, optimizer.__dict__, back, f"{name}.")
+        _restore_attributes(self.attributes, optimizer.__dict__, back, f"{name}.")
 
 
-def _own(thing: Any) -> List[Tuple[str, Any]]:
-    """The attributes that hold state of the thing's own: no hooks, and nothing saved elsewhere."""
+def _own_attributes(thing: Any) -> List[Tuple[str, Any]]:
+    """Return the attributes that hold own state: no hooks, and nothing saved elsewhere."""
     return [
         (name, value)
         for name, value in thing.__dict__.items()
-        if name not in _NOT_OURS and "hook" not in name
+        if name not in _SAVED_ELSEWHERE and "hook" not in name
     ]
 
 
-def _put_back(fields: Fields, live: Dict[str, Any], back: Back, prefix: str) -> None:
+def _restore_attributes(
+    fields: Fields, live: Dict[str, Any], back: Restoration, prefix: str
+) -> None:
     for name, value in fields.content(live, back, prefix.__add__).items():
-        if live.get(name, GONE) is not value:
+        if live.get(name, ABSENT) is not value:
             live[name] = value
 
 

@@ -1,8 +1,8 @@
-"""What kind of thing a value is, decided by its type alone.
+"""Classification of a value by its type alone, for the walk over variables.
 
-Rule 1: only data and objects of the job's own classes are entered by the walk; a library's objects
-are noted by identity.
-Rule 2: nothing of the job is called to find out: no property, no `__getattr__`, no `__len__`.
+Rule 1: the walk enters data and objects of the job's own classes only; a library's objects are
+referenced by identity.
+Rule 2: no code of the job is called: no property, no `__getattr__`, no `__len__`.
 """
 
 import sys
@@ -44,19 +44,19 @@ _EXACT: Dict[type, str] = {
 }
 
 
-class Kinds:
-    """Which of our kinds a Python type is; remembered per type."""
+class TypeClasses:
+    """The class of each Python type; cached per type."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._known: Dict[type, str] = {}
 
     def of(self, kind: type) -> str:
-        """One of constant, code, class, function, method, tensor, array, table, listing, bag,
-        chance, training, thing, stream, other."""
+        """Return one of constant, code, class, function, method, tensor, array, dict, sequence,
+        set, rng, training, object, iterator, other."""
         known = self._known.get(kind)
         if known is None:
-            if len(self._known) > _TYPES_MAX:  # a job that makes classes as it goes
+            if len(self._known) > _TYPES_MAX:  # a job that creates classes dynamically
                 self._known.clear()
             known = self._known[kind] = self._decide(kind)
         return known
@@ -71,13 +71,13 @@ class Kinds:
         if issubclass(kind, type):
             return "class"
         if issubclass(kind, tuple):
-            return "listing" if kind is tuple or hasattr(kind, "_fields") else "other"
+            return "sequence" if kind is tuple or hasattr(kind, "_fields") else "other"
         if issubclass(kind, torch.Tensor):
             return "tensor"
         if issubclass(kind, _loaded((("numpy", "ndarray"),))):
             return "array"
         if issubclass(kind, rng.generator_types(torch)):
-            return "chance"
+            return "rng"
         schedulers, scalers = torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
         if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, schedulers, scalers)):
             return "training"
@@ -86,22 +86,22 @@ class Kinds:
         if issubclass(kind, _loaded(_NEVER_ENTERED)):
             return "other"
         if issubclass(kind, dict):
-            return "table"
+            return "dict"
         if issubclass(kind, (list, deque)):
-            return "listing"
+            return "sequence"
         if issubclass(kind, set):
-            return "bag"
-        if kind in _loaded(_PLAIN_OBJECTS) or is_own(kind):
-            return "thing"
-        return "stream" if hasattr(kind, "__next__") or kind in _RAW else "other"
+            return "set"
+        if kind in _loaded(_PLAIN_OBJECTS) or is_job_class(kind):
+            return "object"
+        return "iterator" if hasattr(kind, "__next__") or kind in _RAW else "other"
 
     def is_constant(self, value: Any) -> bool:
         """Whether a value is immutable data."""
         return self.of(type(value)) == "constant"
 
     def stamp(self, value: Any) -> Dict[str, Any]:
-        """The plain attributes of a library's object, and how long its containers are: when they
-        change, it has changed."""
+        """Return the plain attributes of a library's object and the lengths of its containers,
+        which show a change of the object."""
         own = attributes(value)
         known: Dict[str, Any] = {}
         for name, held in own.items() if len(own) <= _WATCHED_MAX else ():
@@ -121,7 +121,7 @@ def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
     return tuple(kind for kind in found if isinstance(kind, type))
 
 
-def is_own(kind: type) -> bool:
+def is_job_class(kind: type) -> bool:
     """Whether a class is defined in the job's own files."""
     if kind.__module__ == "__main__":
         return True

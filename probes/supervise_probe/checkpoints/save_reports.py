@@ -71,14 +71,14 @@ class SaveReports:
             "path": path,
             "step": position.step,
             "file": stamp_of(place, path),
-            **about(position, seconds, how),
+            **save_facts(position, seconds, how),
             **self._of_save(),
         }
         message = f"step {position.step} was saved by {how}"
         self._reporter.notice("checkpoint-saved", message, data)
 
 
-def about(position: Position, seconds: float, how: str) -> Dict[str, Any]:
+def save_facts(position: Position, seconds: float, how: str) -> Dict[str, Any]:
     """Return what the supervisor wants to know of any save: see `Guard.saved`."""
     return {
         "attempt": position.attempt,

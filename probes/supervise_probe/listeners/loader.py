@@ -46,11 +46,11 @@ class LoaderListener:
 
     def again(self, replay: BatchReplay, iterator: Any) -> Any:
         """Return the batch that comes next as it came before a rollback, None for a new one."""
-        return self._guard.run(self._replay_part, replay.again, iterator)
+        return self._guard.run(self._replay_part, replay.next_recorded, iterator)
 
     def keep(self, replay: BatchReplay, iterator: Any, batch: Any) -> None:
         """`iterator` gave a new batch to train on."""
-        self._guard.run(self._replay_part, replay.keep, iterator, batch)
+        self._guard.run(self._replay_part, replay.record, iterator, batch)
 
     def saw(self, iterator: Any, batch: Any, told: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
 
-from ..checkpoints.save_reports import Told, about, name_of
+from ..checkpoints.save_reports import Told, name_of, save_facts
 
 if TYPE_CHECKING:
     from ..checkpoints.save_reports import SaveReports
@@ -84,7 +84,11 @@ class SaveListener:
         path, step = what()
         if path:
             path = os.path.abspath(path)
-            told = {"path": path, "step": step, **about(self._position, seconds, "its library")}
+            told = {
+                "path": path,
+                "step": step,
+                **save_facts(self._position, seconds, "its library"),
+            }
             self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
 
     def _holds_the_model(self, saved: Any) -> bool:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Set, Tuple
 
-from ..capture.containers import table_base
-from ..capture.type_classes import Kinds
+from ..capture.containers import dict_base
+from ..capture.type_classes import TypeClasses
 from ..runtime import rng
 from . import holders
 
@@ -24,7 +24,7 @@ MOST_ENTRIES = 20_000
 MOST_BYTES = 64 << 20  # of tensors and arrays
 _ATOMS = (bool, int, float, str, bytes)
 _CODE = frozenset(("constant", "code", "class", "function", "method"))
-_CONTAINERS = frozenset(("table", "listing", "bag"))
+_CONTAINERS = frozenset(("dict", "sequence", "set"))
 # Libraries whose objects hold nothing that a forward changes, but threads and locks; and the probe.
 _SKIPPED = frozenset(
     (
@@ -84,7 +84,7 @@ class Saved:
         NeverError: it cannot be kept.
     """
 
-    def __init__(self, torch: Any, root: Any, kinds: Kinds) -> None:
+    def __init__(self, torch: Any, root: Any, kinds: TypeClasses) -> None:
         self._torch, self._kinds = torch, kinds
         self.modules: List[Any] = list(root.modules())
         self._modes = tuple(module.training for module in self.modules)
@@ -165,9 +165,9 @@ class Saved:
         elif kind == "array":
             self._count(value.nbytes)
             self._arrays.append((name, value, value.copy()))
-        elif kind == "chance":
+        elif kind == "rng":
             self._chance.append((value, rng.state_of(value)))
-        elif kind == "stream":
+        elif kind == "iterator":
             raise NeverError(f"{name} is an iterator")
         elif kind == "training":
             if isinstance(value, self._torch.nn.Module) and id(value) not in self._registered:
@@ -180,7 +180,7 @@ class Saved:
         found = holders.of(value, kind, name)
         self._holders += found
         items = [(each.place(key), held) for each in found for key, held in each.content]
-        if kind == "listing" and isinstance(value, tuple):
+        if kind == "sequence" and isinstance(value, tuple):
             items += [(name, held) for held in tuple.__iter__(value)]
         if items and depth > DEPTH:
             raise NeverError(f"{name} is more than {DEPTH} deep in its modules")
@@ -241,5 +241,5 @@ def _put_back_array(name: str, array: Any, copy: Any) -> str:
 def _empty(name: str, table: Dict[Any, Any]) -> str:
     if not dict.__len__(table):
         return ""
-    table_base(table).clear(table)
+    dict_base(table).clear(table)
     return name

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Callable, Dict, List, Tuple
 
-from ..capture.containers import table_base
+from ..capture.containers import dict_base
 from ..runtime.object_access import attributes, set_attribute, slots
 
 Exchange = Callable[[Any], Any]
@@ -78,14 +78,14 @@ class Table(Holder):
     __slots__ = ()
 
     def read(self) -> List[Tuple[Any, Any]]:
-        return list(table_base(self.target).items(self.target))
+        return list(dict_base(self.target).items(self.target))
 
     def write(self, key: Any, value: Any) -> None:
-        table_base(self.target).__setitem__(self.target, key, value)
+        dict_base(self.target).__setitem__(self.target, key, value)
 
     def renew(self) -> None:
         # The order too, and never empty in between: it may be what an attribute is read from.
-        base, target = table_base(self.target), self.target
+        base, target = dict_base(self.target), self.target
         kept = {id(key) for key, _ in self.content}
         for key in [key for key in base.keys(target) if id(key) not in kept]:
             base.__delitem__(target, key)
@@ -157,11 +157,11 @@ class Slots(Holder):
 def of(value: Any, kind: str, name: str) -> List[Holder]:
     """Return the holders of a value of this kind (see `type_classes`): none, one, or several."""
     found: List[Holder] = []
-    if kind == "table":
+    if kind == "dict":
         found.append(Table(value, name))
-    elif kind == "bag":
+    elif kind == "set":
         found.append(Bag(value, name))
-    elif kind == "listing" and not isinstance(value, tuple):
+    elif kind == "sequence" and not isinstance(value, tuple):
         found.append(Listing(value, name))
     try:
         own = object.__getattribute__(value, "__dict__")
@@ -169,6 +169,6 @@ def of(value: Any, kind: str, name: str) -> List[Holder]:
         own = None
     if type(own) is dict:
         found.append(Table(own, name))
-    if kind in ("thing", "other") and slots(type(value)):
+    if kind in ("object", "other") and slots(type(value)):
         found.append(Slots(value, name))
     return found

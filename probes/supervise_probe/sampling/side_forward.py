@@ -36,7 +36,7 @@ from .forward_inputs import NeverError, RefusedError, Saved, attempt
 from .weights import Weights
 
 if TYPE_CHECKING:
-    from ..capture.type_classes import Kinds
+    from ..capture.type_classes import TypeClasses
     from ..context import ProbeContext
 
 __all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
@@ -96,7 +96,7 @@ def run(
     context: ProbeContext,
     root: Any,
     inputs: Inputs,
-    kinds: Kinds,
+    kinds: TypeClasses,
     *,
     watch: Optional[ContextManager[None]] = None,
     fixed: bool = False,
@@ -142,7 +142,7 @@ def run(
 
 @contextmanager
 def _undone(
-    context: ProbeContext, root: Any, inputs: Inputs, kinds: Kinds, trial: bool
+    context: ProbeContext, root: Any, inputs: Inputs, kinds: TypeClasses, trial: bool
 ) -> Iterator[Saved]:
     """Where a forward leaves no trace; raises as `run` does."""
     torch = context.torch

@@ -10,7 +10,7 @@ import math
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from ..capture.type_classes import Kinds
+from ..capture.type_classes import TypeClasses
 from ..runtime.guard import describe, from_signal_handler
 from ..torch_state.structure import leaves
 from . import side_forward
@@ -34,7 +34,7 @@ class Trials:
 
     def __init__(self, context: ProbeContext) -> None:
         self._context, self._torch = context, context.torch
-        self.kinds = Kinds(context.torch)
+        self.kinds = TypeClasses(context.torch)
         self._never: Dict[int, Tuple[Any, str]] = {}
         self._passed: Dict[_Key, Tuple[Any, bool]] = {}
 

@@ -1,8 +1,7 @@
-"""When a savepoint is taken, and how the probe itself goes back with the job.
+"""When a savepoint is taken, and how the probe itself rolls back with the job.
 
 The probe's own counters (tokens, applied steps) travel inside the savepoint. `Savepoints` does the
-work; here is only what belongs to the probe, with what else going back needs: the tape, the steps
-to skip, and the savepoints for another process.
+work; this is the probe's part of it.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
     from .step_history import StepHistory
 
 
-class Companions(NamedTuple):
-    """What going back needs beside the savepoints.
+class RollbackParts(NamedTuple):
+    """What a rollback needs beside the savepoints.
 
     Attributes:
-        background: for what is written to disk beside the training.
-        tape: the newest steps. skips: those whose update is dropped.
-        handover: savepoints for another process, and the one that this process begins with.
-        probe_batch: tells whether weights that were gone back to are those that were kept.
+        background: writes to disk in a thread.
+        history: the newest steps. skips: those whose update is dropped.
+        cross_process: savepoints for another process, and the one that this process starts from.
+        probe_batch: checks whether the restored weights are those that were saved.
     """
 
     background: Background
-    tape: StepHistory
+    history: StepHistory
     skips: skip_ranges.SkipRanges
-    handover: CrossProcessResume
+    cross_process: CrossProcessResume
     probe_batch: ReferenceBatch
 
 
@@ -50,12 +49,12 @@ class RollbackController:
     """The savepoints of one rank.
 
     Attributes:
-        batches: what loaders gave since the oldest savepoint, None where none can go back.
+        batches: recorded batches of the loaders, None where no rollback is possible.
         result: what the optimizer's step is about to return to the job.
         why_not: why no rollback is possible in this job, "" while it is.
 
     Args:
-        rewound: given step and attempt: the run stands right behind that step again.
+        rewound: called with step and attempt when the run stands right after that step again.
     """
 
     def __init__(
@@ -65,18 +64,18 @@ class RollbackController:
         publisher: Publisher,
         rate: LearningRate,
         optimizers: Optimizers,
-        companions: Companions,
+        parts: RollbackParts,
         rewound: Callable[[int, int], None],
     ) -> None:
         self._torch, self._position = context.torch, context.position
         self._reporter, self._collectors = context.reporter, collectors
         self._publisher, self._rate, self._optimizers = publisher, rate, optimizers
-        self._tape, self._skips = companions.tape, companions.skips
-        self._handover, self._probe_batch = companions.handover, companions.probe_batch
+        self._history, self._skips = parts.history, parts.skips
+        self._cross_process, self._probe_batch = parts.cross_process, parts.probe_batch
         self._rewound = rewound
         self._savepoints: Any = None
         self._next, self._every = 0, 1
-        self._waits = ""  # why no savepoint is taken for now, as it was told
+        self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
         self.result: Any = None
         self.why_not = ""
@@ -104,8 +103,8 @@ class RollbackController:
             wanted.get("max_disk_bytes"),
         )
 
-    def never(self, why: str) -> None:
-        """No rollback can work in this job, as is known from elsewhere."""
+    def disable(self, why: str) -> None:
+        """Keep no savepoints from now on: no rollback can work in this job."""
         if self._savepoints is not None:
             self._savepoints, self.batches = None, None
             self._reporter.notice("rollback-unavailable", f"no rollback is possible: {why}")
@@ -113,25 +112,25 @@ class RollbackController:
 
     @property
     def steps(self) -> List[int]:
-        """The steps that can be gone back to."""
+        """The steps to which a rollback can go."""
         return [] if self._savepoints is None else list(self._savepoints.steps)
 
     def due(self) -> bool:
-        """Whether it is time for a savepoint. A step that was not finite is nothing to keep.
+        """Whether a savepoint is due, or a resume from another process.
 
-        While an older one is on its way to the disk, the next has to wait.
+        None is taken after a step that was not finite, or while an older one is being written.
         """
-        if self._handover.wants_a_word:
+        if self._cross_process.pending:
             return True
         if self._position.step <= self._next or self._savepoints is None:
             return False
-        return self._tape.finite and not self._savepoints.busy
+        return self._history.finite and not self._savepoints.busy
 
-    def regular(self) -> None:
-        """Take the savepoint that is due, or go on from that of another process."""
+    def take_due(self) -> None:
+        """Take the savepoint that is due, or resume from that of another process."""
         reporter, position = self._reporter, self._position
-        if self._handover.wants_a_word:
-            self._handover.speak(self._behind_another)
+        if self._cross_process.pending:
+            self._cross_process.run_pending(self._resumed_from)
             return
         step = position.step - 1
         began = monotonic_ns()
@@ -140,22 +139,22 @@ class RollbackController:
         except Refused as problem:
             if self._savepoints is None:
                 reporter.notice("rollback-unavailable", f"no rollback is possible: {problem}")
-            elif str(problem) != self._waits:
-                self._waits = str(problem)
+            elif str(problem) != self._deferred_reason:
+                self._deferred_reason = str(problem)
                 reporter.notice("note", f"no savepoint is taken for now: {problem}")
         else:
-            self._waits = ""
-            for trouble in self._savepoints.troubles():
-                reporter.notice("note", f"{trouble}; it is given up when its memory is needed")
-        self._next = self._multiple_behind(step)
+            self._deferred_reason = ""
+            for error in self._savepoints.disk_errors():
+                reporter.notice("note", f"{error}; it is dropped when its memory is needed")
+        self._next = self._next_multiple(step)
         position.held_ns += monotonic_ns() - began
 
     def take(self) -> Dict[str, Any]:
-        """Keep the state behind the last step.
+        """Save the state after the last step.
 
         Raises:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
-                is busy with an older savepoint, or one that is to stay leaves no room.
+                is busy with an older savepoint, or the retained one leaves no room.
         """
         if self._savepoints is None:
             raise Refused(self.why_not)
@@ -167,8 +166,8 @@ class RollbackController:
         result = self.result
         if isinstance(result, self._torch.Tensor):
             result = result.detach().clone()
-        self._probe_batch.join(state)
-        self._savepoints.spare(self._reporter.writer.spare_before(monotonic_ns()))
+        self._probe_batch.add_value_to(state)
+        self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
             taken: Dict[str, Any] = self._savepoints.take(step, position.attempt, (state, result))
         except Busy as problem:
@@ -176,8 +175,8 @@ class RollbackController:
         except CannotRestore as problem:
             self._savepoints, self.batches, self.why_not = None, None, str(problem)
             raise Refused(str(problem)) from problem
-        self._handover.took(self._savepoints)
-        if self._publisher.waiting:  # this step's own counts are still on a device
+        self._cross_process.savepoint_taken(self._savepoints)
+        if self._publisher.waiting:  # this step's counts are still on a device
             kept = set(self.steps)
             self._unfinished = {k: v for k, v in self._unfinished.items() if k in kept}
             self._unfinished[step] = state
@@ -185,8 +184,8 @@ class RollbackController:
         return taken
 
     def finished(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
-        """The frame of `step` is complete: so are the counts that its savepoint holds."""
-        self._tape.remember(step, attempt, values)
+        """Complete the counts in the savepoint of `step`: its frame is complete."""
+        self._history.remember(step, attempt, values)
         state = self._unfinished.pop(step, None)
         if state is not None:
             state.update(self._collectors.state())
@@ -200,7 +199,7 @@ class RollbackController:
 
         Args:
             args: `before_step`; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
-                `skip`: the first and the last step whose update is dropped when it comes again;
+                `skip`: the first and the last step whose update is dropped when it is repeated;
                 `moments`: "restore" or "zero".
         """
         rewarm, skip = args.get("rewarm"), args.get("skip")
@@ -208,20 +207,20 @@ class RollbackController:
         from_step = self._position.step - 1
         steps = skip_ranges.parse(skip) if skip is not None else None
         if steps is not None and rng != "restore":
-            raise Refused("skip needs rng=restore, which brings the same batches again")
+            raise Refused("skip needs rng=restore, which repeats the same batches")
         if zero:
             optimizer_reset.check(self._optimizers.living())
-        result = self.back(int(args["before_step"]), rng)
+        result = self.roll_back(int(args["before_step"]), rng)
         if zero:
             optimizer_reset.zero(self._torch, self._optimizers.living())
         if steps is not None:
-            self._skips.order(*steps)
+            self._skips.add(*steps)
         if rewarm:
             self._rate.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
-    def back(self, before_step: int, rng: str) -> Dict[str, Any]:
-        """Go back to the newest savepoint before `before_step`.
+    def roll_back(self, before_step: int, rng: str) -> Dict[str, Any]:
+        """Restore the newest savepoint before `before_step`.
 
         Raises:
             Refused: there is none, or it cannot be restored here.
@@ -236,38 +235,36 @@ class RollbackController:
             raise Refused(str(problem)) from problem
         self._publisher.flush()
         self._collectors.rewind(state)
-        self._went_to(int(restored["step"]), self._position.attempt + 1)
+        self._rolled_back_to(int(restored["step"]), self._position.attempt + 1)
         if rng == "restore":
-            self._tape.expect(int(restored["step"]) + 1, exact=True)
+            self._history.expect_repeat(int(restored["step"]) + 1, exact=True)
         else:
-            self._tape.expect_nothing()
+            self._history.expect_nothing()
         self._probe_batch.restored(state)
         return dict(restored)
 
-    def _behind_another(
-        self, state: Dict[str, float], step: int, attempt: int, result: Any
-    ) -> None:
-        """The job stands behind a savepoint of another process, whose step returned `result`."""
+    def _resumed_from(self, state: Dict[str, float], step: int, attempt: int, result: Any) -> None:
+        """The job continues from another process's savepoint, whose step returned `result`."""
         self._collectors.rewind(state)
         self.result = result
-        self._went_to(step, attempt)
+        self._rolled_back_to(step, attempt)
         self._rate.begin_again()
 
-    def _went_to(self, step: int, attempt: int) -> None:
-        """The job stands behind `step` again: so does the probe."""
+    def _rolled_back_to(self, step: int, attempt: int) -> None:
+        """The job stands after `step` again: so does the probe."""
         self._rewound(step, attempt)
-        self._next = self._multiple_behind(step)
-        self._handover.went_to(step)
+        self._next = self._next_multiple(step)
+        self._cross_process.rolled_back_to(step)
         self._reporter.status_changed()
 
     def close(self) -> None:
-        """The process ends."""
+        """Drop all savepoints and write what a later launch needs; the process ends."""
         try:
             if self._savepoints is not None:
                 self._savepoints.close()
         finally:
-            if self._handover.close():  # else the background may be at the tape's own file
-                self._tape.close()
+            if self._cross_process.close():  # else the background may be writing the history
+                self._history.close()
 
-    def _multiple_behind(self, step: int) -> int:
+    def _next_multiple(self, step: int) -> int:
         return (step // self._every + 1) * self._every

@@ -1,9 +1,9 @@
-"""Savepoints on disk for another process of the same script, and going on from one.
+"""Savepoints on disk for another process of the same script, and resuming from one.
 
-For jobs that cannot resume by themselves: the job is started again as ever, its first step is
-thrown away, and at the end of it the probe puts everything to where the savepoint left it. What
-would not be exact is refused with the reason, and then the job goes on from its own start, which is
-for the supervisor to judge: the notice `resume-refused` tells it.
+For jobs that cannot resume by themselves: the same command is started, its first step is discarded,
+and at the end of it the probe restores the savepoint. What would not be exact is refused with the
+reason; the job then trains from its own start, and the notice `resume-refused` lets the supervisor
+judge that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from ..checkpoints.save_reports import about, stamp_of
+from ..checkpoints.save_reports import save_facts, stamp_of
 from ..runtime.guard import describe
 from . import files
 from .reference_batch import KEY
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from ..runtime.background import Background
     from .reference_batch import ReferenceBatch
 
-    Behind = Callable[[Dict[str, float], int, int, Any], None]
+    Resumed = Callable[[Dict[str, float], int, int, Any], None]
 
-# How long the end of the process waits for a savepoint that is being written, for then a relaunch
-# needs the newest one; and how long for its thread to leave torch once it was told to.
+# At the end of the process: the wait for a savepoint that is being written, since a relaunch needs
+# the newest one; and then for its thread to leave torch.
 EXIT_S, LEAVE_S = 5.0, 5.0
 
 
 class CrossProcessResume:
-    """What one rank leaves to the next process, and takes over from the one before.
+    """What one rank leaves to the next process, and resumes from the one before.
 
     Attributes:
-        waiting: this process has not taken over yet.
+        waiting: this process is to resume and has not yet.
         why_not: why no savepoint is written, "" while they are.
-        wants_a_word: whether there is something to do at this boundary.
+        pending: whether there is something to do at this step boundary.
     """
 
     def __init__(
@@ -48,11 +48,10 @@ class CrossProcessResume:
         round_size: Callable[[], int],
         from_its_start: Callable[[int], None],
     ) -> None:
-        """Begin.
-
+        """
         Args:
-            round_size: how many optimizers made the last step.
-            from_its_start: the job begins by itself, with so many steps behind it.
+            round_size: returns how many optimizers made the last step.
+            from_its_start: called when the job trains from its own start, with the steps made.
         """
         self._context, self._torch = context, context.torch
         self._position, self._reporter = context.position, context.reporter
@@ -67,14 +66,14 @@ class CrossProcessResume:
         self._wanted: Dict[str, Any] = (context.config.savepoints or {}).get("portable") or {}
         self._next = 0
         resume = context.config.resume or {}
-        self.waiting = self.wants_a_word = resume.get("how") == "savepoint"
+        self.waiting = self.pending = resume.get("how") == "savepoint"
         self._path = str(resume.get("path"))
-        publisher.discarding = probe_batch.taking_over = self.waiting
+        publisher.discarding = probe_batch.resuming = self.waiting
 
     # ── for the next process ──────────────────────────────────────────────────────────────────
 
-    def took(self, savepoints: Any) -> None:
-        """A savepoint was just taken: write it for another process, if it is time."""
+    def savepoint_taken(self, savepoints: Any) -> None:
+        """Write the savepoint that was just taken for another process, if one is due."""
         wanted, step = self._wanted, self._position.step - 1
         if not wanted or self.why_not or step < self._next:
             return
@@ -84,22 +83,22 @@ class CrossProcessResume:
             saved, document = savepoints.document()
         except CannotRestore as problem:
             self.why_not = str(problem)
-            said = f"no savepoint is written for another process: {problem}"
-            self._reporter.notice("portable-unavailable", said)
+            text = f"no savepoint is written for another process: {problem}"
+            self._reporter.notice("portable-unavailable", text)
             return
-        self._next = self._multiple_behind(step)
+        self._next = self._next_multiple(step)
         document["round"] = self._round_size()
         path = files.path_of(wanted["directory"], step)
         self._background.do(self._write, saved, document, path)
 
-    def went_to(self, step: int) -> None:
-        """The job stands behind `step` again: savepoints of later steps never were."""
+    def rolled_back_to(self, step: int) -> None:
+        """Remove the savepoints of steps after `step`."""
         if self._wanted:
-            self._next = self._multiple_behind(step)
-            # Behind the one that may be on its way to the disk.
-            self._background.do(files.remove_behind, self._wanted["directory"], step)
+            self._next = self._next_multiple(step)
+            # In the queue after the one that may be being written.
+            self._background.do(files.remove_after, self._wanted["directory"], step)
 
-    def _multiple_behind(self, step: int) -> int:
+    def _next_multiple(self, step: int) -> int:
         every = int(self._wanted["every"])
         return (step // every + 1) * every
 
@@ -112,24 +111,25 @@ class CrossProcessResume:
             value = saved.extra[0].get(KEY)
             self._written.append((saved.step, path, monotonic() - began, value))
         except files.Stopped:
-            said = f"the savepoint of step {saved.step} was not finished when the process ended"
-            self._failed.append(said)
+            self._failed.append(
+                f"the savepoint of step {saved.step} was not finished when the process ended"
+            )
         except Exception as error:
             self._failed.append(f"the savepoint of step {saved.step} could not be written: {error}")
         finally:
             saved.pinned = False
-            self.wants_a_word = True
+            self.pending = True
 
     def report(self) -> None:
-        """Tell what was written, and what could not be."""
+        """Report what was written, and what could not be."""
         while self._written:
             step, path, seconds, value = self._written.pop(0)
             file = stamp_of(path, path)
-            if file is None:  # the job went back before it, or there are newer ones
+            if file is None:  # removed: the job rolled back, or there are newer ones
                 continue
             data = {"path": path, "step": step, "file": file}
-            data.update(about(self._position, seconds, "savepoint"))
-            data.update(self._probe_batch.told(value))
+            data.update(save_facts(self._position, seconds, "savepoint"))
+            data.update(self._probe_batch.facts_of(value))
             self._reporter.notice(
                 "checkpoint-saved", f"the savepoint of step {step} was written", data, step + 1
             )
@@ -137,9 +137,9 @@ class CrossProcessResume:
             self._reporter.notice("note", self._failed.pop(0))
 
     def close(self) -> bool:
-        """The process ends; return whether nothing is being written any more.
+        """End writing with the process; return whether nothing is being written any more.
 
-        What is not written in time is called off: the end of a job is not ours to hold.
+        What is not written in time is cancelled, so that the end of the job is not delayed.
         """
         background = self._background
         if not background.close(EXIT_S):
@@ -150,8 +150,8 @@ class CrossProcessResume:
 
     # ── from the process before ───────────────────────────────────────────────────────────────
 
-    def ends(self, members: List[int]) -> bool:
-        """Whether these optimizers make up the step that is to be thrown away."""
+    def ends_discarded_step(self, members: List[int]) -> bool:
+        """Whether these optimizers complete the first step, which is discarded."""
         if not self.waiting:
             return False
         if self._document is None:
@@ -163,20 +163,20 @@ class CrossProcessResume:
                 return False
         return len(members) >= int(self._document["round"])
 
-    def speak(self, behind: Behind) -> None:
-        """Do what there is to do.
+    def run_pending(self, resumed: Resumed) -> None:
+        """Resume if this process is to, and report what was written.
 
         Args:
-            behind: given counters, step, attempt, and what the step returned, when the job stands
-                behind a savepoint of another process.
+            resumed: called with counters, step, attempt, and what the step returned, once another
+                process's savepoint is restored.
         """
-        self.wants_a_word = False
+        self.pending = False
         if self.waiting:
-            self._take_over(behind)
+            self._resume(resumed)
         self.report()
 
-    def _take_over(self, behind: Behind) -> None:
-        """Go on behind the step of the savepoint; the step just made never was."""
+    def _resume(self, resumed: Resumed) -> None:
+        """Continue after the step of the savepoint; the step just made is discarded."""
         from .manager import CannotRestore, Savepoints
 
         context, ranks = self._context, self._position.world_size
@@ -184,33 +184,32 @@ class CrossProcessResume:
         savepoints = Savepoints(self._torch, context.registry, 1, sys.maxsize)
         try:
             if ranks > 1:
-                raise CannotRestore(f"one of {ranks} ranks cannot go back alone")
-            result, (state, returned) = savepoints.begin_from(self._document)
+                raise CannotRestore(f"one of {ranks} ranks cannot roll back alone")
+            result, (state, returned) = savepoints.resume_from(self._document)
         except CannotRestore as problem:
             self._refuse(str(problem), made=1)
             return
         except Exception as error:
             self._refuse(describe(error), made=1)
-            raise  # to the guard, which knows what is the job's own
+            raise  # the guard tells the job's own errors from the probe's
         self._end()
-        behind(state, result["step"], context.config.attempt, returned)
+        resumed(state, result["step"], context.config.attempt, returned)
         self._probe_batch.resumed()
         lost = result["not_restored"]
-        said = f"; not restored: {', '.join(lost)}" if lost else ""
-        self._reporter.notice(
-            "resumed", f"training goes on behind step {result['step']}{said}", result
-        )
+        missing = f"; not restored: {', '.join(lost)}" if lost else ""
+        text = f"training continues after step {result['step']}{missing}"
+        self._reporter.notice("resumed", text, result)
 
     def _refuse(self, reason: str, made: int) -> None:
-        """Tell that the job begins anew; `made` steps are behind it."""
+        """Report that the job trains from its own start; it has made `made` steps."""
         self._end()
         self._from_its_start(made)
         self._reporter.notice(
             "resume-refused",
-            f"the job begins anew, the savepoint cannot be gone on from: {reason}",
+            f"training restarts from scratch: savepoint not usable: {reason}",
             {"path": self._path, "reason": reason},
         )
 
     def _end(self) -> None:
         self.waiting, self._document = False, None
-        self._publisher.discarding = self._probe_batch.taking_over = False
+        self._publisher.discarding = self._probe_batch.resuming = False

@@ -1,7 +1,7 @@
-"""The files of savepoints for another process: whole or not there, and never more than are wanted.
+"""The files of savepoints for another process: complete or absent, and a limited number of them.
 
-Rule: who is told to stop leaves torch within a piece, since a thread that is inside it while Python
-goes away takes the process with it. Only a disk that does not take one piece can still hold it.
+Rule: a writer that is stopped leaves torch within one piece, since a thread inside torch while
+Python shuts down crashes the process. Only a disk that hangs on one piece can delay that.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PREFIX, SUFFIX, NEW, HASH = "savepoint-", ".pt", ".new", ".sha256"
 PIECE = 1 << 20  # bytes that are written or hashed at a time
 
 
-class Stopped(Exception):  # noqa: N818 (nothing went wrong)
-    """The writing was called off."""
+class Stopped(Exception):  # noqa: N818 (not an error)
+    """The writing was cancelled."""
 
 
 class _Out:
-    """A file that is hashed on its way to the disk, until `stopped` says so."""
+    """A file that is hashed while it is written, until `stopped` returns true."""
 
     def __init__(self, file: Any, stopped: Callable[[], bool]) -> None:
         self._file = file
@@ -45,12 +45,12 @@ class _Out:
 def write(
     save: Callable[..., Any], document: Dict[str, Any], path: str, stopped: Callable[[], bool]
 ) -> None:
-    """Write a file that is whole or not there, and its hash beside it.
+    """Write a file that is complete or absent, and its hash beside it.
 
     Raises:
         Stopped: `stopped` returned true before all was written.
-        OSError, RuntimeError: the disk does not take it.
-        What was there before is still there then.
+        OSError, RuntimeError: it cannot be written.
+        After an error the previous file is still there.
     """
     files.make_directory(os.path.dirname(path))
     new = f"{NEW}.{files.token()}"
@@ -59,7 +59,7 @@ def write(
             out = _Out(file, stopped)
             try:
                 save(document, out)
-            except RuntimeError:  # what torch makes of it, in the middle of a record
+            except RuntimeError:  # torch wraps the exception, in the middle of a record
                 if stopped():
                     raise Stopped from None
                 raise
@@ -80,7 +80,7 @@ def write(
 
 
 def keep_newest(directory: str, keep: int) -> None:
-    """Remove all savepoints of a directory but the `keep` of the highest steps; half ones too."""
+    """Remove all savepoints of a directory but the newest `keep`; incomplete ones too."""
     names = [name for name in os.listdir(directory) if name.startswith(PREFIX)]
     whole = sorted(name for name in names if name.endswith(SUFFIX))
     stay = {kept + end for kept in whole[-max(1, keep) :] for end in ("", HASH)}
@@ -89,8 +89,8 @@ def keep_newest(directory: str, keep: int) -> None:
             os.unlink(os.path.join(directory, name))
 
 
-def remove_behind(directory: str, step: int) -> None:
-    """Remove the savepoints of steps behind `step`, if the directory is there."""
+def remove_after(directory: str, step: int) -> None:
+    """Remove the savepoints of steps after `step`, if the directory exists."""
     if not os.path.isdir(directory):
         return
     last = os.path.basename(path_of(directory, step))
@@ -101,7 +101,7 @@ def remove_behind(directory: str, step: int) -> None:
 
 
 def path_of(directory: str, step: int) -> str:
-    """Return where the savepoint of a step is; names sort as steps do."""
+    """Return the path of the savepoint of a step; names sort as steps do."""
     return os.path.join(directory, f"{PREFIX}{step:09d}{SUFFIX}")
 
 
@@ -109,16 +109,16 @@ def read(load: Callable[..., Any], path: str) -> Dict[str, Any]:
     """Return the document in a file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is not what was written.
+        OSError, ValueError: it cannot be read, or differs from what was written.
     """
     if os.path.exists(path + HASH):
-        told = files.read(path + HASH).decode("ascii").split()
-        if not told or told[0] != _hash(path):
-            raise ValueError("its hash is another than the one beside it")
-    os.close(files.open_file(path))  # torch would wait at a FIFO
+        expected = files.read(path + HASH).decode("ascii").split()
+        if not expected or expected[0] != _hash(path):
+            raise ValueError("its hash differs from the one beside it")
+    os.close(files.open_file(path))  # refuses a FIFO, at which torch would wait
     document = load(path, map_location="cpu", weights_only=True)
     if not isinstance(document, dict) or "what" not in document:
-        raise ValueError("it is no savepoint")
+        raise ValueError("it is not a savepoint")
     return document
 
 

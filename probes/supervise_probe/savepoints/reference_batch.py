@@ -1,18 +1,18 @@
-"""The fixed batch: two rows whose loss tells whether weights are those that they should be.
+"""The probe batch: two fixed rows whose loss shows whether the weights are the expected ones.
 
-They are of the first training input that was seen, and run once more through the model
+They come from the first training input, and run through the model once more
 (`sampling/side_forward.py`, a `fixed` run) when a savepoint is taken, when the job saves a
-checkpoint, and when either was gone back to: a loss that is another one then means other weights.
-The value is the loss where the model's output holds a floating tensor of one element, else the mean
-of the squares of the first floating tensor in it.
+checkpoint, and after a rollback or resume to either: another loss then means other weights. The
+value is the loss where the model's output holds a floating tensor of one element, else the mean of
+the squares of the first floating tensor in it.
 
-The batch stays the same for as long as checkpoints know their number by it: a later process reads
-it from the file that it was written to. It costs one forward of two rows per savepoint and save,
-nothing at any other step; and once a trial of the model (`sampling/trial.py`). What cannot be
-computed is said with its reason, and not judged: so is a save between a forward and its backward.
+The batch stays the same while checkpoints refer to it: a later process reads it from its file. It
+costs one forward of two rows per savepoint and save, nothing at any other step; and once a trial of
+the model (`sampling/trial.py`). What cannot be computed is reported with the reason and not judged:
+so is a save between a forward and its backward.
 
-On an accelerator the value of a savepoint and the two rows go to the host as all else does: a copy
-that nobody waits for, and only what has arrived is handed to the thread that writes.
+On an accelerator the value and the rows go to the host by a copy that is not waited for; only what
+has arrived is handed to the thread that writes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEY = "probe_batch"  # of a savepoint's counters
 UNSEEN = "no batch had been seen when it was saved"
 DRIFTS = "a forward of the model changes what the next one gives"
 NO_BACKWARD = "a forward of the training has not had its backward"
-NO_MODEL = "no model here is like the one that it was kept of"
+NO_MODEL = "no model here matches the one that it was kept of"
 
 
 class ReferenceBatch:
@@ -48,7 +48,7 @@ class ReferenceBatch:
 
     Attributes:
         why_not: why there is no value, "" while there is.
-        taking_over: the job is about to go on from the savepoint of another process.
+        resuming: the job is about to resume from the savepoint of another process.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class ReferenceBatch:
         sampler: Sampler,
         times: Times,
         background: Background,
-        tape: StepHistory,
+        history: StepHistory,
     ) -> None:
         config = context.config
         self._context, self._torch, self._scalars = context, context.torch, context.scalars
         self._position, self._guard = context.position, context.guard
         self._sets, self._sampler, self._times = sets, sampler, times
-        self._background, self._tape = background, tape
-        self.taking_over = False
+        self._background, self._history = background, history
+        self.resuming = False
         self._part = context.guard.part(KEY, share=1.0)
         self._root: Callable[[], Any] = lambda: None
         self._compiled = False
@@ -78,7 +78,7 @@ class ReferenceBatch:
         self.why_not = UNSEEN
         self._given = config.probe_batch
         self._on = self._given is not None
-        self._proves = bool(self._on and config.attempt and config.first_step)
+        self._compares = bool(self._on and config.attempt and config.first_step)
         if not self._on:
             return
         if self._position.world_size > 1:
@@ -89,7 +89,9 @@ class ReferenceBatch:
 
     # ── where it comes from ───────────────────────────────────────────────────────────────────
 
-    def saw(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def observe(
+        self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> None:
         """Keep two rows of this input of a training forward."""
         self._guard.run(self._part, self._keep, root, compiled, args, kwargs)
 
@@ -128,7 +130,7 @@ class ReferenceBatch:
                 "note", f"no probe batch is kept: {why}", {KEY: {"why": why}}
             )
 
-    # ── what it comes to ──────────────────────────────────────────────────────────────────────
+    # ── its value ─────────────────────────────────────────────────────────────────────────────
 
     def value(self) -> Optional[Any]:
         """Run it with the present weights.
@@ -165,28 +167,28 @@ class ReferenceBatch:
 
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
-    def join(self, state: Dict[str, Any]) -> None:
-        """A savepoint with these counters is about to be taken."""
+    def add_value_to(self, state: Dict[str, Any]) -> None:
+        """Add the value to the counters of a savepoint that is about to be taken."""
         value = self.value() if self._on else None
         if value is not None:
-            # On the host before the copies of the savepoint are, which go the same way behind it.
+            # Arrives before the copies of the savepoint, which are queued after it.
             state[KEY] = value if isinstance(value, float) else self._to_host(value, [])
 
-    def of_save(self) -> Dict[str, Any]:
-        """Return what a notice of a checkpoint just saved tells of the batch: empty when off."""
+    def save_facts(self) -> Dict[str, Any]:
+        """Return the batch's part in the notice of a checkpoint just saved: empty when off."""
         if not self._on:
             return {}
         if self._drifts:
-            return {KEY: {"why": DRIFTS}}  # a new process is asked behind its first forward
+            return {KEY: {"why": DRIFTS}}  # a new process compares after its first forward
         if self._times.forward_since():
             return {KEY: {"why": NO_BACKWARD}}
         value = self.value()
-        return {KEY: {"why": DRIFTS}} if self._drifts else self.told(value)
+        return {KEY: {"why": DRIFTS}} if self._drifts else self.facts_of(value)
 
-    def told(self, value: Optional[Any]) -> Dict[str, Any]:
-        """Return the same for a value of before, a float or a tensor that has arrived on the host.
+    def facts_of(self, value: Optional[Any]) -> Dict[str, Any]:
+        """Return the same for an earlier value, a float or a tensor that has arrived on the host.
 
-        The batch is written to its file meanwhile.
+        Starts writing the batch to its file.
         """
         if not self._on:
             return {}
@@ -197,61 +199,61 @@ class ReferenceBatch:
         ready = root is not None and self._inputs is not None and not self._arrivals
         if ready and not self._written:
             self._written = True
-            self._background.do(self._write, self._inputs, self._host, _kind(root))
+            self._background.do(self._write, self._inputs, self._host, _signature(root))
         return {KEY: {"path": self._path, "value": float(value)}}
 
     def restored(self, state: Mapping[str, Any]) -> None:
-        """This process went back to the savepoint with these counters."""
+        """Compare after a rollback to the savepoint with these counters."""
         if self._on:
-            self._prove(state.get(KEY), self.why_not or UNSEEN, SAME)
+            self._compare(state.get(KEY), self.why_not or UNSEEN, SAME)
 
     # ── a checkpoint of an earlier process ────────────────────────────────────────────────────
 
     def before_first_update(self) -> None:
-        """An optimizer is about to make its first: the weights are still the checkpoint's."""
-        if self._proves:
+        """Compare while the weights are still the checkpoint's."""
+        if self._compares:
             if self._position.step != self._context.config.first_step:
-                self._proves = False  # the job did not take the checkpoint, which is told
-            elif not self.taking_over:
+                self._compares = False  # the job did not load the checkpoint, which is reported
+            elif not self.resuming:
                 self.resumed()
 
     def resumed(self) -> None:
-        """The job stands where the checkpoint left it."""
-        if not self._proves:
+        """Compare: the job stands where the checkpoint was saved."""
+        if not self._compares:
             return
         given = self._given or {}
         if self._inputs is None and given.get("path"):
             found = self._guard.run(self._part, self._read, str(given["path"]))
             if found is False:
-                self._tell({"verdict": "not judged", "why": NO_MODEL})
-                return  # it may come with the next optimizer
-        self._proves = False
+                self._report({"verdict": "not judged", "why": NO_MODEL})
+                return  # the model may come with the next optimizer
+        self._compares = False
         if self._inputs is None and self._position.world_size == 1:
             self._sets.want()
-        close = CLOSE if self._inputs is not None and self._by_other_kernels() else SAME
-        self._prove(given.get("value"), str(given.get("why", UNSEEN)), close)
+        close = CLOSE if self._inputs is not None and self._may_round_differently() else SAME
+        self._compare(given.get("value"), str(given.get("why", UNSEEN)), close)
 
-    def _by_other_kernels(self) -> bool:
-        """Whether another process may round otherwise: half precision, or kernels that are chosen
-        by what is fastest, on a device that may be another one."""
+    def _may_round_differently(self) -> bool:
+        """Whether another process may round differently: half precision, or a device whose kernels
+        are chosen by speed."""
         torch, root, inputs = self._torch, self._root(), self._inputs
         types = {p.dtype for p in root.parameters()} if root is not None else set()
         cuda = any(p.is_cuda for p in root.parameters()) if root is not None else False
         autocast = inputs is not None and inputs.autocast
         return cuda or autocast or bool(types & {torch.float16, torch.bfloat16})
 
-    def _prove(self, was: Optional[Any], unknown: str, close: float) -> None:
-        """Compare, and have it told."""
+    def _compare(self, was: Optional[Any], unknown: str, close: float) -> None:
+        """Compare, and report the result."""
         now = self.value() if was is not None else None
         if was is None or now is None:
-            self._tell({"verdict": "not judged", "why": unknown if was is None else self.why_not})
+            self._report({"verdict": "not judged", "why": unknown if was is None else self.why_not})
             return
         was, now = float(was), float(now)
         verdict = "equal" if equal(was, now, close) else "differs"
-        self._tell({"verdict": verdict, "was": was, "is": now})
+        self._report({"verdict": verdict, "was": was, "is": now})
 
-    def _tell(self, proof: Dict[str, Any]) -> None:
-        self._tape.proved(proof)
+    def _report(self, result: Dict[str, Any]) -> None:
+        self._history.set_reference_result(result)
 
     # ── the file ──────────────────────────────────────────────────────────────────────────────
 
@@ -275,12 +277,12 @@ class ReferenceBatch:
         files.write(torch.save, document, self._path, lambda: False)
 
     def _read(self, path: str) -> bool:
-        """Take the batch of an earlier process; whether there is a model for it."""
+        """Read the batch of an earlier process; return whether there is a model for it."""
         torch = self._torch
         try:
             document = files.read(torch.load, path)
             if document["what"] != WHAT:
-                raise ValueError("it is no probe batch")
+                raise ValueError("it is not a probe batch")
             places = iter(document["places"])
             given = document["args"], document["kwargs"]
             args, kwargs = side_forward.mapped(torch, given, lambda tensor: tensor.to(next(places)))
@@ -288,7 +290,7 @@ class ReferenceBatch:
             self._refuse(f"{path} cannot be read: {error}")
             return True
         root = next(
-            (r for r in self._context.registry.roots() if _kind(r) == document["model"]), None
+            (r for r in self._context.registry.roots() if _signature(r) == document["model"]), None
         )
         if root is None:
             return False
@@ -299,7 +301,7 @@ class ReferenceBatch:
         return True
 
 
-def _kind(root: Any) -> List[Any]:
-    """What a model is known by in another process: its class, its modules and parameters."""
+def _signature(root: Any) -> List[Any]:
+    """What identifies a model in another process: its class, its modules and parameters."""
     sizes = [parameter.numel() for parameter in root.parameters()]
     return [type(root).__qualname__, sum(1 for _ in root.modules()), len(sizes), sum(sizes)]

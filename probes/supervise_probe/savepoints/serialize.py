@@ -1,12 +1,12 @@
-"""A savepoint as plain data, which another process of the same script can go on from.
+"""A savepoint as plain data, from which another process of the same script can continue.
 
 Ids and weak references mean nothing there, so everything is named by its place: modules by order of
 registration and by name, parameters by their module, optimizer state by parameter, variables by
-function and name. Code is known by a digest of its bytecode, with all functions defined inside.
+function and name. Code is identified by a digest of its bytecode, with all functions inside it.
 
 Rule 1: only what `torch.load(weights_only=True)` takes: numbers, strings, tuples, lists, dicts and
-tensors. Everything else is a tuple that begins with a word; `apply.py` reads it.
-Rule 2: what has a place of its own to go on from, an iterator, is refused: it would begin anew.
+tensors. Everything else is a tuple whose first item is its kind; `deserialize.py` reads it.
+Rule 2: an iterator is refused: it would start from its beginning.
 """
 
 import hashlib
@@ -16,27 +16,27 @@ from typing import Any, Dict, List, Tuple
 
 from ..capture.call_stack import CannotRestore
 from ..capture.captured_values import (
-    Bound,
     Fields,
+    IdentityRef,
     ObjectRef,
-    Other,
     RngState,
+    SavedMethod,
     Tensor,
     Value,
-    name_of,
+    type_name,
 )
-from ..capture.containers import Listing, SetValue, Table
-from ..capture.tensor_copies import Copies
-from ..capture.type_classes import is_own
+from ..capture.containers import SavedDict, SavedSequence, SavedSet
+from ..capture.tensor_copies import TensorCopies
+from ..capture.type_classes import is_job_class
 from ..torch_state.registry import Registry
 from .store import Savepoint
 
-WHAT = "supervise savepoint 1"
+FORMAT = "supervise savepoint 2"
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def names_of(registry: Registry) -> Dict[int, str]:
-    """Qualified names of all modules by id; those of a second tree begin with its number."""
+    """Return qualified names of all modules by id; those of a second tree start with its number."""
     modules = list(registry.modules)
     inner = {id(child) for module in modules for child in module._modules.values()}
     names: Dict[int, str] = {}
@@ -51,17 +51,17 @@ def names_of(registry: Registry) -> Dict[int, str]:
     return names
 
 
-def views_of(copies: Copies) -> Dict[int, Tuple[Any, ...]]:
-    """Variables that are views of the training state: they must be views there too.
+def views_of(copies: TensorCopies) -> Dict[int, Tuple[Any, ...]]:
+    """Return the variables that are views of the training state: they must be views there too.
 
-    To be called where the savepoint was just taken, while all its tensors live.
+    Call it right after the savepoint was taken, while all its tensors exist.
 
     Returns:
         By number of the copy: number of the tensor it is a view of, elements from that one's start
         to its own, shape and strides.
 
     Raises:
-        CannotRestore: it sees the same memory as another type.
+        CannotRestore: a view has another type.
     """
     owners = [copies.original(number) for number in range(len(copies.slots))]
     trained: Dict[int, int] = {}
@@ -75,50 +75,53 @@ def views_of(copies: Copies) -> Dict[int, Tuple[Any, ...]]:
             continue
         whole = owners[base]
         if slot.array or owner.dtype != whole.dtype:
-            raise CannotRestore("a variable sees the memory of a parameter as another type")
+            raise CannotRestore("a variable views the memory of a parameter as another type")
         start = owner.storage_offset() - whole.storage_offset()
         views[number] = (base, start, tuple(owner.shape), owner.stride())
     return views
 
 
 def _memory(owner: Any) -> int:
-    """Where the memory of a tensor or array begins."""
+    """Return the address of the memory of a tensor or array."""
     if hasattr(owner, "untyped_storage"):
         return int(owner.untyped_storage().data_ptr())
     return int(owner.__array_interface__["data"][0])
 
 
 def digest(code: CodeType) -> str:
-    """What tells a function from a changed one: its bytecode, names and constants, no lines."""
+    """Return a hash of a function's bytecode, names and constants, without line numbers."""
     found = hashlib.sha256(code.co_code)
     found.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
     for constant in code.co_consts:
-        found.update(_told(constant).encode())
+        found.update(_constant_text(constant).encode())
     return found.hexdigest()
 
 
-def _told(constant: Any) -> str:
+def _constant_text(constant: Any) -> str:
     if isinstance(constant, CodeType):
         return digest(constant)
     if isinstance(constant, (tuple, frozenset)):
-        parts = [_told(each) for each in constant]
+        parts = [_constant_text(each) for each in constant]
         return f"{type(constant).__name__}{sorted(parts) if type(constant) is frozenset else parts}"
     return repr(constant)
 
 
 def place_of(saved: Savepoint) -> List[Tuple[str, str, int]]:
-    """Where the job stood: function, digest and offset of each frame, outermost first."""
-    return [(step.code.co_name, digest(step.code), step.offset) for step in saved.program.itinerary]
+    """Return where the job stood: function, digest and offset of each frame, outermost first."""
+    return [
+        (step.code.co_name, digest(step.code), step.offset)
+        for step in saved.program.frame_locations
+    ]
 
 
 def document(saved: Savepoint, names: Dict[int, str]) -> Dict[str, Any]:
-    """Return all of a savepoint that was just taken; its copies may still be on their way.
+    """Return all of a savepoint that was just taken; its copies may not have arrived yet.
 
     Args:
         names: of `names_of`, when it was taken.
 
     Raises:
-        CannotRestore: it holds what no other process can go on from.
+        CannotRestore: another process cannot continue from it.
     """
     training, program, copies = saved.training, saved.program, saved.copies
     writer = Writer({optimizer.id: i for i, optimizer in enumerate(training.optimizers)})
@@ -131,7 +134,7 @@ def document(saved: Savepoint, names: Dict[int, str]) -> Dict[str, Any]:
         buffers = writer.fields(module.buffers, name)
         modules.append((module.name, dict(module.numbers), buffers, _plain(module.attributes)))
     return {
-        "what": WHAT,
+        "what": FORMAT,
         "step": saved.step,
         "attempt": saved.attempt,
         "model": model,
@@ -179,12 +182,12 @@ def _optimizer(optimizer: Any, numbers: Dict[int, int], writer: "Writer") -> Dic
 
 
 def _plain(fields: Fields) -> List[Tuple[str, Any]]:
-    """The numbers and words among a module's attributes, such as `training`."""
+    """Return the plain values among a module's attributes, such as `training`."""
     return [(k, v) for k, v in fields.constants.items() if type(v) in _PLAIN]
 
 
 class Writer:
-    """Makes plain data of remembered values; one that is met twice is written once."""
+    """Makes plain data of saved values; one that occurs twice is written once."""
 
     def __init__(self, optimizers: Dict[int, int]) -> None:
         """`optimizers`: numbers by id; a GradScaler's tables have these ids as keys."""
@@ -199,13 +202,13 @@ class Writer:
         return written
 
     def key(self, key: Any) -> Any:
-        """Return what stands for a key of a dict."""
+        """Return the plain form of a key of a dict."""
         if type(key) is int and key in self._optimizers:
             return ("optimizer", self._optimizers[key])
         return self.constant(key)
 
     def constant(self, value: Any) -> Any:
-        """Return what stands for immutable data; all but Python's own is known by its words."""
+        """Return the plain form of immutable data; types beyond Python's own by their repr."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -213,11 +216,11 @@ class Writer:
         if numpy is not None and isinstance(value, (numpy.floating, numpy.integer, numpy.bool_)):
             return ("scalar", str(value.dtype), value.item())
         if hasattr(kind, "_member_map_"):  # an enum
-            return ("constant", name_of(value), str(value._name_))
-        return ("constant", name_of(value), "" if is_own(kind) else repr(value))
+            return ("constant", type_name(value), str(value._name_))
+        return ("constant", type_name(value), "" if is_job_class(kind) else repr(value))
 
     def constants(self, value: Any) -> Any:
-        """Return what stands for dicts, lists and tuples of constants and tensors of the host."""
+        """Return the plain form of dicts, lists and tuples of constants and host tensors."""
         if isinstance(value, dict):
             return ("dict", [(key, self.constants(each)) for key, each in value.items()])
         if isinstance(value, (list, tuple)):
@@ -225,7 +228,7 @@ class Writer:
         return value if hasattr(value, "untyped_storage") else self.constant(value)
 
     def value(self, value: Value, path: str) -> Any:
-        """Return what stands for a remembered value.
+        """Return the plain form of a saved value.
 
         Raises:
             CannotRestore: it is an iterator.
@@ -233,41 +236,43 @@ class Writer:
         if isinstance(value, Tensor):
             return ("tensor", value.number)
         if id(value) in self._seen:
-            return ("again", self._seen[id(value)])
+            return ("repeated", self._seen[id(value)])
         number = self._seen[id(value)] = len(self._seen)
         if isinstance(value, ObjectRef):
             own = self.fields(value.fields, f"{path}.")
-            return ("thing", number, value.type, own, self.fields(value.cells, f"{path}."))
-        if isinstance(value, Table):
+            return ("object", number, value.type, own, self.fields(value.cells, f"{path}."))
+        if isinstance(value, SavedDict):
             keys = [self.key(key) for key in value.keys]
-            return ("table", number, name_of(value.type), keys, self.fields(value.fields, path))
-        if isinstance(value, Listing):
+            return ("dict", number, type_name(value.type), keys, self.fields(value.fields, path))
+        if isinstance(value, SavedSequence):
             content = [
                 self.value(value.special[i], f"{path}[{i}]")
                 if i in value.special
                 else self.constant(one)
                 for i, one in enumerate(value.content)
             ]
-            return ("listing", number, name_of(value.type), value.length_max, content)
-        if isinstance(value, SetValue):
+            return ("sequence", number, type_name(value.type), value.length_max, content)
+        if isinstance(value, SavedSet):
             content = [self.constant(each) for each in value.content]
-            return ("bag", number, name_of(value.type), content)
-        if isinstance(value, Bound):
-            return ("bound", number, self.value(value.owner, path))
+            return ("set", number, type_name(value.type), content)
+        if isinstance(value, SavedMethod):
+            return ("method", number, self.value(value.owner, path))
         if isinstance(value, RngState):
-            return ("chance", number, value.type, plain_state(value.state))
+            return ("rng", number, value.type, plain_state(value.state))
         return self._other(value, number, path)
 
     def _other(self, value: Value, number: int, path: str) -> Any:
-        assert isinstance(value, Other)
-        if value.stream:
-            raise CannotRestore(f"{path} is a {value.type}, which begins anew in another process")
+        assert isinstance(value, IdentityRef)
+        if value.iterator:
+            raise CannotRestore(
+                f"{path} is a {value.type}, which would start from its beginning in another process"
+            )
         stamp = None if value.stamp is None else self.constants(value.stamp[1])
         return ("other", number, value.type, value.lost, stamp)
 
 
 def plain_state(state: Any) -> Any:
-    """Return the state of a generator as plain data; arrays are lists that know their type."""
+    """Return the state of a generator as plain data; arrays as lists with their type."""
     if isinstance(state, dict):
         return ("dict", [(key, plain_state(value)) for key, value in state.items()])
     if isinstance(state, tuple):

@@ -1,7 +1,7 @@
-"""Steps whose update is dropped: the batches that did the harm are passed over.
+"""Steps whose update is dropped: the batches that did the harm are skipped when they come again.
 
-Weights and optimizer stay as they are, the loop and its data go on. Where it is known which batch a
-step saw before, the batch decides and not the number: another one is trained on.
+Weights and optimizer do not change, the loop and its data go on. Where the fingerprint of a step's
+batch is known, the fingerprint decides and not the step number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..torch_state.optimizers import Optimizers
     from .step_history import StepHistory
 
-MOST = 64  # ranges that are remembered
+RANGES_MAX = 64
 
 
 class Range(NamedTuple):
@@ -31,7 +31,7 @@ def parse(wanted: Any) -> Sequence[int]:
     """Return `[first, last]`.
 
     Raises:
-        Refused: that is not what it is.
+        Refused: it is no such pair.
     """
     whole = isinstance(wanted, (list, tuple)) and all(type(step) is int for step in wanted)
     if not whole or len(wanted) != 2 or not 0 <= wanted[0] <= wanted[1]:
@@ -40,7 +40,7 @@ def parse(wanted: Any) -> Sequence[int]:
 
 
 class SkipRanges:
-    """The steps that are skipped whenever they come.
+    """The steps that are skipped.
 
     Attributes:
         ranges: of these steps, newest last.
@@ -51,26 +51,26 @@ class SkipRanges:
         context: ProbeContext,
         batch: BatchCollector,
         optimizers: Optimizers,
-        tape: StepHistory,
+        history: StepHistory,
     ) -> None:
         self._position, self._batch = context.position, batch
-        self._optimizers, self._tape = optimizers, tape
+        self._optimizers, self._history = optimizers, history
         self.ranges: List[Range] = []
         for wanted in context.config.skip:
-            self.order(*parse(wanted))
+            self.add(*parse(wanted))
 
-    def order(self, first: int, last: int) -> None:
+    def add(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last` from now on."""
-        self.ranges.append(Range(first, last, self._tape.batches(first, last)))
-        del self.ranges[:-MOST]
+        self.ranges.append(Range(first, last, self._history.batches(first, last)))
+        del self.ranges[:-RANGES_MAX]
 
     def due(self) -> bool:
-        """Whether the step under way is one of them. Its input has been looked at."""
+        """Whether the current step, whose input was seen, is one of them."""
         step = self._position.step
-        return any(one.first <= step <= one.last and self._is_its(one) for one in self.ranges)
+        return any(one.first <= step <= one.last and self._has_batch_of(one) for one in self.ranges)
 
-    def _is_its(self, one: Range) -> bool:
+    def _has_batch_of(self, one: Range) -> bool:
         seen = self._batch.newest()
-        if seen is None or len(self._optimizers.living()) > 1:  # the hash is of a part only
+        if seen is None or len(self._optimizers.living()) > 1:  # the fingerprint covers a part only
             return True
         return self._position.step not in one.batches or seen in one.batches.values()

@@ -1,9 +1,9 @@
-"""What is kept of the newest steps: for evidence, and to see that a run that went back goes on.
+"""The newest steps: for evidence, and to check that a run continues as before a rollback.
 
-A step that is made again must see the same batch and come to the same loss, at the same rate of the
-job's own schedule. In the same process all of it bit for bit; after a new start the loss within
-`CLOSE`, since other threads may add up in another order. What the probe batch came to is told with
-it (`reference_batch.py`), or by itself where no step is compared.
+A repeated step must see the same batch and have the same loss, at the same rate of the job's own
+schedule. In the same process all of it bit for bit; after a relaunch the loss within `CLOSE`, since
+threads may add in another order. The result of the probe batch (`reference_batch.py`) is reported
+with it, or by itself where no step is compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSE = 1e-3  # of the loss; project default
 
 
 class Row(NamedTuple):
-    """One step. What was not seen is None; `lr` is the rate before the probe scaled it."""
+    """One step. What is not known is None; `lr` is the rate before the probe scaled it."""
 
     step: int
     attempt: int
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 class StepHistory:
-    """The newest steps of one rank, and of the launch before.
+    """The newest steps of one rank, and of the previous launch.
 
     Attributes:
         seen: the newest batches, oldest first, for evidence: step, attempt, fingerprint, shards.
@@ -53,11 +53,11 @@ class StepHistory:
         self._background = background
         self.seen: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
         self.finite = True
-        # Rows as plain tuples: the garbage collector of the job forgets those at its first visit.
+        # Rows as plain tuples, which the job's garbage collector untracks at its first visit.
         self._plain: Deque[Tuple[Any, ...]] = deque(maxlen=ROWS)
         self._expected: Optional[Row] = None
         self._exact = True
-        self._proof: Optional[Dict[str, Any]] = None
+        self._reference_result: Optional[Dict[str, Any]] = None
         self._path = os.path.join(context.config.marks, f"tape.{self._position.rank}.json")
         self._unwritten = 0
         config = context.config
@@ -65,29 +65,29 @@ class StepHistory:
         if config.attempt:
             self._plain.extend(map(tuple, _read(self._path, config.attempt)))
             if config.first_step:
-                self.expect(config.first_step, exact=False)
+                self.expect_repeat(config.first_step, exact=False)
 
-    def expect(self, step: int, exact: bool) -> None:
-        """The next `step` is made again: compare it with how it was."""
+    def expect_repeat(self, step: int, exact: bool) -> None:
+        """Compare the next `step` with how it was before."""
         self._expected, self._exact = self._newest(step), exact
 
     def expect_nothing(self) -> None:
-        """Steps to come see other data than those before."""
+        """Compare nothing: the next steps see other data."""
         self._expected = None
 
-    def proved(self, proof: Dict[str, Any]) -> None:
-        """The run was taken back, and this is what the probe batch came to.
+    def set_reference_result(self, result: Dict[str, Any]) -> None:
+        """Take the result of the probe batch after a rollback or a resume.
 
         Args:
-            proof: `{"verdict": "equal" or "differs", "was", "is"}`, or `{"verdict": "not judged",
+            result: `{"verdict": "equal" or "differs", "was", "is"}`, or `{"verdict": "not judged",
                 "why"}`.
         """
-        self._proof = proof
+        self._reference_result = result
         if self._expected is None:
-            self._tell(self._position.step, "unknown", {}, {}, [])
+            self._report(self._position.step, "unknown", {}, {}, [])
 
     def batches(self, first: int, last: int) -> Dict[int, float]:
-        """The fingerprints of the steps `first` to `last`, as far as they are known."""
+        """Return the fingerprints of the steps `first` to `last` that are known."""
         return {
             row.step: row.fingerprint
             for row in self._rows()
@@ -95,14 +95,13 @@ class StepHistory:
         }
 
     def remember(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
-        """Keep a step whose values are all on the host."""
+        """Add a step whose values are all on the host."""
         get = values.get
         self.finite = not get("nan_inf_events")
         fingerprint = get("batch_fingerprint")
         row = (step, attempt, fingerprint, get("train_loss_raw"), get("learning_rate_scheduled"))
         self._plain.append(row)
         if fingerprint is not None or "batch_shard" in values:
-            # Kept for the evidence of an incident.
             seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
             self.seen.append(seen)
             if "batch_shard" in values:
@@ -111,8 +110,8 @@ class StepHistory:
             was, self._expected = self._expected, None
             if step == was.step and attempt > was.attempt:
                 self._compare(was, Row(*row))
-            elif self._proof is not None:
-                self._tell(step, "unknown", {}, {}, [])
+            elif self._reference_result is not None:
+                self._report(step, "unknown", {}, {}, [])
         if self._kept:
             self._unwritten += 1
             if self._unwritten >= WRITE_EVERY:
@@ -120,7 +119,7 @@ class StepHistory:
                 self._background.do(_write, self._path, self._rows())
 
     def close(self) -> None:
-        """Write what a new launch will want to know of this one."""
+        """Write the rows for the next launch."""
         if self._kept and self._plain:
             _write(self._path, self._rows())
 
@@ -134,7 +133,7 @@ class StepHistory:
         return next((row for row in reversed(self._rows()) if row.step == step), None)
 
     def _compare(self, was: Row, now: Row) -> None:
-        """Tell whether the run goes on as it did."""
+        """Report whether the run continues as before."""
         batch = "unknown"
         if was.fingerprint is not None and now.fingerprint is not None:
             batch = "same" if was.fingerprint == now.fingerprint else "other"
@@ -144,9 +143,9 @@ class StepHistory:
         if not _equal(was.lr, now.lr, 0.0):
             wrong.append(f"learning rate {now.lr!r} instead of {was.lr!r}")
         loss, lr = {"was": was.loss, "is": now.loss}, {"was": was.lr, "is": now.lr}
-        self._tell(now.step, batch, loss, lr, wrong)
+        self._report(now.step, batch, loss, lr, wrong)
 
-    def _tell(
+    def _report(
         self,
         step: int,
         batch: str,
@@ -154,20 +153,22 @@ class StepHistory:
         lr: Dict[str, Optional[float]],
         wrong: List[str],
     ) -> None:
-        """Tell what was compared; `loss` and `lr` are empty where no step was."""
-        proof, self._proof = self._proof or {}, None
+        """Report what was compared; `loss` and `lr` are empty where no step was."""
+        reference, self._reference_result = self._reference_result or {}, None
         data = {"step": step, "fingerprint": batch, "loss": loss, "lr": lr}
-        if proof:
-            data["probe_batch"] = proof
-        if proof.get("verdict") == "differs":
-            wrong.append(f"probe batch {proof['is']!r} instead of {proof['was']!r}")
+        if reference:
+            data["probe_batch"] = reference
+        if reference.get("verdict") == "differs":
+            wrong.append(f"probe batch {reference['is']!r} instead of {reference['was']!r}")
         data["ok"] = not wrong
-        said = "it goes on as it was" if not wrong else "it is not as it was: " + ", ".join(wrong)
-        if proof.get("verdict") == "not judged":
-            said = said if loss else "nothing was compared"
-            said += f"; its probe batch was not judged: {proof['why']}"
-        begin = f"step {step} was made again and" if loss else f"from step {step} on"
-        self._reporter.notice("continuity", f"{begin} {said}", data)
+        text = "training continues as before"
+        if wrong:
+            text = "training differs from before: " + ", ".join(wrong)
+        if reference.get("verdict") == "not judged":
+            text = text if loss else "nothing was compared"
+            text += f"; the probe batch was not judged: {reference['why']}"
+        start = f"step {step} was repeated" if loss else f"from step {step} on"
+        self._reporter.notice("continuity", f"{start}: {text}", data)
 
 
 def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:

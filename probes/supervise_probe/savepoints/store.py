@@ -1,34 +1,100 @@
 """Where savepoints are kept: in host memory up to a budget, older ones in files.
 
 Rule 1: the copies in memory never take more than the budget, those being written to disk included;
-only a rollback in the middle of writing one for another process may have that one on top.
+only a rollback while one is written for another process may have that one on top.
 Rule 2: the job does not wait for a disk. While one savepoint is being written no other is taken;
-one that cannot be written is given up when its memory is needed.
-Rule 3: all others give way before the one that is spared; where there is no room beside it, no new
-one is taken.
+one that cannot be written is dropped when its memory is needed.
+Rule 3: the retained savepoint is dropped last; where no other fits, no new one is taken.
+Rule 4: a file has no name, so nothing is left behind; what is read back has the hash of what was
+written, or it is refused.
 """
 
+import ctypes
+import hashlib
+import tempfile
 from types import ModuleType
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ..capture.call_stack import CannotRestore
-from ..capture.tensor_copies import Copies, Pool
+from ..capture.tensor_copies import BufferPool, TensorCopies
 from ..runtime.background import Background
-from .disk_spill import DiskSpill
 
-STOP_S = 5.0  # how long a rollback waits for the disk to take the chunk it is at
+STOP_S = 5.0  # a rollback waits so long for the disk to finish its chunk
+CHUNK = 1 << 20  # bytes between two checks whether to stop
 
 
-class Busy(Exception):  # noqa: N818 (it can be asked again)
+class Busy(Exception):  # noqa: N818 (temporary)
     """A savepoint cannot be taken just now; the text is one sentence for people."""
+
+
+class DiskSpill:
+    """A file of copies.
+
+    Attributes:
+        state: "writing", "written" or "failed". error: why it failed, "" if it was stopped.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.state = "writing"
+        self.error = ""
+        self._directory = directory
+        self._stop = False
+        self._file: Any = None
+        self._digest = b""
+
+    def write(self, copies: TensorCopies) -> None:
+        """Write all copies, in the background; an error is kept in `error`."""
+        try:
+            copies.wait()
+            self._file = tempfile.TemporaryFile(  # noqa: SIM115 (it outlives this call)
+                dir=self._directory, buffering=0
+            )
+            found = hashlib.sha256()
+            for address, size in _chunks(copies):
+                if self._stop:
+                    break
+                piece = ctypes.string_at(address, size)
+                found.update(piece)
+                _write_all(self._file, piece)
+            self._digest = found.digest()
+        except Exception as error:
+            self.error = str(error) or type(error).__name__
+        self.state = "failed" if self.error or self._stop else "written"
+        if self.state == "failed":
+            self.close()
+
+    def stop(self) -> None:
+        """Stop writing at the next chunk."""
+        self._stop = True
+
+    def read(self, torch: ModuleType, copies: TensorCopies, pool: BufferPool) -> None:
+        """Allocate the copies and read their content.
+
+        Raises:
+            OSError: the file cannot be read, or its content changed.
+        """
+        copies.allocate(torch, pool)
+        found = hashlib.sha256()
+        self._file.seek(0)
+        for address, size in _chunks(copies):
+            piece = _read_all(self._file, size)
+            found.update(piece)
+            ctypes.memmove(address, piece, size)
+        if found.digest() != self._digest:
+            raise OSError("the content read back differs from what was written")
+
+    def close(self) -> None:
+        """Delete the file. Safe to repeat."""
+        if self._file is not None:
+            self._file.close()
 
 
 class Savepoint:
     """One savepoint: the parts that `Savepoints` fills in, and where its copies are.
 
     Attributes:
-        pinned: its copies are being read, and must stay as they are.
-        mark: where the loaders stood.
+        pinned: its copies are being read, and must not change.
+        loaders: where the loaders stood.
     """
 
     __slots__ = (
@@ -36,7 +102,7 @@ class Savepoint:
         "attempt",
         "copies",
         "extra",
-        "mark",
+        "loaders",
         "pinned",
         "program",
         "rng",
@@ -45,12 +111,12 @@ class Savepoint:
         "training",
     )
 
-    def __init__(self, step: int, attempt: int, extra: Any, copies: Copies) -> None:
+    def __init__(self, step: int, attempt: int, extra: Any, copies: TensorCopies) -> None:
         self.step, self.attempt, self.extra = step, attempt, extra
         self.copies = copies
         self.spill: Optional[DiskSpill] = None
         self.pinned = False
-        self.mark: List[Any] = []
+        self.loaders: List[Any] = []
         self.training: Any = None
         self.program: Any = None
         self.rng: List[Any] = []
@@ -65,9 +131,9 @@ class SavepointStore:
     """The newest savepoints, oldest first.
 
     Attributes:
-        saved: the savepoints. troubles: sentences about a disk that failed, for whoever tells.
-        max_bytes: of memory. reserved: how many of these are somebody else's.
-        spare_before: the newest savepoint of a step before that is spared; 0: none is.
+        saved: the savepoints. disk_errors: sentences about a disk that failed.
+        max_bytes: of memory. reserved: bytes of these that recorded batches take.
+        retain_before: the newest savepoint before this step is retained; 0: none is.
     """
 
     def __init__(
@@ -80,18 +146,18 @@ class SavepointStore:
     ) -> None:
         """
         Args:
-            directory: for savepoints beyond `max_bytes`; None: these are given up.
-            max_disk_bytes: of all that are there; the oldest give way. None: any number.
+            directory: for savepoints beyond `max_bytes`; None: these are dropped.
+            max_disk_bytes: of all that are there; the oldest are dropped. None: any number.
         """
         self._torch = torch
         self._keep = max(1, keep)
         self.max_bytes = max_bytes
-        self.reserved = self.spare_before = 0
+        self.reserved = self.retain_before = 0
         self._directory = directory
         self._max_disk_bytes = max_disk_bytes
         self._background = Background()
         self.saved: List[Savepoint] = []
-        self.troubles: List[str] = []
+        self.disk_errors: List[str] = []
 
     @property
     def busy(self) -> bool:
@@ -104,29 +170,29 @@ class SavepointStore:
         return sum(saved.held for saved in self.saved)
 
     @property
-    def spared(self) -> Optional[Savepoint]:
-        """The one that all others give way before."""
-        return next((each for each in reversed(self.saved) if each.step < self.spare_before), None)
+    def retained(self) -> Optional[Savepoint]:
+        """The one that is dropped last."""
+        return next((each for each in reversed(self.saved) if each.step < self.retain_before), None)
 
-    def make_room(self, nbytes: int) -> Pool:
-        """Make memory free for a new savepoint of `nbytes`; its buffers are used again.
+    def make_room(self, nbytes: int) -> BufferPool:
+        """Free memory for a new savepoint of `nbytes`; return the buffers for reuse.
 
         Raises:
             CannotRestore: not even one fits.
-            Busy: none fits beside the one that is spared; nothing was given up.
+            Busy: none fits beside the one that is retained; nothing was dropped.
         """
         if nbytes > self.max_bytes:
             raise CannotRestore(
                 f"one savepoint takes {nbytes:,} bytes, more than the {self.max_bytes:,} that are "
                 f"allowed for all of them"
             )
-        spared, pool = self.spared, Pool()
-        if spared is not None:
-            stays = 0 if _written(spared) else spared.held
+        retained, pool = self.retained, BufferPool()
+        if retained is not None:
+            stays = 0 if _written(retained) else retained.held
             if self._keep == 1 or stays + self.reserved + nbytes > self.max_bytes:
                 raise Busy(
-                    f"the savepoint of step {spared.step} is kept for a rollback that may come, "
-                    "and there is no room for another beside it"
+                    f"the savepoint of step {retained.step} is kept for a possible rollback, and "
+                    "there is no room for another beside it"
                 )
         for saved in self._excess():
             self._drop(saved, pool)
@@ -137,24 +203,24 @@ class SavepointStore:
             if _written(saved):
                 held -= saved.held
                 saved.copies.release(pool)
-            elif saved is not spared:
+            elif saved is not retained:
                 held -= saved.held
                 self._drop(saved, pool)
         return pool
 
     def _excess(self) -> List[Savepoint]:
-        """Those that are too many as soon as there is another one, the oldest first."""
-        spared = self.spared
-        others = [saved for saved in self.saved if saved is not spared]
+        """Those that exceed `keep` once another one is added, oldest first."""
+        retained = self.retained
+        others = [saved for saved in self.saved if saved is not retained]
         return others[: max(0, len(self.saved) + 1 - self._keep)]
 
     def add(self, new: Savepoint) -> None:
-        """Take a new savepoint in, and write out what the next one will need the memory of."""
+        """Add a savepoint, and write out those whose memory the next one will need."""
         self.saved.append(new)
         if self._directory is None:
             return
-        going = self._excess()
-        staying = [saved for saved in self.saved if saved not in going]
+        leaving = self._excess()
+        staying = [saved for saved in self.saved if saved not in leaving]
         needed = sum(saved.held for saved in staying) + new.copies.nbytes + self.reserved
         needed -= self.max_bytes
         for saved in staying:
@@ -167,13 +233,13 @@ class SavepointStore:
                 self._background.do(self._write, saved)
 
     def _fits_disk(self, new: Savepoint) -> bool:
-        """Give up the oldest on the disk for `new`; return whether that fits then."""
+        """Drop the oldest on the disk for `new`; return whether it fits then."""
         if self._max_disk_bytes is None:
             return True
         there = [saved for saved in self.saved if saved.spill and saved.spill.state != "failed"]
         over = sum(saved.copies.nbytes for saved in (*there, new)) - self._max_disk_bytes
-        spared = self.spared
-        old = [saved for saved in there if _written(saved) and saved is not spared]
+        retained = self.retained
+        old = [saved for saved in there if _written(saved) and saved is not retained]
         if over > sum(saved.copies.nbytes for saved in old):
             return False
         for saved in old:
@@ -187,24 +253,24 @@ class SavepointStore:
         if spill is not None:
             spill.write(saved.copies)
             if spill.error:
-                self.troubles.append(
+                self.disk_errors.append(
                     f"the savepoint of step {saved.step} could not be written to "
                     f"{self._directory}: {spill.error}"
                 )
 
-    def bring(self, wanted: Savepoint) -> None:
-        """Have the copies of `wanted` in memory; all newer savepoints are given up for it.
+    def load(self, wanted: Savepoint) -> None:
+        """Load the copies of `wanted` into memory; drop all newer savepoints.
 
         Raises:
-            CannotRestore: the disk does not give them back; `wanted` is given up too.
+            CannotRestore: they cannot be read back; `wanted` is dropped too.
         """
-        self.settle()
-        pool = Pool()
+        self.cancel_writes()
+        pool = BufferPool()
         for saved in [saved for saved in self.saved if saved.step > wanted.step]:
             self._drop(saved, pool)
         if wanted.copies.in_memory or wanted.spill is None:
             return
-        self._make_way(wanted, pool)
+        self._free_memory(wanted, pool)
         try:
             wanted.spill.read(self._torch, wanted.copies, pool)
         except OSError as error:
@@ -213,19 +279,19 @@ class SavepointStore:
                 f"the savepoint of step {wanted.step} cannot be read back: {error}"
             ) from error
 
-    def _make_way(self, wanted: Savepoint, pool: Pool) -> None:
-        """Free the memory that `wanted` needs; older savepoints that are in memory give way."""
+    def _free_memory(self, wanted: Savepoint, pool: BufferPool) -> None:
+        """Free the memory that `wanted` needs; drop older savepoints that are in memory."""
         for saved in list(self.saved):
             if self.held + self.reserved + wanted.copies.nbytes <= self.max_bytes:
                 return
             if saved is not wanted and saved.copies.in_memory:
                 self._drop(saved, pool)
 
-    def settle(self) -> None:
-        """Call off what is being written; a rollback is about to write into memory.
+    def cancel_writes(self) -> None:
+        """Cancel what is being written, before a rollback writes into memory.
 
         Raises:
-            CannotRestore: the disk does not let go.
+            CannotRestore: the disk does not respond.
         """
         for saved in self.saved:
             if saved.spill is not None:
@@ -234,18 +300,18 @@ class SavepointStore:
             raise CannotRestore("the disk is still busy with an older savepoint; ask again later")
         for saved in self.saved:
             if saved.spill is not None and saved.spill.state == "writing":
-                saved.spill = None  # its turn never came
+                saved.spill = None  # not started
 
     def clear(self) -> None:
-        """Give all of them up."""
+        """Drop all."""
         self.keep_only(lambda saved: False)
 
     def keep_only(self, wanted: Callable[[Savepoint], bool]) -> None:
-        """Give up those that are not `wanted`."""
+        """Drop those that are not `wanted`."""
         for saved in [saved for saved in self.saved if not wanted(saved)]:
             self._drop(saved, None)
 
-    def _drop(self, saved: Savepoint, pool: Optional[Pool]) -> None:
+    def _drop(self, saved: Savepoint, pool: Optional[BufferPool]) -> None:
         self.saved.remove(saved)
         if saved.spill is not None:
             saved.spill.stop()
@@ -256,5 +322,32 @@ class SavepointStore:
 
 
 def _written(saved: Savepoint) -> bool:
-    """Whether it is on disk as a whole, so that its memory can be given away."""
+    """Whether all of it is on disk, so that its memory can be reused."""
     return saved.spill is not None and saved.spill.state == "written"
+
+
+def _chunks(copies: TensorCopies) -> Iterator[Tuple[int, int]]:
+    """Address and length of every piece of the copies, in their order."""
+    for slot in copies.slots:
+        start, left = slot.buffer.data_ptr(), slot.buffer.numel() * slot.buffer.element_size()
+        while left > 0:
+            size = min(left, CHUNK)
+            yield start, size
+            start, left = start + size, left - size
+
+
+def _write_all(file: Any, piece: bytes) -> None:
+    view = memoryview(piece)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _read_all(file: Any, size: int) -> bytes:
+    pieces = []
+    while size > 0:
+        piece = file.read(size)
+        if not piece:
+            raise OSError("the file ends too early")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)

@@ -45,7 +45,7 @@ class BetweenSteps:
         guard.turn()
         rollbacks.result = result
         if rollbacks.due():
-            guard.run(guard.part("savepoints", share=1.0), rollbacks.regular)
+            guard.run(guard.part("savepoints", share=1.0), rollbacks.take_due)
         if context.reporter.status_due():
             guard.run(guard.core, context.reporter.write_status)
         self._commands.run()

@@ -237,7 +237,7 @@ class StepTracker:
         if self._in_force.acting:
             self._safeguards.after_update(update)
         self._guard.run_all(self._plan.now["after_update"], update)
-        if self._round.ends() or self._handover.ends(self._round.members):
+        if self._round.ends() or self._handover.ends_discarded_step(self._round.members):
             self.close(on_time=True)
 
     def overflowed(self, optimizer: Any) -> None:

@@ -73,7 +73,7 @@ class Rollback(Action):
         if self.skip is not None and min(self.skip.before, self.skip.after) < 0:
             wrong.append(("skip", "must not be negative"))
         if self.skip is not None and self.rng != "restore":
-            wrong.append(("skip", "needs rng: restore, which brings the same batches again"))
+            wrong.append(("skip", "needs rng: restore, which repeats the same batches"))
         return wrong
 
     def aim(self, aim: PlanContext) -> dict[str, Any]:

@@ -192,7 +192,7 @@ while step < 12:
     ("script", "reason"),
     [
         (FOR, "drives the step from a for statement"),
-        (ITERATOR, "batches is a tuple_iterator, which begins anew"),
+        (ITERATOR, "batches is a tuple_iterator, which would start over"),
     ],
 )
 def test_where_it_would_not_be_exact_nothing_is_written(probed, tmp_path, script, reason):
@@ -210,10 +210,10 @@ WIDER = SCRIPT.replace("32", "33")
 @pytest.mark.parametrize(
     ("script", "damage", "reason"),
     [
-        (CHANGED, False, "the code of train is another than that of the savepoint"),
-        (WIDER, False, "the code of <module> is another"),
+        (CHANGED, False, "the code of train differs from that of the savepoint"),
+        (WIDER, False, "the code of <module> differs"),
         (FOR, False, "drives the step from a for statement"),
-        (SCRIPT, True, "its hash is another than the one beside it"),
+        (SCRIPT, True, "its hash differs from the one beside it"),
         (SCRIPT, None, "No such file"),
     ],
 )

@@ -207,7 +207,7 @@ def test_other_data_is_not_compared_but_the_weights_are(probed):
     """With rng=keep no step is made again, and it is told at once."""
     _, proof, notice = rolled_back(probed, "plain", rng="keep")
     assert proof["verdict"] == "equal" and notice.data["loss"] == {}
-    assert notice.message == "from step 11 on it goes on as it was"
+    assert notice.message == "from step 11 on: training continues as before"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_what_cannot_be_run_again_is_told_and_not_judged(probed, bare, kind, why
     """Once when that is found, and where it would have been judged; the trial leaves no trace."""
     job, proof, notice = rolled_back(probed, kind)
     assert proof == {"verdict": "not judged", "why": why} and notice.data["ok"]
-    assert notice.message.endswith(f"its probe batch was not judged: {why}")
+    assert notice.message.endswith(f"the probe batch was not judged: {why}")
     assert of_save(job) == {"why": why}
     notes = [n.message for n in job.notices if n.kind == "note"]
     assert notes.count(f"no probe batch is kept: {why}") == 1

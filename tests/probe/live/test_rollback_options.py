@@ -187,7 +187,7 @@ def test_a_batch_that_was_written_into_is_not_given_again(probed):
     key = job.send("rollback", before_step=12)
     job.go()
     ack = job.answer(key)
-    assert not ack.ok and "the job has written into them" in ack.error
+    assert not ack.ok and "the job has modified them" in ack.error
     probed.wait(job)
     assert [frame["step"] for frame in job.frames] == list(range(30))
 
@@ -272,6 +272,6 @@ def test_a_savepoint_stays_while_the_supervisor_wishes(probed, keep, before, kep
     assert ack.result["step"] == step
     probed.wait(job)
     assert job.segment().status()["savepoints"] == newest
-    why = "the savepoint of step 15 is kept for a rollback that may come, and there is no room for "
+    why = "the savepoint of step 15 is kept for a possible rollback, and there is no room for "
     told = [f"no savepoint is taken for now: {why}another beside it"] if keep == 1 else []
     assert [notice.message for notice in job.notices if notice.kind == "note"] == told

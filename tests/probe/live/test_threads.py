@@ -200,5 +200,5 @@ def test_no_other_thread_goes_back_to_what_was_kept(probed, bare):
     refused = [job.answer(key) for key in asked]
     assert [answer.ok for answer in refused] == [False, False]
     assert "at another place of the program" in refused[0].error
-    assert "in the thread 'second'; only the main thread can be moved back" in refused[1].error
+    assert "in the thread 'second'; only the main thread can be rolled back" in refused[1].error
     same(job.frames[20:], job.output[20 - len(job.frames) - 1 : -1])
