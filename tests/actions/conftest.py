@@ -56,8 +56,8 @@ def fake_job() -> type[FakeJob]:
 
 
 @pytest.fixture
-def aim():
-    """An aim at an incident whose first breach was at step 150, seen at step 153."""
+def context():
+    """A plan context at an incident whose first breach was at step 150, seen at step 153."""
     steps = {"ckpt-1": 79, "ckpt-2": 119}
     usual = PlanContext(
         incident="inc-1",

@@ -109,12 +109,12 @@ def test_its_defaults_can_work(verb):
         "loss_scale",
     ],
 )
-def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, aim):
+def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, context):
     """One rank of many must never be changed alone."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
 
     with pytest.raises(Refused, match=f"{verb} changes training, and 4 ranks cannot"):
-        action.aim(aim(world_size=4))
+        action.plan(context(world_size=4))
 
     assert action.changes_training
 
@@ -122,19 +122,19 @@ def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, aim):
 @pytest.mark.parametrize(
     "verb", ["relaunch", "resume", "snapshot", "stop", "raise_sampling", "profile"]
 )
-def test_what_harms_no_rank_works_with_several(verb, aim):
+def test_what_harms_no_rank_works_with_several(verb, context):
     """Evidence, ending, and above all letting a held job go on."""
-    CATALOG[verb]().aim(aim(world_size=4))
+    CATALOG[verb]().plan(context(world_size=4))
 
     assert not CATALOG[verb].changes_training
 
 
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_it_returns_what_was_observed(verb, aim, fake_job):
+def test_it_returns_what_was_observed(verb, context, fake_job):
     """One call to the job, with the aimed arguments, and its answer as the result."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
     job = fake_job(ANSWERS[verb])
-    args = action.aim(aim())
+    args = action.plan(context())
 
     assert action.perform(job, args, key="k") == ANSWERS[verb]
     assert len(job.calls) == 1
@@ -142,22 +142,22 @@ def test_it_returns_what_was_observed(verb, aim, fake_job):
 
 
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_an_answer_without_an_effect_is_a_failure(verb, aim, fake_job):
+def test_an_answer_without_an_effect_is_a_failure(verb, context, fake_job):
     """An ack alone proves nothing."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
 
     with pytest.raises(ActionError):
-        action.perform(fake_job({}), action.aim(aim()), key="k")
+        action.perform(fake_job({}), action.plan(context()), key="k")
 
 
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_a_refusal_of_the_probe_is_passed_on(verb, aim, fake_job):
+def test_a_refusal_of_the_probe_is_passed_on(verb, context, fake_job):
     """The probe's sentence is the error, and retryable is what it said."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
     refusal = ActionError("rank 0 refused", retryable=False)
 
     with pytest.raises(ActionError) as caught:
-        action.perform(fake_job(refusal), action.aim(aim()), key="k")
+        action.perform(fake_job(refusal), action.plan(context()), key="k")
 
     assert caught.value is refusal
 

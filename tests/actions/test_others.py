@@ -12,22 +12,22 @@ from supervise.errors import ActionError
 
 
 @pytest.mark.parametrize(("requeue", "code"), [(False, 78), (True, 75)])
-def test_stop_tells_the_scheduler_whether_to_run_it_again(requeue, code, aim, fake_job):
+def test_stop_tells_the_scheduler_whether_to_run_it_again(requeue, code, context, fake_job):
     """78: a person is needed; 75: running it again is safe."""
     job = fake_job({"how": "term", "returncode": -15, "survivors": []})
     action = Stop(grace=5.0, term=6.0, requeue=requeue)
 
-    action.perform(job, action.aim(aim()), key="k")
+    action.perform(job, action.plan(context()), key="k")
 
     assert job.calls == [("stop", 5.0, 6.0, code)]
 
 
-def test_a_process_that_outlives_kill_is_a_failure(aim, fake_job):
+def test_a_process_that_outlives_kill_is_a_failure(context, fake_job):
     """Stuck in the kernel: said, not hidden."""
     job = fake_job({"how": "kill", "returncode": -9, "survivors": [77]})
 
     with pytest.raises(ActionError, match="still alive after KILL"):
-        Stop().perform(job, Stop().aim(aim()), key="k")
+        Stop().perform(job, Stop().plan(context()), key="k")
 
 
 def test_the_longest_stop_fits_into_its_deadline():
@@ -39,7 +39,7 @@ def test_the_longest_stop_fits_into_its_deadline():
     assert [field for field, _ in Stop(grace=301.0, term=-1.0).check()] == ["grace", "term"]
 
 
-def test_skip_counts_are_bounded(aim, fake_job):
+def test_skip_counts_are_bounded(context, fake_job):
     """Zero is no action, and a million is no skip."""
     assert [SkipStep(count=count).check() == [] for count in (0, 1, 3, 4)] == [
         False,
@@ -53,11 +53,11 @@ def test_skip_counts_are_bounded(aim, fake_job):
         SkipStep(count=2).perform(fake_job({"will_skip": 1}), {"count": 2}, key="k")
 
 
-def test_a_checkpoint_is_ordered_where_the_job_keeps_its_own(aim, fake_job):
+def test_a_checkpoint_is_ordered_where_the_job_keeps_its_own(context, fake_job):
     """On any number of ranks: the state is not changed. An answer without a step is no order."""
     job = fake_job({"path": "/o/ckpt.supervise-154.pt", "step": 154, "how": "on-demand"})
     action = Checkpoint()
-    args = action.aim(aim(world_size=8))
+    args = action.plan(context(world_size=8))
 
     assert action.perform(job, args, key="k")["step"] == 154
     assert job.calls == [("checkpoint", {"path": None}, "k")]
@@ -73,20 +73,20 @@ def test_verify_must_be_able_to_come_true():
 
 
 @pytest.mark.parametrize("works", [{"cpu_s": 5.0, "bytes": 0}, {"cpu_s": 0.0, "bytes": 10**8}])
-def test_a_job_that_works_is_not_stopped(works, aim, fake_job):
+def test_a_job_that_works_is_not_stopped(works, context, fake_job):
     """No steps, but CPU or data moves: an upload after the last step. Refused before any harm."""
     stop = Stop(if_idle=10.0)
     job = fake_job(works=works)
 
     with pytest.raises(ActionError, match="makes no steps but works"):
-        stop.perform(job, stop.aim(aim()), key="k")
+        stop.perform(job, stop.plan(context()), key="k")
     assert job.calls == [("work", 10.0)]
 
 
-def test_a_job_that_waits_is_stopped(aim, fake_job):
+def test_a_job_that_waits_is_stopped(context, fake_job):
     """Neither CPU nor data for the whole time: that is a hang."""
     stop = Stop(if_idle=10.0)
     job = fake_job({"how": "term", "returncode": -15, "survivors": []})
 
-    stop.perform(job, stop.aim(aim()), key="k")
+    stop.perform(job, stop.plan(context()), key="k")
     assert [call[0] for call in job.calls] == ["work", "stop"]

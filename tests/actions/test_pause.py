@@ -8,12 +8,12 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 
 
-def test_the_lease_goes_to_the_probe_in_seconds(aim, fake_job):
+def test_the_lease_goes_to_the_probe_in_seconds(context, fake_job):
     """Who never renews it loses the job, not the other way round."""
     job = fake_job({"paused_step": 153})
     action = Pause(lease=60.0)
 
-    action.perform(job, action.aim(aim()), key="k")
+    action.perform(job, action.plan(context()), key="k")
 
     assert job.calls == [("pause", {"lease_s": 60.0}, "k")]
 

@@ -29,9 +29,9 @@ def job(fake_job):
     return make
 
 
-def test_suspects_become_names(aim, job):
+def test_suspects_become_names(context, job):
     """Absolute, with the most that may be in quarantine at once, and what to answer for."""
-    args = Quarantine().aim(aim(suspects=("a.tar", "b.tar"), shards=149))
+    args = Quarantine().plan(context(suspects=("a.tar", "b.tar"), shards=149))
 
     assert args["add"] == [
         {"kind": "shard", "name": "a.tar"},
@@ -55,83 +55,83 @@ def test_suspects_become_names(aim, job):
         ),
     ],
 )
-def test_an_empty_selection_and_a_large_one_are_refused(changes, why, aim):
+def test_an_empty_selection_and_a_large_one_are_refused(changes, why, context):
     """Never nothing, never all."""
     with pytest.raises(Refused, match=why):
-        Quarantine().aim(aim(**changes))
+        Quarantine().plan(context(**changes))
 
 
-def test_named_shards_are_taken_as_they_are(aim):
+def test_named_shards_are_taken_as_they_are(context):
     """In a job that tells of none a name means nothing; it is said what can be done."""
     named = Quarantine(shards=("x.tar",))
 
     with pytest.raises(Refused, match=r"does not tell which shards.* quarantine\.json written"):
-        named.aim(aim())
-    assert named.aim(aim(shards=100))["add"] == [{"kind": "shard", "name": "x.tar"}]
+        named.plan(context())
+    assert named.plan(context(shards=100))["add"] == [{"kind": "shard", "name": "x.tar"}]
     with pytest.raises(Refused, match=r"allows none; 0\.1 is the smallest that allows one"):
-        named.aim(aim(shards=10))
+        named.plan(context(shards=10))
     with pytest.raises(Refused, match="of so few none is ever allowed"):
-        named.aim(aim(shards=1))
+        named.plan(context(shards=1))
 
 
 @pytest.mark.parametrize("seen", range(2, 50))
-def test_the_fraction_that_is_named_allows_one(aim, seen):
+def test_the_fraction_that_is_named_allows_one(context, seen):
     """Also where 1 / 49 of 49 comes out below 1."""
     with pytest.raises(Refused) as refused:
-        Quarantine(shards=("x.tar",)).aim(aim(shards=seen))
+        Quarantine(shards=("x.tar",)).plan(context(shards=seen))
     told = float(str(refused.value).split("none; ")[1].split()[0])
     asked = Quarantine(shards=("x.tar",), max_fraction=told)
 
-    assert asked.check() == [] and asked.aim(aim(shards=seen))["most"] == 1
+    assert asked.check() == [] and asked.plan(context(shards=seen))["most"] == 1
 
 
-def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(aim):
+def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(context):
     """Who knows of 41 bad shards need not wait until the job has met 82."""
     many = Quarantine(shards=tuple(f"{n}.tar" for n in range(41)), max_fraction=0.5)
-    asked = many.aim(aim(shards=16, operator="anna"))
+    asked = many.plan(context(shards=16, operator="anna"))
 
     assert (len(asked["add"]), asked["most"], asked["by"]) == (41, None, "anna")
-    assert Unquarantine(shards=("a.tar",)).aim(aim(operator="anna"))["by"] == "anna"
-    assert Quarantine().aim(aim(suspects=("a.tar",), shards=149))["by"] == "policy"
+    assert Unquarantine(shards=("a.tar",)).plan(context(operator="anna"))["by"] == "anna"
+    assert Quarantine().plan(context(suspects=("a.tar",), shards=149))["by"] == "policy"
     with pytest.raises(Refused, match=r"41 shards are more than .* 0\.5 of the 16 .* allows 8"):
-        many.aim(aim(shards=16))
+        many.plan(context(shards=16))
 
 
-def test_a_person_may_name_what_the_job_only_asks_about(aim):
+def test_a_person_may_name_what_the_job_only_asks_about(context):
     """No frame has a shard then; whether it asks at all is known where the word is answered."""
-    args = Quarantine(shards=("x.tar",), max_fraction=0.5).aim(aim(operator="anna"))
+    args = Quarantine(shards=("x.tar",), max_fraction=0.5).plan(context(operator="anna"))
 
     assert (args["add"], args["most"]) == ([{"kind": "shard", "name": "x.tar"}], None)
 
 
-def test_positions_are_the_batches_up_to_the_breach(aim):
+def test_positions_are_the_batches_up_to_the_breach(context):
     """By fingerprint, of one rank."""
     action = Quarantine(shards="none", positions="breach")
 
-    assert action.aim(aim(batches=(17, 18)))["add"] == [
+    assert action.plan(context(batches=(17, 18)))["add"] == [
         {"kind": "batch", "name": "17"},
         {"kind": "batch", "name": "18"},
     ]
     with pytest.raises(Refused, match="has a fingerprint"):
-        action.aim(aim())
+        action.plan(context())
     with pytest.raises(Refused, match="2 ranks"):
-        action.aim(aim(batches=(17,), world_size=2))
+        action.plan(context(batches=(17,), world_size=2))
 
 
-def test_a_job_that_holds_an_older_generation_is_a_failure(aim, job):
+def test_a_job_that_holds_an_older_generation_is_a_failure(context, job):
     """The ack names the generation."""
     with pytest.raises(ActionError, match="holds generation 2 of the quarantine, not 3"):
         Quarantine().perform(job({**HELD, "held": 2}), {}, key="k")
 
 
-def test_undo_releases_what_the_incident_brought_in(aim, job):
+def test_undo_releases_what_the_incident_brought_in(context, job):
     """Also when it is not known whether it came to that."""
     undo = Quarantine().undo()
     made = job(HELD)
-    undo.perform(made, undo.aim(aim()), key="k")
+    undo.perform(made, undo.plan(context()), key="k")
 
     assert made.calls[0][0]["release"] == {"incident": "inc-1"}
-    assert Unquarantine(shards=("a.tar",)).aim(aim())["release"] == ["a.tar"]
+    assert Unquarantine(shards=("a.tar",)).plan(context())["release"] == ["a.tar"]
 
 
 def test_what_selects_nothing_is_no_action():

@@ -12,9 +12,9 @@ from supervise.errors import ActionError
 ANSWER = {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []}
 
 
-def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(aim):
+def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(context):
     """First breach at 150 with a margin of 10: the one of step 119, in the next attempt."""
-    assert Relaunch().aim(aim()) == {
+    assert Relaunch().plan(context()) == {
         "checkpoint": "ckpt-2",
         "path": "/c/119.pt",
         "step": 119,
@@ -23,15 +23,15 @@ def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(aim):
         "rewarm": {"start": 0.1, "steps": 50},
         "skip": None,
     }
-    assert Relaunch(at_least=40).aim(aim())["checkpoint"] == "ckpt-1"
-    assert Relaunch(rewarm=0).aim(aim(attempt=4))["rewarm"] is None
-    assert Relaunch().aim(aim(attempt=4))["attempt"] == 5
+    assert Relaunch(at_least=40).plan(context())["checkpoint"] == "ckpt-1"
+    assert Relaunch(rewarm=0).plan(context(attempt=4))["rewarm"] is None
+    assert Relaunch().plan(context(attempt=4))["attempt"] == 5
 
 
-def test_a_large_checkpoint_gets_its_time(aim, fake_job):
+def test_a_large_checkpoint_gets_its_time(context, fake_job):
     """8 GB at 20 MB a second, beside what a start takes."""
     action, job = Relaunch(), fake_job(ANSWER)
-    args = action.aim(aim())
+    args = action.plan(context())
 
     action.perform(job, args, key="k")
 
@@ -40,38 +40,38 @@ def test_a_large_checkpoint_gets_its_time(aim, fake_job):
 
 
 @pytest.mark.parametrize(("skip", "steps"), [(5, [146, 150]), (1, [150, 150]), (900, [120, 150])])
-def test_what_is_skipped_ends_with_the_first_breach(skip, steps, aim):
+def test_what_is_skipped_ends_with_the_first_breach(skip, steps, context):
     """No more than comes again behind the checkpoint."""
-    assert Relaunch(skip=skip).aim(aim())["skip"] == [steps]
+    assert Relaunch(skip=skip).plan(context())["skip"] == [steps]
 
 
-def test_without_a_checkpoint_that_is_old_enough_it_is_refused(aim):
+def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
     """A younger one may hold the trouble already."""
     said = "began at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
     with pytest.raises(Refused, match=said):
-        Relaunch().aim(aim(breach_step=80))
+        Relaunch().plan(context(breach_step=80))
 
 
-def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(aim):
+def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(context):
     """Then that is why there is nothing to go back to; what was written before still counts."""
     why = "the loop is a `for`"
     with pytest.raises(Refused, match="2 good in all\\); the loop is a `for`"):
-        Relaunch().aim(aim(breach_step=80, unable={"portable": why}))
-    assert Relaunch().aim(aim(unable={"portable": why}))["checkpoint"] == "ckpt-2"
+        Relaunch().plan(context(breach_step=80, unavailable={"portable": why}))
+    assert Relaunch().plan(context(unavailable={"portable": why}))["checkpoint"] == "ckpt-2"
 
 
-def test_without_words_in_the_policy_it_is_refused(aim):
+def test_without_words_in_the_policy_it_is_refused(context):
     """Nobody knows how this job resumes."""
     with pytest.raises(Refused, match="does not say how"):
-        Relaunch().aim(aim(unable={"relaunch": "the policy does not say how"}))
+        Relaunch().plan(context(unavailable={"relaunch": "the policy does not say how"}))
 
 
-def test_another_attempt_than_the_one_asked_for_is_a_failure(aim, fake_job):
+def test_another_attempt_than_the_one_asked_for_is_a_failure(context, fake_job):
     """Its frames would be taken for those of another launch."""
     action = Relaunch()
 
     with pytest.raises(ActionError, match="was not started again"):
-        action.perform(fake_job({**ANSWER, "attempt": 2}), action.aim(aim()), key="k")
+        action.perform(fake_job({**ANSWER, "attempt": 2}), action.plan(context()), key="k")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,13 @@ def test_another_attempt_than_the_one_asked_for_is_a_failure(aim, fake_job):
         (120, 1, 1.0, "the learning rate is 1 of the job's own, not 0.1"),
     ],
 )
-def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, missing, aim):
+def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, missing, context):
     """Right behind the checkpoint, at the lower rate."""
     action = Relaunch()
     frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
 
-    assert action.effect(EffectCheck(action.aim(aim()), ANSWER, frame, step, attempt)) == missing
+    check = EffectCheck(action.plan(context()), ANSWER, frame, step, attempt)
+    assert action.effect(check) == missing
 
 
 def test_it_cannot_be_taken_back():

@@ -39,7 +39,7 @@ def desk():
 def test_what_may_be_better_lies_between_the_order_and_the_trouble(desk):
     """As far from the first breach as the policy wants it, or from where an operator goes back."""
     assert desk.range() == (19, 50)
-    desk.state.incident.run.order.before = 40
+    desk.state.incident.run.requested.before = 40
     assert desk.range() == (19, 30)
 
 
@@ -52,7 +52,7 @@ def test_what_people_approved_is_settled(desk):
 
 def test_a_relaunch_that_nobody_waits_for_is_told_so(desk):
     """Its deadline is over, or the end of the run was asked for."""
-    desk.state.incident.run.intent.waiting_for = None
+    desk.state.incident.run.intent.action_id = None
 
     for question in (desk.range, desk.choose):
         with pytest.raises(ActionError, match="nobody waits"):
@@ -63,7 +63,7 @@ def test_an_operator_who_said_stop_is_not_answered_by_a_start(desk):
     """The word waits for the end of the relaunch, in which the job is dead."""
     desk.may_start()
     wanted = [OperatorCommand(1, "anna", "resume", {}), OperatorCommand(2, "bob", "stop", {})]
-    desk.state.incident.deferred.wanted = wanted
+    desk.state.incident.deferred.commands = wanted
 
     with pytest.raises(ActionError, match="bob said stop"):
         desk.may_start()

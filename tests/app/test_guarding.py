@@ -24,9 +24,9 @@ from supervise.core.state.incident import HELD
         (1, "observe", "restart", {}, False),
         (1, "enforce", None, {}, False),
         (1, "enforce", "restart", {"job.stopping": True}, False),
-        (1, "enforce", "restart", {"job.called_off": True}, False),
+        (1, "enforce", "restart", {"job.end_requested": True}, False),
         (1, "enforce", "restart", {"step": 7, "job.restarts.crashes": [7]}, False),
-        (1, "enforce", "restart", {"job.unable": {"relaunch": "nobody said how"}}, False),
+        (1, "enforce", "restart", {"job.unavailable": {"relaunch": "nobody said how"}}, False),
         (1, "enforce", "restart", {"incident": SimpleNamespace(phase=HELD)}, False),
     ],
 )
@@ -36,7 +36,7 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
     """Only one that crashed, by a policy that starts it again, is worth a hurry."""
     policy = Policy("p", "sha256:0", mode, {}, (), job={"on_crash": on_crash})
     state = engine.start(policy)
-    state.job.unable.clear()
+    state.job.unavailable.clear()
     for path, value in change.items():
         part, _, name = path.rpartition(".")
         setattr(attrgetter(part)(state) if part else state, name, value)

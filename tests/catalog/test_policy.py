@@ -222,7 +222,7 @@ hold_max: 2h
     assert (policy.budgets["all"].per_steps, policy.budgets["all"].per_s) == (None, None)
     assert policy.budgets["lr_scale"].per_s == 1800.0
     assert policy.budgets["lr_scale"].per_s == 1800.0
-    assert (policy.ladder.rungs, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
+    assert (policy.ladder.levels, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
     assert calm.verbs == ("snapshot", "lr_scale", "verify")
     assert (calm.steps[1].rewarm, calm.steps[2].within, calm.steps[2].clear_for) == (20, 50, 10)
     assert (calm.meaning, calm.impact, calm.diagnose) == (

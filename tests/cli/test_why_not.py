@@ -301,7 +301,7 @@ def test_every_kind_of_detector_can_be_explained(name):
         state, _ = engine.step(policy, state, event)
         if isinstance(event, Announced) or event.step in (3, 89):
             for rule in policy.rules:
-                for one in conditions.missing(rule, policy, state.banks[0]):
+                for one in conditions.missing(rule, policy, state.monitors[0]):
                     assert one["text"] and one["code"] != one["wanted"], rule.id
                     assert "None" not in one["text"], one["text"]
                 gates.blocking(rule, policy, gates.if_fired(rule, policy, state, "nominal", 0))

@@ -19,10 +19,10 @@ class Again(Action):
     destructive = True
     budget = "restart"
 
-    def aim(self, aim):
-        if not aim.good:
+    def plan(self, context):
+        if not context.good:
             raise Refused("no good checkpoint")
-        return {"checkpoint": aim.good[-1].id, "attempt": aim.attempt + 1}
+        return {"checkpoint": context.good[-1].id, "attempt": context.attempt + 1}
 
 
 HIGH = rule_on(("high", "wild", "huge"), "high", "SEV1", "again")

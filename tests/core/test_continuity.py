@@ -128,7 +128,7 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
     data = {"id": "b", "step": 41, "attempt": 1, "path": "/c/b", "ok": True}
     story.send(Notice(story.at_ns, "checkpoint", "b was verified", data=data))
 
-    assert story.state.checkpoints.astray is anew
+    assert story.state.checkpoints.wrong_checkpoint is anew
     assert (story.state.checkpoints.suspects() == {"b"}) is anew
     assert [d.reason.split("; ")[0] for d in story.kinds("verify", "failed")] == [
         "step 41 was made again" for _ in range(anew)
@@ -156,10 +156,10 @@ def test_a_loss_that_stays_above_its_band_has_not_recovered(back):
 def test_recovered_is_said_beyond_the_first_breach_only(back):
     """Quiet steps before it prove nothing, and do not count against the deadline."""
     story = back(RELAUNCH, "relaunch")
-    until = story.state.incident.run.verification.until
+    until = story.state.incident.run.verification.deadline_frame
     steps(story, 2.0, 20)  # the trouble was at step 60
     assert not story.kinds("verify", "passed")
-    assert story.state.incident.run.verification.until == until + 20
+    assert story.state.incident.run.verification.deadline_frame == until + 20
     steps(story, 2.0, 1)
 
     assert story.kinds("verify", "passed")
@@ -262,7 +262,7 @@ def test_a_person_may_take_it_when_nothing_is_held(tell):
     story.send(Launched(story.at_ns, 2, 2))
     story.attempt = 2
     story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
-    assert story.state.checkpoints.astray
+    assert story.state.checkpoints.wrong_checkpoint
     assert story.say("release").data["ok"]
 
     now = story.state.step

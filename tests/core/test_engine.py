@@ -73,7 +73,7 @@ def test_a_verification_that_fails_climbs_the_ladder(tell):
 
 
 def test_a_relapse_on_probation_climbs(tell):
-    """Fired again within probation: the next rung, and the first start is audited as suppressed."""
+    """Fired again on probation: the next level; the first start is recorded as suppressed."""
     story = tell()
     story.frames(2.0, times=50)
     story.frames(8.0)

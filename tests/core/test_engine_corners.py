@@ -159,7 +159,7 @@ def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
 
 
 def test_a_new_trouble_on_probation_gets_its_own_runbook(tell):
-    """It asks for a higher rung than was tried: that one, and not the one above it."""
+    """It asks for a higher level than was tried: that one, and not the one above it."""
     story = tell()
     story.frames(2.0, times=50)
     story.frames(8.0)
@@ -180,7 +180,7 @@ def test_ranks_without_rank_0_have_a_pace(tell):
         story.rank(8, 2.0)
         story.rank(9, 2.0)
 
-    assert (story.state.pace, story.state.step, story.state.machine) == (50, 49, "nominal")
+    assert (story.state.frame_count, story.state.step, story.state.machine) == (50, 49, "nominal")
 
 
 def test_a_long_warm_up_is_not_blindness(tell):

@@ -175,12 +175,12 @@ def test_a_hole_inside_a_sequence_is_unknown_and_not_calm(tell):
     )
     story = tell(detectors=detectors, rules=rules)
     story.frames(2.0, times=20)
-    bank = story.state.banks[0]
-    assert bank.rules[1].firing
+    monitor = story.state.monitors[0]
+    assert monitor.rules[1].firing
     story.frames(2.0, grad=99.0)
     story.frames(None, None)
 
-    assert bank.rules[1].code == 1
+    assert monitor.rules[1].code == 1
     story.frames(8.0)
     assert "chain" in [d.rule for d in story.kinds("rule", "fired")]
 

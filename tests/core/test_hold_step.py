@@ -18,7 +18,7 @@ BOOK = Runbook("wrong", (Snapshot(), Hold()), ("snapshot", "hold"))
 
 @pytest.fixture
 def wrong(tell, make_policy):
-    """Start a story whose rule `grad` (above 9) runs snapshot and hold, on no rung."""
+    """Start a story whose rule `grad` (above 9) runs snapshot and hold, on no level."""
 
     def begin(**changes: Any):
         base = make_policy()

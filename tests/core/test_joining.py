@@ -83,9 +83,9 @@ def from_before(breach):
     """Start again from before the trouble, as the action does."""
 
     class Before(Again):
-        def aim(self, aim):
-            assert aim.breach_step == breach
-            return super().aim(aim)
+        def plan(self, context):
+            assert context.breach_step == breach
+            return super().plan(context)
 
     return replace(AGAIN, steps=(AGAIN.steps[0], Before(), AGAIN.steps[2]))
 

@@ -27,7 +27,7 @@ BOOK = Runbook(
 def refused(tell, make_policy):
     """Return a function: the trouble of step 60 finds no checkpoint, and lasts."""
 
-    def begin(breach=60, unable=(), calm=False, **changes):
+    def begin(breach=60, unavailable=(), calm=False, **changes):
         changes = {
             "ladder": Ladder(("soften", "hold")),
             "job": {"relaunch": {"resume": "args"}},
@@ -41,7 +41,7 @@ def refused(tell, make_policy):
             inhibit=(),
             **changes,
         )
-        for verb in unable:
+        for verb in unavailable:
             story.send(Notice(0, f"{verb}-unavailable", "a for statement drives the step"))
         story.frames(2.0, times=breach)
         if not calm:
@@ -113,7 +113,7 @@ def test_a_run_that_stays_ruined_still_waits_once_its_rules_got_used_to_it(refus
     evidence(story)
     story.frames(4.9, times=60)  # `spike` is above 5
     assert story.state.firing(story.policy) == [] and story.state.incident is not None
-    assert checkpoint_choice.sought(story.policy, story.state) == 50
+    assert checkpoint_choice.needed_before(story.policy, story.state) == 50
     told(story, "a", 39)
 
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot"]
@@ -125,14 +125,14 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
     """It cannot be started again, or saves none, or is too young for one that is old enough."""
     resume = {"relaunch": {"resume": "savepoint"}}
     for story in (
-        refused(unable=["relaunch"]),
-        refused(unable=["rollback"], job=resume),
+        refused(unavailable=["relaunch"]),
+        refused(unavailable=["rollback"], job=resume),
         refused(breach=8),
     ):
         assert story.kinds("abort", "refused")
         assert "tried again" not in messages(story)[0]["next"]
         evidence(story)
-        if "portable" not in story.state.job.unable:
+        if "portable" not in story.state.job.unavailable:
             told(story, "a", 0)
         assert story.actions() == [FIRST]
 

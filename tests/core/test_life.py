@@ -149,7 +149,7 @@ def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     digest = story.policy.digest
     story.send(Reloaded(story.at_ns, "bo", digest, "test", "enforce", digest))
 
-    assert story.state.job.unable["relaunch"] == "the end of the job was asked for"
+    assert story.state.job.unavailable["relaunch"] == "the end of the job was asked for"
 
 
 def test_a_spent_budget_ends_the_run(tell):

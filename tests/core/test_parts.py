@@ -46,12 +46,12 @@ def test_the_diagram_shows_every_state():
 
 
 def test_a_budget_counts_at_its_edges():
-    """n is allowed, n+1 is not; the window slides by pace."""
+    """n is allowed, n+1 is not; the window slides by frame_count."""
     budgets = {"rollback": Budget(2, per_steps=100), "all": Budget(3, per_s=60)}
     ledger = Ledger()
-    for pace in (0, 50):
-        assert ledger.exhausted(budgets, "rollback", pace, 0) is None
-        ledger.spend("rollback", pace, 0)
+    for frame_count in (0, 50):
+        assert ledger.exhausted(budgets, "rollback", frame_count, 0) is None
+        ledger.spend("rollback", frame_count, 0)
 
     assert ledger.exhausted(budgets, "rollback", 99, 0)[0] == "rollback"
     assert ledger.exhausted(budgets, "rollback", 100, 0) is None
@@ -62,17 +62,17 @@ def test_a_budget_counts_at_its_edges():
 
 
 def test_the_ladder_never_goes_lower():
-    """Entry respects the floor; past the last rung there is hold."""
-    rungs = Ladder(("soften", "rollback", "hold"))
+    """Entry respects the floor; past the last level there is hold."""
+    levels = Ladder(("soften", "rollback", "hold"))
 
-    assert escalation.entry(rungs, "soften", -1) == ("soften", 0)
-    assert escalation.entry(rungs, "soften", 1) == ("rollback", 1)
-    assert escalation.entry(rungs, "rollback", 0) == ("rollback", 1)
-    assert escalation.climb(rungs, 0) == ("rollback", 1)
-    assert escalation.climb(rungs, 2) == ("hold", 3)
-    assert escalation.entry(rungs, "stop-and-page", -1) == ("stop-and-page", -1)
-    assert escalation.entry(rungs, "stop-and-page", 1) == ("stop-and-page", -1)
-    assert escalation.climb(rungs, -1)[0] == "hold"
+    assert escalation.entry_level(levels, "soften", -1) == ("soften", 0)
+    assert escalation.entry_level(levels, "soften", 1) == ("rollback", 1)
+    assert escalation.entry_level(levels, "rollback", 0) == ("rollback", 1)
+    assert escalation.next_level(levels, 0) == ("rollback", 1)
+    assert escalation.next_level(levels, 2) == ("hold", 3)
+    assert escalation.entry_level(levels, "stop-and-page", -1) == ("stop-and-page", -1)
+    assert escalation.entry_level(levels, "stop-and-page", 1) == ("stop-and-page", -1)
+    assert escalation.next_level(levels, -1)[0] == "hold"
 
 
 def test_the_first_breach_is_the_earliest_of_its_stages():

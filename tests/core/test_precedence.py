@@ -53,7 +53,7 @@ def commit(story, number=1, attempt=1):
 
 @pytest.mark.parametrize("severity", ["SEV0", "SEV1"])
 def test_what_fired_before_a_rollback_costs_no_second_one(going, severity):
-    """On no rung, and for the same runbook: it joins, in the middle of the action or behind it."""
+    """On no level, and for the same runbook: it joins, in the middle of the action or behind it."""
     story = going(severity)
     story.frames(2.0, grad=10.0)
     commit(story)
@@ -76,7 +76,7 @@ def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(going):
     assert story.actions() == ["inc-1/1/0-touch"]
     said = [d.reason for d in story.kinds("suppressed") if d.rule == "wild"]
     assert said == ["wild: from before attempt 1"]
-    assert not story.state.incident.deferred.waiting
+    assert not story.state.incident.deferred.rules
 
 
 @pytest.mark.parametrize("ladder", [Ladder(()), Ladder(("back", "other", "hold"))])

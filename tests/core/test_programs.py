@@ -16,8 +16,8 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
     story.step = -1
     news = Announced(story.at_ns, 0, 1, pid, ("train_loss_raw",), segment)
     made = story.send(news)
-    bank = story.state.banks[0]
-    seen = list(bank.codes), bank.value("train_loss_raw"), bank.step
+    monitor = story.state.monitors[0]
+    seen = list(monitor.codes), monitor.value("train_loss_raw"), monitor.step
     again = story.send(news)
     story.frames(2.0, times=5)
 
@@ -38,7 +38,7 @@ def test_the_same_program_may_announce_again(tell):
     made = story.send(Announced(story.at_ns, 0, 1, 1, (*story.names, "late")))
 
     assert made == []
-    assert story.state.banks[0].step == 39
+    assert story.state.monitors[0].step == 39
 
 
 def test_a_program_that_a_launch_began_is_no_surprise(tell):

@@ -372,7 +372,7 @@ def test_evaluations_outlive_the_frames_and_not_a_rollback():
 
 
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
-    """The last rung cannot work here, and the numbers say structural after 350 frames."""
+    """The last level cannot work here, and the numbers say structural after 350 frames."""
     book = Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"))
     rule = Rule("spike", lambda codes: codes[0], "high", ("high",), "SEV1", "mend")
     story = tell(

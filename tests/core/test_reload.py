@@ -120,7 +120,7 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
 
 
 def test_everything_that_was_learnt_is_carried_over(make_policy):
-    """A field that somebody adds to a bank is kept, or is named as following from the policy."""
+    """A field that somebody adds to a monitor is kept, or is named as following from the policy."""
     old = RankMonitor(rich(make_policy))
     old.announce(("train_loss_raw", "grad_global_norm"), (7, 1))
     for step in range(30):
@@ -149,7 +149,7 @@ def load(story, policy, **more):
 
 
 def bank_of(story, rank=0):
-    return story.state.banks[rank]
+    return story.state.monitors[rank]
 
 
 def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, tell):
@@ -161,9 +161,9 @@ def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, 
 
     made = load(story, new, changes=differences(base, new, base))
 
-    bank = bank_of(story)
-    assert bank.watches[0].numbers()["samples"] == 16
-    assert bank.watches[5].numbers()["samples"] == 0
+    monitor = bank_of(story)
+    assert monitor.watches[0].numbers()["samples"] == 16
+    assert monitor.watches[5].numbers()["samples"] == 0
     [told] = [d for d in made if d.kind == "policy_load"]
     assert told.data["reset"] == {"detectors": ["both", "g", "then"], "rules": ["both", "then"]}
     assert told.data["changes"] == {"detectors": {"changed": ["g"]}}
@@ -198,7 +198,7 @@ def test_no_reload_refunds_a_budget(tell):
         load(story, replace(story.policy, budgets={"all": Budget(2, per_steps=1000)}))
     assert len(story.actions()) == 2
 
-    story.state.history.floor = None
+    story.state.history.last_level = None
     story.frames(2.0, times=600)
     story.frames(99.0)
 
@@ -226,14 +226,14 @@ def test_rungs_are_found_again_on_another_ladder(tell):
     story = tell()
     story.frames(2.0, times=20)
     story.frames(8.0)
-    assert story.state.incident.escalation.rung == 0
+    assert story.state.incident.escalation.level == 0
     load(story, replace(story.policy, ladder=Ladder(("back", "soften", "hold"))))
-    assert story.state.incident.escalation.rung == 1
+    assert story.state.incident.escalation.level == 1
     assert story.state.history.cooldown["spike"][1] == 1
-    assert story.state.history.floor[0] == 1
+    assert story.state.history.last_level[0] == 1
 
     load(story, replace(story.policy, ladder=Ladder(("back",))))
-    assert story.state.incident.escalation.rung == 1  # `soften` is gone: as many rungs were tried
+    assert story.state.incident.escalation.level == 1  # `soften` is gone: as many levels were tried
 
 
 def test_a_runbook_in_progress_ends_as_it_began(tell):
@@ -248,7 +248,7 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
     story.policy = replace(base, runbooks=books)
     load(story, story.policy)
     story.frames(8.0)
-    waiting = story.state.incident.run.intent.waiting_for
+    waiting = story.state.incident.run.intent.action_id
     assert waiting == "inc-1/1/0-reach"
 
     fewer = {"soften": Runbook("soften", base.runbooks["back"].steps, ("touch", "verify"))}
@@ -257,7 +257,7 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
     )
 
     assert [d.data["what"] for d in made if d.kind == "note"] == ["if-it-fails"]
-    assert story.state.incident.run.intent.waiting_for == waiting
+    assert story.state.incident.run.intent.action_id == waiting
     story.answer = None
     story.send(Finished(story.at_ns, waiting, False, {}, "no"))
     assert story.state.machine == "holding"
@@ -311,9 +311,9 @@ def test_every_rank_is_rebound(tell):
     new = replace(story.policy, digest="sha256:1")
     load(story, new)
 
-    assert [bank.policy.digest for bank in story.state.banks.values()] == ["sha256:1"] * 2
+    assert [monitor.policy.digest for monitor in story.state.monitors.values()] == ["sha256:1"] * 2
     story.send(Announced(0, 2, 3, 3, ("train_loss_raw",)))
-    assert story.state.banks[2].policy is new
+    assert story.state.monitors[2].policy is new
 
 
 def test_a_refused_reload_changes_nothing_and_is_told(tell):
@@ -326,7 +326,7 @@ def test_a_refused_reload_changes_nothing_and_is_told(tell):
     assert [d.kind for d in made] == ["policy_load", "notify_intent"]
     assert "mine.yaml:3:1" in made[0].reason
     assert made[1].severity == "SEV2"
-    assert story.state.banks[0].rules[0].code == before.banks[0].rules[0].code
+    assert story.state.monitors[0].rules[0].code == before.monitors[0].rules[0].code
     assert bank_of(story).policy is story.policy
 
 
@@ -336,7 +336,7 @@ def test_it_may_come_before_the_first_frame(tell, make_policy):
     state, made = engine.step(policy, engine.start(policy), reloaded(policy))
 
     assert [d.kind for d in made] == ["policy_load", "notify_intent"]
-    assert state.banks == {}
+    assert state.monitors == {}
 
 
 def test_replay_follows_a_reload(make_policy, tell):

@@ -21,16 +21,16 @@ def story(tell):
 
 def test_denser_while_an_incident_is_open(story):
     story.frames(2.0, times=30, grad=0.01)
-    assert not sampling_rate.denser(story.policy, story.state)
+    assert not sampling_rate.needs_dense_sampling(story.policy, story.state)
     story.frames(6.0, grad=0.01)
     assert story.state.machine == "suspect"
-    assert sampling_rate.denser(story.policy, story.state)
+    assert sampling_rate.needs_dense_sampling(story.policy, story.state)
 
 
 def test_not_for_what_the_watching_itself_costs(story):
     story.frames(2.0, times=30, grad=0.01)
     story.frames(2.0, grad=0.03)
     assert story.state.machine == "suspect"
-    assert not sampling_rate.denser(story.policy, story.state)
+    assert not sampling_rate.needs_dense_sampling(story.policy, story.state)
     story.frames(6.0, grad=0.03)
-    assert sampling_rate.denser(story.policy, story.state)
+    assert sampling_rate.needs_dense_sampling(story.policy, story.state)

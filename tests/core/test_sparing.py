@@ -22,7 +22,7 @@ def rollback(name, at_least=10, **more):
 
 @pytest.fixture
 def spared(tell, make_policy):
-    """Start a run that goes back on its second rung; `spared(story)` is what is spared by now."""
+    """Start a run that goes back on its second level; `spared(story)` is what is spared by now."""
 
     def begin(**changes):
         books = {**make_policy().runbooks, "back": rollback("back")}
@@ -32,7 +32,7 @@ def spared(tell, make_policy):
         story.frames(2.0, times=BREACH)
         return story
 
-    begin.now = lambda story: savepoint_retention.before_step(story.policy, story.state)
+    begin.now = lambda story: savepoint_retention.retain_before(story.policy, story.state)
     return begin
 
 
@@ -65,7 +65,7 @@ def test_while_a_milder_rung_is_verified_and_on_probation(spared):
 
 @pytest.mark.parametrize("key", ["if_it_fails", "if_refused"])
 def test_what_stands_in_counts_too(spared, key):
-    """The rule's own runbook is on no rung."""
+    """The rule's own runbook is on no level."""
     first = Runbook("first", (Touch(), Verify()), ("touch", "verify"), **{key: "back"})
     detectors = {"high": Above("train_loss_raw", 5.0)}
     rules = (rule_on(detectors, "high", "SEV1", "first"),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.handlers.job_lifecycle import failed_start
+from supervise.core.handlers.job_lifecycle import start_failed
 from supervise.core.model.events import Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Ladder
 
@@ -29,7 +29,7 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
 
     why = f"started again with {given}, the job ended with code 2 before its first step"
     assert [d.reason for d in story.kinds("verify", "failed")] == [why]
-    assert story.state.job.over and failed_start(story.state)
+    assert story.state.job.over and start_failed(story.state)
     message = story.kinds("notify_intent")[-1].data["message"]
     assert message["title"] == (
         "the job was started again, and ended with code 2 before its first step"
@@ -50,7 +50,7 @@ def test_a_crash_before_the_first_step_is_answered_where_that_is_allowed(tell):
     assert not story.state.job.over
     relaunched(story, 40)
     story.send(Exited(story.at_ns, 2))
-    assert story.state.job.over and failed_start(story.state)
+    assert story.state.job.over and start_failed(story.state)
 
 
 @pytest.mark.parametrize("code", [0, -2, -15, 130])
@@ -61,7 +61,7 @@ def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
     relaunched(story, 40)
     story.send(Exited(story.at_ns, code))
 
-    assert story.state.job.over and not failed_start(story.state)
+    assert story.state.job.over and not start_failed(story.state)
     assert not story.kinds("verify", "failed")
 
 
@@ -75,21 +75,21 @@ def test_a_start_whose_end_was_asked_for_did_not_fail(tell):
     story.send(asked)
     story.send(Exited(story.at_ns, 1))
 
-    assert story.state.job.over and not failed_start(story.state)
+    assert story.state.job.over and not start_failed(story.state)
 
 
 def test_a_first_launch_or_one_that_made_a_step_did_not_fail_to_start(tell):
     """Its own result counts."""
     story = tell()
     story.send(Exited(story.at_ns, 2))
-    assert story.state.job.over and not failed_start(story.state)
+    assert story.state.job.over and not start_failed(story.state)
 
     story = crashing(tell)
     story.send(Exited(story.at_ns, 1))
     relaunched(story, 40)
     story.frames(2.0)
     story.send(Exited(story.at_ns, 2))
-    assert not failed_start(story.state) and not story.kinds("verify", "failed")
+    assert not start_failed(story.state) and not story.kinds("verify", "failed")
 
 
 def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
@@ -103,6 +103,6 @@ def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
     assert not story.state.job.over
     story.send(Finished(story.at_ns, action, True, {"pid": 2, "attempt": 1, "step": 40}))
 
-    assert story.state.job.over and failed_start(story.state)
+    assert story.state.job.over and start_failed(story.state)
     assert not story.kinds("note", "relaunching")
     assert "code 2 before its first step" in story.kinds("incident", "closed")[0].reason

@@ -39,7 +39,7 @@ def story(tell):
 
 
 def where(story):
-    return action_planning.aim(story.state, story.state.incident)
+    return action_planning.plan_context(story.state, story.state.incident)
 
 
 def test_one_trouble_makes_no_suspect(story):
@@ -69,7 +69,7 @@ def test_two_troubles_in_two_shards_make_none(story):
     feed(story, 0, 10060, bad=(5005, 9606))
 
     assert story.state.history.opened == 2
-    assert story.state.context.blame.suspects() == ()
+    assert story.state.context.attribution.suspects() == ()
 
 
 def test_a_state_that_was_copied_blames_the_same(story):
@@ -78,11 +78,11 @@ def test_a_state_that_was_copied_blames_the_same(story):
     kept = story.state.copy()
     story.attempt = 1
     feed(story, 9580, 9607, bad=(9606,))
-    before = story.state.context.blame.account("960.tar")
+    before = story.state.context.attribution.account("960.tar")
     story.state = kept
     feed(story, 9580, 9607, bad=(9606,))
 
-    assert story.state.context.blame.account("960.tar") == before
+    assert story.state.context.attribution.account("960.tar") == before
 
 
 # ── onsets of one incident ────────────────────────────────────────────────────────────────────────
@@ -101,7 +101,7 @@ def epochs(story, first, last, bad):
 
 
 def told_of(story, name="37.tar"):
-    told = story.state.context.blame.account(name)
+    told = story.state.context.attribution.account(name)
     return told["blamed"], told["troubles"]
 
 
@@ -172,7 +172,7 @@ def test_windows_never_overlap(tell, again, troubles):
     epochs(held, 0, EPOCH, {373, 374, again, again + 1})
 
     assert len(held.kinds("rule", "fired")) == 2 and held.state.history.opened == 1
-    assert len(held.state.context.blame._troubles) == troubles
+    assert len(held.state.context.attribution._troubles) == troubles
 
 
 def test_what_was_advisory_gives_way_to_what_acts(held):
@@ -230,7 +230,7 @@ def test_healthy_shards_of_one_long_incident_are_hardly_ever_blamed(tell):
         bad = {start + k for start in starts for k in (0, 2, 9, 11, 18)}
         epochs(held, 0, 2 * EPOCH, bad)
         assert held.state.history.opened == 1
-        told += len(held.state.context.blame._troubles)
+        told += len(held.state.context.attribution._troubles)
         wrong += bool(held.kinds("note", "shard-suspects"))
 
     assert wrong <= 2

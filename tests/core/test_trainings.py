@@ -82,7 +82,7 @@ def test_the_loss_is_classified_as_at_the_end_of_the_job(begun, mode):
 
 
 def test_the_same_rule_fires_in_the_next_training(begun):
-    """It fires anew, and begins on the first rung: here nothing was tried yet."""
+    """It fires anew, and begins on the first level: here nothing was tried yet."""
     story = begun()
     story.frames(8.0, times=5)
     another(story)
@@ -276,7 +276,7 @@ def test_what_a_launcher_starts_again_behind_a_crash_is_the_same_training(begun)
     made = story.send(Announced(story.at_ns, 0, 1, 2, story.names, 9, again=True))
 
     assert [d.data["what"] for d in made] == ["program-replaced"]
-    assert story.state.incident.id == before and not story.state.incident.deferred.over
+    assert story.state.incident.id == before and not story.state.incident.deferred.session_end
 
 
 def test_what_went_with_its_training_may_have_been_done(begun):

@@ -16,7 +16,7 @@ from .conftest import Above, Touch, Verify, rule_on
 
 
 def easing(tell, **changes):
-    """Two rungs: a lower rate, then a touch."""
+    """Two levels: a lower rate, then a touch."""
     books = {
         "ease": Runbook(
             "ease",
@@ -146,15 +146,15 @@ def refusing(tell, **changes):
 
 
 def test_what_cannot_work_here_gives_way_to_what_can(tell):
-    """The rung is that of what ran."""
+    """The level is that of what ran."""
     story = refusing(tell)
     story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     story.frames(8.0)
 
     assert labels(story) == ["1/0-touch"]
     refused = story.kinds("abort", "refused")[0]
-    assert refused.data == {"what": "refused", "runbook": "mend", "instead": "back"}
-    assert story.state.incident.escalation.rung == 1
+    assert refused.data == {"what": "refused", "runbook": "mend", "substitute": "back"}
+    assert story.state.incident.escalation.level == 1
 
 
 def test_it_gives_way_once(tell):
@@ -175,7 +175,7 @@ def test_it_gives_way_once(tell):
 
 
 def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
-    """The rung above cannot work: back to the one below, unless that is what just failed."""
+    """The level above cannot work: back to the one below, unless that is what just failed."""
     for losses, again in (((8.0,) * 60, False), ((2.0,) * 10 + (8.0,) * 3, True)):
         story = refusing(
             tell,
@@ -186,7 +186,7 @@ def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
         story.frames(8.0, *losses)
 
         (refused,) = story.kinds("abort", "refused")
-        assert refused.data["instead"] == ("back" if again else "hold")
+        assert refused.data["substitute"] == ("back" if again else "hold")
         assert labels(story) == ["1/0-touch"] + ["2/0-touch"] * again
         assert (story.state.machine == "holding") is not again
 
@@ -208,7 +208,7 @@ def test_what_only_tells_may_stand_in_each_time(tell):
     for _ in range(2):
         story.frames(8.0, *[2.0] * 600)
 
-    assert [each.data["instead"] for each in story.kinds("abort", "refused")] == ["tell", "tell"]
+    assert [each.data["substitute"] for each in story.kinds("abort", "refused")] == ["tell", "tell"]
     assert not story.kinds("incident", "held")
 
 
@@ -226,7 +226,7 @@ def test_what_was_refused_was_not_tried(tell):
     for _ in range(4):
         story.frames(8.0, *[2.0] * 60)
         assert story.state.incident is None
-    story.state.job.unable.clear()
+    story.state.job.unavailable.clear()
     story.frames(8.0)
 
     assert [label[2:] for label in labels(story)] == ["0-touch"] * 4 + ["0-rollback"]
@@ -275,4 +275,4 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
     story.frames(8.0)
 
     assert labels(story) == ["1/0-pause", "1/1-rollback", "1/undo-resume", "2/0-touch"]
-    assert story.kinds("abort", "refused")[0].data["instead"] == "back"
+    assert story.kinds("abort", "refused")[0].data["substitute"] == "back"

@@ -48,7 +48,7 @@ class Job:
             return
         gone = withdrawal.withdrawn(story.policy, story.state)
         if gone:
-            asked = run.intent.waiting_for
+            asked = run.intent.action_id
             story.send(Finished(story.at_ns, asked, False, {"refused": True}, gone))
         else:
             self.stopped = True
@@ -261,7 +261,7 @@ def test_a_dead_job_asks_for_no_reason(high):
     story = high()
     story.send(Exited(story.at_ns, 1))
 
-    assert withdrawal.gone(story.policy, story.state, Ends()) == ""
+    assert withdrawal.lost_reason(story.policy, story.state, Ends()) == ""
 
 
 def test_the_shipped_policies_judge_short_stalls_alike():

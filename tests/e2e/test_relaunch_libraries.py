@@ -82,7 +82,7 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exac
     assert f"done at {STEPS}\n" in run.stdout
     assert run.actions == ["relaunch"] * len(drills)
     (refused,) = run.kinds("abort", "refused")
-    assert refused["data"]["instead"] == "relaunch-and-rewarm"
+    assert refused["data"]["substitute"] == "relaunch-and-rewarm"
     commits = [r for r in run.kinds("commit") if "pid" in r["data"]["result"]]
     results = [r["data"]["result"] for r in commits]
     ways = [(1, "interrupt"), (2, "ended")][: len(drills)]

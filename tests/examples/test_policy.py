@@ -23,8 +23,8 @@ def test_it_loads_without_a_word_and_can_start_the_example_again():
     assert policy.job["relaunch"]["args"] == ("--resume={checkpoint}",)
     assert "--resume" in (ROOT / "examples" / "nano" / "train.py").read_text()
     assert policy.job["on_crash"] in policy.runbooks
-    below = load_policy("nano").ladder.rungs[:-1]
-    assert policy.ladder.rungs == (*below, "relaunch-and-rewarm", "hold")
+    below = load_policy("nano").ladder.levels[:-1]
+    assert policy.ladder.levels == (*below, "relaunch-and-rewarm", "hold")
 
 
 def test_its_scenarios_pass():

@@ -93,7 +93,7 @@ AIM = PlanContext(incident="inc-1", step=9, breach_step=8, attempt=0, world_size
 
 
 def perform(action, control, key="k"):
-    return action.perform(control, action.aim(AIM), key=key)
+    return action.perform(control, action.plan(AIM), key=key)
 
 
 def test_commands_arrive_and_their_effects_come_back(live):

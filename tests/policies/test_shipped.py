@@ -95,7 +95,7 @@ def test_every_pack_is_used() -> None:
 def verbs(one: Policy) -> set[str]:
     """Return the verbs that its rules and its ladder can lead to."""
     found: set[str] = set()
-    todo = [*one.ladder.rungs, *(rule.runbook for rule in one.rules if rule.runbook)]
+    todo = [*one.ladder.levels, *(rule.runbook for rule in one.rules if rule.runbook)]
     seen = {HOLD}
     while todo:
         name = todo.pop()
@@ -134,7 +134,7 @@ def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
     """The last rung is hold, and every class of action is budgeted."""
     one = policy(name)
 
-    assert one.ladder.rungs[-1] == HOLD
+    assert one.ladder.levels[-1] == HOLD
     assert {"all", "rollback", "lr_scale"} <= set(one.budgets)
 
 
@@ -266,7 +266,7 @@ def test_a_silent_regression_is_looked_for_in_a_strict_order() -> None:
 def test_only_a_runbook_that_is_run_may_touch_the_job() -> None:
     """What people are sent to read must be safe to run as it is: evidence and a message."""
     run = {rule.runbook for name in POLICIES for rule in policy(name).rules}
-    run |= {rung for name in POLICIES for rung in policy(name).ladder.rungs}
+    run |= {rung for name in POLICIES for rung in policy(name).ladder.levels}
     run |= {book.if_refused for name in POLICIES for book in policy(name).runbooks.values()}
 
     for name in set(RUNBOOKS) - run - OFFERED:

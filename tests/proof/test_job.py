@@ -39,7 +39,7 @@ def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
     """Their own `perform` judges the answer; a new action must be known here."""
     action = discover.actions()[verb](**NEEDS.get(verb, {}))
 
-    assert action.perform(job, action.aim(AIM), key="k")
+    assert action.perform(job, action.plan(AIM), key="k")
 
 
 def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob) -> None:
@@ -65,7 +65,7 @@ def test_a_relaunch_begins_again_behind_the_checkpoint(job: FakeJob) -> None:
     job.command("pause", {}, key="k", deadline_s=1)
     action = Relaunch(start=0.5, rewarm=10)
 
-    seen = action.perform(job, action.aim(AIM), key="k")
+    seen = action.perform(job, action.plan(AIM), key="k")
 
     assert (seen["attempt"], seen["checkpoint"]) == (1, "ckpt-1")
     assert (job.next_step, job.attempt, job.launches) == (41, 1, 2)

@@ -66,7 +66,7 @@ def test_what_was_reloaded_is_what_the_next_reload_reads(begun, small, tmp_path)
 
     assert (again.digest, again.mode) == (new.digest, "shadow")
     assert event.changes == {}
-    assert state.banks[0].policy is policy
+    assert state.monitors[0].policy is policy
 
 
 def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):

@@ -32,7 +32,7 @@ class Checkpoint(Action):
 
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> dict[str, Any]:
         return {"path": None}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -53,8 +53,8 @@ class Clip(Action):
             wrong.append(("for", f"must not be negative, not {self.for_}"))
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "clip")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "clip")
         if self.lift:
             return {"lift": True}
         return {"max_norm": self.max_norm, "factor": self.factor, "steps": self.for_}

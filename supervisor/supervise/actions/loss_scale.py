@@ -40,8 +40,8 @@ class LossScale(Action):
             return [("set", f"must be above 0 and at most {LARGEST:g}, not {self.set:g}")]
         return []
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "loss_scale")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "loss_scale")
         return {"scale": None if self.set == "default" else self.set}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class LrScale(Action):
             wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "lr_scale")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "lr_scale")
         return {"value": self.set, "rewarm_steps": self.rewarm}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

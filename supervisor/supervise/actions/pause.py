@@ -38,8 +38,8 @@ class Pause(Action):
             return [("lease", f"must be between 10s and 24h, not {self.lease:g}s")]
         return []
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "pause")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "pause")
         return {"lease_s": self.lease}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class Profile(Action):
             return [("steps", f"must be between 1 and {LONGEST}, not {self.steps}")]
         return []
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        return {"incident": aim.incident, "steps": self.steps}
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        return {"incident": context.incident, "steps": self.steps}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("profile", args, key=key, deadline_s=self.deadline_s)

@@ -66,40 +66,44 @@ class Quarantine(Action):
             )
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        shards, most = self._shards(aim)
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        shards, most = self._shards(context)
         entries = [{"kind": "shard", "name": name} for name in shards]
         if self.positions == "breach":
-            entries += [{"kind": "batch", "name": str(each)} for each in _batches(aim)]
+            entries += [{"kind": "batch", "name": str(each)} for each in _batches(context)]
         return {
             "add": entries,
             "most": most,
-            "step": aim.breach_step,
-            "attempt": aim.attempt,
-            "incident": aim.incident,
-            "by": aim.operator or "policy",
+            "step": context.breach_step,
+            "attempt": context.attempt,
+            "incident": context.incident,
+            "by": context.operator or "policy",
             "why": "troubles keep beginning in it" if self.shards == "suspects" else "by name",
         }
 
-    def _shards(self, aim: PlanContext) -> tuple[tuple[str, ...], int | None]:
+    def _shards(self, context: PlanContext) -> tuple[tuple[str, ...], int | None]:
         """Return the names, and how many shards may be in quarantine at once."""
         if self.shards == "none":
             return (), None
         named = self.shards if isinstance(self.shards, tuple) else ()
-        names = named or aim.suspects
-        if not aim.shards and not aim.operator:  # a person may name what the job only asks about
+        names = named or context.suspects
+        if (
+            not context.shards and not context.operator
+        ):  # a person may name what the job only asks about
             by_hand = "; one that asks is_quarantined also obeys a quarantine.json written by hand"
             raise Refused(
                 f"the job does not tell which shards its data is from{by_hand if named else ''}"
             )
         if not names:
-            raise Refused(f"none of the {aim.shards} shards seen was blamed beyond chance")
-        if aim.operator:  # those seen so far are not all there are, and a person may know of more
+            raise Refused(f"none of the {context.shards} shards seen was blamed beyond chance")
+        if (
+            context.operator
+        ):  # those seen so far are not all there are, and a person may know of more
             return names, None
-        most = math.floor(self.max_fraction * aim.shards)
-        bound = f"max_fraction {self.max_fraction:.3g} of the {aim.shards} shards seen so far"
+        most = math.floor(self.max_fraction * context.shards)
+        bound = f"max_fraction {self.max_fraction:.3g} of the {context.shards} shards seen so far"
         if most < 1:
-            raise Refused(f"{bound} is less than one shard, so it allows none; {_least(aim)}")
+            raise Refused(f"{bound} is less than one shard, so it allows none; {_least(context)}")
         if len(names) > most:
             raise Refused(f"{len(names)} shards are more than {bound}, which allows {most}")
         return names, most
@@ -115,19 +119,20 @@ class Quarantine(Action):
         return Unquarantine()
 
 
-def _least(aim: PlanContext) -> str:
+def _least(context: PlanContext) -> str:
     """Say which fraction would allow one shard, in whole thousandths."""
-    least = math.ceil(1000 / aim.shards) / 1000
+    least = math.ceil(1000 / context.shards) / 1000
     if least > LARGEST:
         return "of so few none is ever allowed"
     return f"{least:g} is the smallest that allows one"
 
 
-def _batches(aim: PlanContext) -> tuple[int, ...]:
-    if aim.world_size > 1:
+def _batches(context: PlanContext) -> tuple[int, ...]:
+    if context.world_size > 1:
         raise Refused(
-            f"{aim.world_size} ranks have batches of their own and cannot drop one update together"
+            f"{context.world_size} ranks read batches of their own; they cannot drop one update "
+            "together"
         )
-    if not aim.batches:
+    if not context.batches:
         raise Refused("no batch of the steps up to the breach has a fingerprint")
-    return aim.batches
+    return context.batches

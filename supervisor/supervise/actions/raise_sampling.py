@@ -45,7 +45,7 @@ class RaiseSampling(Action):
             wrong.append(("for", f"must be between 1 and 10000 steps, not {self.for_}"))
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> dict[str, Any]:
         if self.lift:
             return {"lift": True}
         return {"every": self.every, "steps": self.for_, "sets": list(self.sets) or None}

@@ -81,25 +81,27 @@ class Relaunch(Action):
         """Return the step before which a checkpoint must have been saved."""
         return breach_step - self.at_least
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        if "relaunch" in aim.unable:
-            raise Refused(aim.unable["relaunch"])
-        found = newest_before(aim.good, self.before(aim.breach_step))
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        if "relaunch" in context.unavailable:
+            raise Refused(context.unavailable["relaunch"])
+        found = newest_before(context.good, self.before(context.breach_step))
         if found is None:
-            why = f"; {aim.unable['portable']}" if "portable" in aim.unable else ""
-            raise Refused(
-                f"the trouble began at step {aim.breach_step}, and no good checkpoint is "
-                f"{self.at_least} steps older ({len(aim.good)} good in all){why}"
+            why = (
+                f"; {context.unavailable['portable']}" if "portable" in context.unavailable else ""
             )
-        first = max(found.step + 1, aim.breach_step - self.skip + 1)
+            raise Refused(
+                f"the trouble began at step {context.breach_step}, and no good checkpoint is "
+                f"{self.at_least} steps older ({len(context.good)} good in all){why}"
+            )
+        first = max(found.step + 1, context.breach_step - self.skip + 1)
         return {
             "checkpoint": found.id,
             "path": found.path,
             "step": found.step,
             "bytes": found.bytes,
-            "attempt": aim.attempt + 1,
+            "attempt": context.attempt + 1,
             "rewarm": {"start": self.start, "steps": self.rewarm} if self.rewarm else None,
-            "skip": [[first, aim.breach_step]] if self.skip else None,
+            "skip": [[first, context.breach_step]] if self.skip else None,
         }
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

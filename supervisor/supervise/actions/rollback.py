@@ -76,21 +76,21 @@ class Rollback(Action):
             wrong.append(("skip", "needs rng: restore, which repeats the same batches"))
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "rollback")
-        if "rollback" in aim.unable:
-            raise Refused(aim.unable["rollback"])
-        before = aim.breach_step - self.at_least
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "rollback")
+        if "rollback" in context.unavailable:
+            raise Refused(context.unavailable["rollback"])
+        before = context.breach_step - self.at_least
         if before < 1:
             raise Refused(
-                f"the trouble began at step {aim.breach_step}, so no savepoint can be "
+                f"the trouble began at step {context.breach_step}, so no savepoint can be "
                 f"{self.at_least} steps older"
             )
         rewarm = {"start": self.start, "steps": self.rewarm} if self.rewarm else None
         args: dict[str, Any] = {"before_step": before, "rng": self.rng, "rewarm": rewarm}
         if self.skip is not None:
-            first = aim.breach_step - self.skip.before
-            args["skip"] = [max(0, first), aim.breach_step + self.skip.after]
+            first = context.breach_step - self.skip.before
+            args["skip"] = [max(0, first), context.breach_step + self.skip.after]
         if self.moments != "restore":
             args["moments"] = self.moments
         return args

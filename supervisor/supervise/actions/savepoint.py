@@ -28,8 +28,8 @@ class Savepoint(Action):
     changes_training: ClassVar[bool] = True  # of one rank alone it is a state that never was
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "savepoint")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "savepoint")
         return {}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class SkipStep(Action):
             wrong.append(("count", f"must be between 1 and most, {self.most}, not {self.count}"))
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "skip_step")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "skip_step")
         return {"count": self.count, "most": self.most}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

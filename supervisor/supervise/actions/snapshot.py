@@ -29,8 +29,8 @@ class Snapshot(Action):
     touches_job: ClassVar[bool] = False
     deadline_s: ClassVar[float] = 60.0
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        return {"incident": aim.incident}
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        return {"incident": context.incident}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.snapshot(args["incident"], key=key, deadline_s=self.deadline_s)

@@ -50,7 +50,7 @@ class Stop(Action):
             if not 0.0 <= (value := getattr(self, name)) <= 300.0
         ]
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> dict[str, Any]:
         code = REQUEUE if self.requeue else HUMAN
         return {
             "grace_s": self.grace,

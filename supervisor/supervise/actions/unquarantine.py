@@ -32,14 +32,14 @@ class Unquarantine(Action):
             return [("shards", "must name at least one shard, none of them empty")]
         return []
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> dict[str, Any]:
         named = None if isinstance(self.shards, str) else list(self.shards)
         return {
-            "release": named or {"incident": aim.incident},
-            "step": aim.step,
-            "attempt": aim.attempt,
-            "incident": aim.incident,
-            "by": aim.operator or "policy",
+            "release": named or {"incident": context.incident},
+            "step": context.step,
+            "attempt": context.attempt,
+            "incident": context.incident,
+            "by": context.operator or "policy",
             "why": "released",
         }
 

@@ -53,8 +53,8 @@ class UpdateClip(Action):
             wrong.append(("max_gb", f"must be above 0 and at most 10000, not {self.max_gb:g}"))
         return wrong
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(aim, "update_clip")
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "update_clip")
         if self.lift:
             return {"lift": True}
         return {

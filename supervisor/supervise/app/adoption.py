@@ -22,7 +22,7 @@ from ..core import replay
 from ..core.incidents import withdrawal
 from ..core.model.decisions import Decision
 from ..core.model.events import Adopted, Event, Finished
-from ..core.runbooks.steps import awaited
+from ..core.runbooks.steps import awaited_action
 from ..core.state.incident import verb_of
 from ..errors import StoreError
 from ..inputs import clock
@@ -125,17 +125,17 @@ class Adoption:
 
     def _perform_again(self) -> None:
         run = self._desk.state.run()
-        if run is None or run.intent.waiting_for is None:
+        if run is None or run.intent.action_id is None:
             return
-        verb = verb_of(awaited(self._desk.state))
-        answered = self._control.answered(self._desk.key(run.intent.waiting_for))
+        verb = verb_of(awaited_action(self._desk.state))
+        answered = self._control.answered(self._desk.key(run.intent.action_id))
         gone = withdrawal.withdrawn(self._desk.policy, self._desk.state)
         if gone and not answered:
             lost = f"{gone}, and so is who asked for it"
-            self._desk.take(Finished(clock.monotonic_ns(), run.intent.waiting_for, False, {}, lost))
+            self._desk.take(Finished(clock.monotonic_ns(), run.intent.action_id, False, {}, lost))
             return
-        why = f"{run.intent.waiting_for} was under way: performed again under its key"
-        action = {"id": run.intent.waiting_for, "verb": verb}
+        why = f"{run.intent.action_id} was under way: performed again under its key"
+        action = {"id": run.intent.action_id, "verb": verb}
         self._recorder.note("recovered", self._desk.state.step, why, {"action": action})
         if verb == "stop" and self._control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
@@ -143,7 +143,7 @@ class Adoption:
         self._desk.again()
         until = time.monotonic() + ANSWER_S
         # What follows it waits for what the job has said since: a pause may have ended by itself.
-        while answered and run.intent.waiting_for == action["id"] and time.monotonic() < until:
+        while answered and run.intent.action_id == action["id"] and time.monotonic() < until:
             self._control.pump(clock.monotonic_ns())
             self._desk.returns()
             time.sleep(0.005)

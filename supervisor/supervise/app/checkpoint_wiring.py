@@ -52,7 +52,7 @@ def hear(guard: CheckpointService, event: Event, policy: Policy) -> None:
 
 def seek(guard: CheckpointService, policy: Policy, state: State) -> None:
     """Let the guard verify at once what a refused relaunch waits for, if one does."""
-    before = checkpoint_choice.sought(policy, state)
+    before = checkpoint_choice.needed_before(policy, state)
     if before is not None:
         guard.verify_awaited(before)
 
@@ -63,10 +63,10 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     The engine decides that once it knows of the end; here it is only about being in time.
     """
     job = state.job
-    able = policy.mode in ACTING_MODES and "relaunch" not in job.unable
+    able = policy.mode in ACTING_MODES and "relaunch" not in job.unavailable
     if not returncode or not policy.job.get("on_crash") or not able:
         return False
-    meant = job.stopping or job.called_off or returncode in (*ASKED, *MEANT)
+    meant = job.stopping or job.end_requested or returncode in (*ASKED, *MEANT)
     held = state.incident is not None and state.incident.phase == HELD
     return not (meant or held or state.step in job.restarts.crashes)
 

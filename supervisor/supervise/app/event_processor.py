@@ -180,7 +180,7 @@ class EventProcessor:
         action = run.intent.action
         if run.terms.approved is not None or incident is None or not isinstance(action, Relaunch):
             return None
-        breach_step = incident.breach_step if run.order.before is None else run.order.before
+        breach_step = incident.breach_step if run.requested.before is None else run.requested.before
         return run.intent.args["step"], action.before(breach_step)
 
     def choose(self) -> Mapping[str, Any]:
@@ -199,7 +199,7 @@ class EventProcessor:
     def may_start(self) -> None:
         """Raise ActionError when an operator said `stop` while the job was dead."""
         incident = self.state.incident
-        for told in incident.deferred.wanted if incident is not None else ():
+        for told in incident.deferred.commands if incident is not None else ():
             if told.command == "stop":
                 raise ActionError(f"not started again: {told.operator} said stop")
 
@@ -208,9 +208,9 @@ class EventProcessor:
         incident = self.state.incident
         assert incident is not None
         assert incident.run is not None
-        verb = verb_of(steps.awaited(self.state))
+        verb = verb_of(steps.awaited_action(self.state))
         intent = incident.run.intent
-        self._start({"id": intent.waiting_for, "verb": verb, "args": intent.args})
+        self._start({"id": intent.action_id, "verb": verb, "args": intent.args})
 
     def message(self, decision: Decision) -> Message:
         """Return what people are told by a decision to notify them."""
@@ -228,8 +228,8 @@ class EventProcessor:
             self.take(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
             return
         self.performing = action["verb"]
-        awaited, key = steps.awaited(self.state), self.key(action["id"])
-        self.performer.start(action["id"], awaited, action["args"], key=key)
+        action_awaited, key = steps.awaited_action(self.state), self.key(action["id"])
+        self.performer.start(action["id"], action_awaited, action["args"], key=key)
 
     def _post(self, decision: Decision, seq: int | None) -> None:
         number = decision.step if seq is None else seq

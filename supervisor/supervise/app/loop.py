@@ -271,7 +271,7 @@ class App:
         control.pump(
             clock.monotonic_ns(),
             withdrawn=withdrawal.withdrawn(desk.policy, desk.state),
-            standstill=withdrawal.answers_standstill(desk.state),
+            standstill=withdrawal.answers_stall(desk.state),
         )
         for sentence in (*control.late(), *self._machine.troubles()):
             desk.take(Notice(clock.monotonic_ns(), "note", sentence))
@@ -283,7 +283,7 @@ class App:
             desk.told(told)
         desk.returns()
         self._segments.spare(
-            savepoint_retention.before_step(desk.policy, desk.state), clock.monotonic_ns()
+            savepoint_retention.retain_before(desk.policy, desk.state), clock.monotonic_ns()
         )
         return found
 
@@ -336,7 +336,9 @@ class App:
                 desk.take(notice)
             desk.take(Tick(now_ns, judged))
         checkpoint_wiring.seek(self._guard, desk.policy, desk.state)
-        changed = self._segments.tighten(sampling_rate.denser(desk.policy, desk.state), now_ns)
+        changed = self._segments.tighten(
+            sampling_rate.needs_dense_sampling(desk.policy, desk.state), now_ns
+        )
         if changed is not None:
             self.recorder.note("sampling", desk.state.step, changed, {})
         self._status.look_for_probe(now_ns)

@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
-from ..core.handlers.job_lifecycle import MEANT, crashed, failed_start
+from ..core.handlers.job_lifecycle import MEANT, has_crashed, start_failed
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
@@ -62,9 +62,9 @@ def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
     A start that failed came to nothing, unless the job itself says what is wrong. A crash that the
     policy answers with a start, and that none followed, needs a person too.
     """
-    if policy.job.get("on_crash") and state.job.stays and crashed(state.job):
+    if policy.job.get("on_crash") and state.job.no_restart_reason and has_crashed(state.job):
         return HUMAN
-    if failed_start(state) and state.job.returncode not in MEANT:
+    if start_failed(state) and state.job.returncode not in MEANT:
         return HUMAN
     return None if job is None else job.exit_code
 

@@ -74,7 +74,9 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
     outcome.no_heartbeat = [
         rule.id
         for rule in policy.rules
-        if any(isinstance(policy.detectors[d].start(), Clockwork) for d in policy.behind(rule))
+        if any(
+            isinstance(policy.detectors[d].start(), Clockwork) for d in policy.detectors_of(rule)
+        )
     ]
     return _finished(outcome, policy, names)
 
@@ -117,7 +119,7 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
     passed = sum(count for *_, count in outcome.pieces)
     for event in events:
         state, decisions = step(policy, state, event)
-        row = passed + state.pace
+        row = passed + state.frame_count
         for decision in decisions:
             if decision.kind == "incident":
                 _add_alarm(decision, outcome, before, row)
@@ -196,12 +198,12 @@ def _charge(
     for action in policy.runbooks[name].steps:
         if action.budget is None:
             continue
-        spent = ledger.exhausted(policy.budgets, action.budget, state.pace, state.at_ns)
+        spent = ledger.exhausted(policy.budgets, action.budget, state.frame_count, state.at_ns)
         if spent is None:
-            ledger.spend(action.budget, state.pace, state.at_ns)
+            ledger.spend(action.budget, state.frame_count, state.at_ns)
         else:
             outcome.budgets.setdefault(spent[0], [0, spent[1].max, 0])[2] += 1
-    for kind, used in ledger.usage(policy.budgets, state.pace, state.at_ns).items():
+    for kind, used in ledger.usage(policy.budgets, state.frame_count, state.at_ns).items():
         now, most = (int(part) for part in used.split("/"))
         if now:
             entry = outcome.budgets.setdefault(kind, [0, most, 0])

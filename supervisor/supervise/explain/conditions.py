@@ -27,23 +27,23 @@ class Leaf(NamedTuple):
     any: bool
 
 
-def missing(rule: Rule, policy: Policy, bank: RankMonitor) -> list[dict[str, Any]]:
+def missing(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[dict[str, Any]]:
     """Return the conditions of a rule that were not met, unknown ones first."""
-    codes = {name: bank.codes[i] for name, i in bank.index.items()}
+    codes = {name: monitor.codes[i] for name, i in monitor.index.items()}
     tree = parse(rule.text, limit=len(rule.text)).tree
     found = [
-        described(leaf.name, policy, bank, wanted=leaf.wanted) | {"any": leaf.any}
+        described(leaf.name, policy, monitor, wanted=leaf.wanted) | {"any": leaf.any}
         for leaf in dict.fromkeys(_lacking(tree, BREACH, codes, several=False))
     ]
     return sorted(found, key=lambda one: one["code"] != "UNKNOWN")
 
 
 def described(
-    name: str, policy: Policy, bank: RankMonitor, *, wanted: int = BREACH
+    name: str, policy: Policy, monitor: RankMonitor, *, wanted: int = BREACH
 ) -> dict[str, Any]:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
-    place, spec = bank.index[name], policy.detectors[name]
-    code, watch = bank.codes[place], bank.watches[place]
+    place, spec = monitor.index[name], policy.detectors[name]
+    code, watch = monitor.codes[place], monitor.watches[place]
     numbers = watch.numbers()
     if len(spec.metrics) == 1:
         numbers["metric"] = spec.metrics[0]
@@ -55,9 +55,9 @@ def described(
         "wanted": CODE_NAMES[wanted],
         "numbers": numbers,
         **_distance(spec, numbers),
-        "inputs": [described(inner, policy, bank) for inner in spec.detectors],
+        "inputs": [described(inner, policy, monitor) for inner in spec.detectors],
     }
-    found["text"] = _sentence(spec, bank, found, code, wanted)
+    found["text"] = _sentence(spec, monitor, found, code, wanted)
     return found
 
 
@@ -127,11 +127,11 @@ def _given(spec: Detector, name: str) -> bool:
 
 
 def _sentence(
-    spec: Detector, bank: RankMonitor, found: Mapping[str, Any], code: int, wanted: int
+    spec: Detector, monitor: RankMonitor, found: Mapping[str, Any], code: int, wanted: int
 ) -> str:
     numbers: Mapping[str, Any] = found["numbers"]
     if code == UNKNOWN:
-        return f"UNKNOWN: {_unknown(spec, bank, found)}"
+        return f"UNKNOWN: {_unknown(spec, monitor, found)}"
     if wanted == OK or code == BREACH:
         against = ", and the rule wants it not to be" if wanted == OK and code == BREACH else ""
         state = "in breach" if code == BREACH else "OK"
@@ -158,14 +158,14 @@ def _sentence(
     return "; ".join(filter(None, [text, format_readings.baseline(numbers)]))
 
 
-def _unknown(spec: Detector, bank: RankMonitor, found: Mapping[str, Any]) -> str:
+def _unknown(spec: Detector, monitor: RankMonitor, found: Mapping[str, Any]) -> str:
     """Say why nothing could be measured."""
     unsure = [one["detector"] for one in found["inputs"] if one["code"] == "UNKNOWN"]
     if unsure:
         return f"it depends on {', '.join(unsure)}"
     if spec.reads == "clock":
         return "the probe of this rank was not heard of"
-    why = [sentence for metric in spec.metrics if (sentence := _lack(metric, bank)) is not None]
+    why = [sentence for metric in spec.metrics if (sentence := _lack(metric, monitor)) is not None]
     if why and (spec.reads != "metrics" or len(why) == len(spec.metrics)):
         return "; ".join(why)
     numbers: Mapping[str, Any] = found["numbers"]
@@ -178,10 +178,10 @@ def _unknown(spec: Detector, bank: RankMonitor, found: Mapping[str, Any]) -> str
     return f"it cannot tell yet; {format_readings.reading(numbers)}"
 
 
-def _lack(metric: str, bank: RankMonitor) -> str | None:
-    if metric not in bank.names:
+def _lack(metric: str, monitor: RankMonitor) -> str | None:
+    if metric not in monitor.names:
         return f"{metric} was never announced by the job"
-    value = bank.value(metric)
+    value = monitor.value(metric)
     if value is None:
         return f"{metric} is absent in this frame"
     if not math.isfinite(value):

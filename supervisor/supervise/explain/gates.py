@@ -35,11 +35,11 @@ def if_fired(rule: Rule, policy: Policy, state: State, was_in: str, rank: int) -
     """
     state = state.copy()
     state.machine = was_in
-    turn, monitor = StepContext(policy, state, Tick(state.at_ns)), state.banks[rank]
+    ctx, monitor = StepContext(policy, state, Tick(state.at_ns)), state.monitors[rank]
     place = policy.rules.index(rule)
     monitor.rules[place].firing, monitor.rules[place].answered = True, False
-    rule_fired.moved(turn, monitor, rank, [(place, True)])
-    return turn.decisions
+    rule_fired.on_rules_changed(ctx, monitor, rank, [(place, True)])
+    return ctx.decisions
 
 
 def _decided(rule: Rule, decisions: Iterable[Decision]) -> Iterator[tuple[str, str]]:

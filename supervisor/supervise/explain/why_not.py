@@ -68,9 +68,9 @@ def answer(
     """
     target, attempt, attempts = find(question, events())
     moment = _fold(question, target, policy, events(), policies)
-    policy, bank = moment.policy, moment.state.banks[question.rank]
+    policy, monitor = moment.policy, moment.state.monitors[question.rank]
     place = _place(question.rule, policy, records)
-    rule, watch = policy.rules[place], bank.rules[place]
+    rule, watch = policy.rules[place], monitor.rules[place]
     now = next((d for _, d in moment.made if _is_fired(d, question)), None)
     found: dict[str, Any] = {
         "rule": rule.id,
@@ -89,8 +89,8 @@ def answer(
         "fired": now is not None,
         "firing": watch.firing,
         "record": None,
-        "missing": [] if watch.code == BREACH else missing(rule, policy, bank),
-        "inactive": inactive(bank, place),
+        "missing": [] if watch.code == BREACH else missing(rule, policy, monitor),
+        "inactive": inactive(monitor, place),
         "obstacles": gates.blocking(rule, policy, _answered(moment, rule, question, now)),
         "then": [] if now is None else _then(moment, rule, now, records),
     }
@@ -99,7 +99,7 @@ def answer(
     elif watch.firing and moment.fired is not None:
         found["record"] = _fired_record(records, moment.fired[0], question)
         found["since_step"] = moment.fired[1]
-    found["verdict"] = _verdict(found, rule, bank, place)
+    found["verdict"] = _verdict(found, rule, monitor, place)
     return found
 
 
@@ -144,13 +144,13 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
     raise UsageError(text, hint=f"there are {_ranges(steps)}{lost}")
 
 
-def inactive(bank: RankMonitor, place: int) -> str | None:
+def inactive(monitor: RankMonitor, place: int) -> str | None:
     """Say why a rule is not judged in this job at all; None when it is."""
-    if bank.active(place):
+    if monitor.active(place):
         return None
-    if bank.deaf:
+    if monitor.probe_off:
         return "the probe of this rank is off, or its segment cannot be read"
-    return f"the job never announced {', '.join(bank.missing(place))}"
+    return f"the job never announced {', '.join(monitor.missing(place))}"
 
 
 def _then(
@@ -205,7 +205,7 @@ def _by_clock(rule_id: str, moment: Moment | None) -> bool:
     rule = next((r for r in policy.rules if r.id == rule_id), None) if policy else None
     if policy is None or rule is None:
         return False
-    return any(policy.detectors[name].reads == "clock" for name in policy.behind(rule))
+    return any(policy.detectors[name].reads == "clock" for name in policy.detectors_of(rule))
 
 
 def _is_fired(decision: Decision, question: Question) -> bool:
@@ -254,8 +254,8 @@ def _fired_record(
     return None
 
 
-def _verdict(found: Mapping[str, Any], rule: Rule, bank: RankMonitor, place: int) -> str:
-    watch = bank.rules[place]
+def _verdict(found: Mapping[str, Any], rule: Rule, monitor: RankMonitor, place: int) -> str:
+    watch = monitor.rules[place]
     record = f"record {found['record']}" if found["record"] is not None else "it has no record"
     if found["fired"]:
         return f"it did fire at this step: {record}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..core.model.approval_request import Pending
+from ..core.model.approval_request import ApprovalRequest
 from ..core.model.decisions import CODE_NAMES, Decision
 from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
@@ -44,7 +44,7 @@ def snapshot(
         "approvals": [] if pending is None else [_request(pending, now_ns)],
         "silenced": {rule: who for rule in state.rules.silenced if (who := state.silence(rule))},
         "checkpoints_good": [found.id for found in state.checkpoints.good()][-3:],
-        "budgets": state.ledger.usage(policy.budgets, state.pace, state.at_ns),
+        "budgets": state.ledger.usage(policy.budgets, state.frame_count, state.at_ns),
         "rules": rules(policy, state),
         "ranks": {
             str(rank): {
@@ -76,16 +76,16 @@ def _open(incident: Incident | None) -> dict[str, Any] | None:
         "rules": list(incident.rules),
         "headline": incident.headline,
         "runbook": incident.run.runbook.name if incident.run is not None else None,
-        "acked": incident.acked,
+        "acked": incident.acknowledged_by,
     }
 
 
 def _awaited(policy: Policy, state: State) -> str:
-    before = checkpoint_choice.sought(policy, state)
+    before = checkpoint_choice.needed_before(policy, state)
     return "" if before is None else f"a verified checkpoint from before step {before}"
 
 
-def _request(pending: Pending, now_ns: int) -> dict[str, Any]:
+def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:
     """Return what waits for a person, and for how many seconds more."""
     return {
         "id": pending.id,
@@ -125,12 +125,12 @@ def rules(policy: Policy, state: State) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for r, rule in enumerate(policy.rules):
-        watches = [bank.rules[r] for bank in state.banks.values()]
+        watches = [monitor.rules[r] for monitor in state.monitors.values()]
         if any(watch.firing for watch in watches):
             found[rule.id] = "flapping" if rule.id in state.rules.flapping else "firing"
         elif any(watch.blind for watch in watches):
             found[rule.id] = "blind"
-        elif not any(bank.active(r) for bank in state.banks.values()):
+        elif not any(monitor.active(r) for monitor in state.monitors.values()):
             found[rule.id] = "inactive"
         else:
             found[rule.id] = CODE_NAMES[max((watch.code for watch in watches), default=1)]

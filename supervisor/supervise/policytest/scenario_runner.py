@@ -89,9 +89,11 @@ class ScenarioRunner:
             self.step()
         if self.pending is not None and self.alive():
             self.advance(self.now_ns + self.delay_ns + 1)
-        bank = next(iter(self.state.banks.values()), None)
+        monitor = next(iter(self.state.monitors.values()), None)
         rules = enumerate(self.policy.rules)
-        self.result.active = {rule.id for r, rule in rules if bank is not None and bank.active(r)}
+        self.result.active = {
+            rule.id for r, rule in rules if monitor is not None and monitor.active(r)
+        }
         self.result.visited = self.table.seen
         self.result.spent[self.result.last] = self.usage()
         return self.result
@@ -203,7 +205,7 @@ class ScenarioRunner:
         self.result.log += [(self.index, decision) for decision in made]
         for decision in made:
             if decision.kind == "intent":
-                action = steps.awaited(self.state)
+                action = steps.awaited_action(self.state)
                 intent = decision.data["action"]
                 self.pending = (self.now_ns + self.delay_ns, intent["id"], action, intent)
         if self.crash is not None and any(d.kind == self.crash for d in made):
@@ -275,7 +277,7 @@ class ScenarioRunner:
     def usage(self) -> dict[str, int]:
         """Return the intents counted by each budget now."""
         ledger, state = self.state.ledger, self.state
-        usage = ledger.usage(self.policy.budgets, state.pace, state.at_ns)
+        usage = ledger.usage(self.policy.budgets, state.frame_count, state.at_ns)
         used = {name: int(text.partition("/")[0]) for name, text in usage.items()}
         return {"all": len(ledger.spent.get("all", ())), **used}
 

@@ -79,9 +79,9 @@ class Evidence:
         happened: in [onset - 50, onset + 5].
         peak: largest loss seen, also in an attempt that was left.
         nonfinite: first step at which the loss, the gradient or the update was not finite.
-        kept: first and last one of those that were skipped instead; they are none of the former.
+        skipped: first and last one of those that were skipped instead; they are none of the former.
         planned: an announced event covers the onset, and the loss went the way that was expected.
-        exhausted: it came back after the last rung of the ladder.
+        exhausted: it came back after the last level of the ladder.
         recurring: why it counts as recurring, "" when it does not.
         about_loss: a rule of the incident judges how large the loss is.
         rolled_back: `after` is a new attempt.
@@ -95,7 +95,7 @@ class Evidence:
     happened: Sequence[ContextEvent] = ()
     peak: float | None = None
     nonfinite: int | None = None
-    kept: Sequence[int] = ()
+    skipped: Sequence[int] = ()
     planned: bool = False
     exhausted: bool = False
     recurring: str = ""
@@ -140,7 +140,7 @@ def judge(case: Evidence) -> Verdict:
     if kind == SUSPECT:
         advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
     elif kind == CONTAINED:
-        advice = f"{_kept(case.kept)} kept from the weights; {advice}"
+        advice = f"{_skipped_steps(case.skipped)} kept from the weights; {advice}"
     elif kind == NUMERIC and _own_rate(case):
         advice = f"the job's own learning rate jumped just before, mend that first; {advice}"
     return Verdict(kind, advice, questions)
@@ -154,7 +154,7 @@ def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
     if case.exhausted:
         return SCHEDULE if own_rate else STRUCTURAL
     if not first["excursion"] and back != NO:
-        return CONTAINED if case.kept else NO_EXCURSION
+        return CONTAINED if case.skipped else NO_EXCURSION
     if case.planned:
         return EXPECTED
     if back == YES:
@@ -179,7 +179,7 @@ def _own_rate(case: Evidence) -> bool:
     return any(happened.kind == OWN_RATE for happened in case.happened)
 
 
-def _kept(steps: Sequence[int]) -> str:
+def _skipped_steps(steps: Sequence[int]) -> str:
     first, last = steps[0], steps[-1]
     which = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
     return f"{which} was"

@@ -34,7 +34,7 @@ class RuleWatch:
         self.code = UNKNOWN
         self.held = self.keep_until = 0
         self.firing = self.answered = False
-        self.unknown_since: tuple[int, int] | None = None  # (pace, at_ns)
+        self.unknown_since: tuple[int, int] | None = None  # (frame_count, at_ns)
         self.blind = False
 
     def copy(self) -> RuleWatch:
@@ -60,8 +60,8 @@ class RankMonitor:
         self.step = -1
         self.frames = 0
         self.lost = 0  # frames that were overwritten since the newest one
-        self.deaf = False  # the probe of this rank is off or cannot be read
-        self.gone = False  # the process of this rank has ended, and another one has not spoken
+        self.probe_off = False  # the probe of this rank is off or cannot be read
+        self.exited = False  # the process of this rank has ended, and another one has not spoken
         self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
@@ -82,18 +82,18 @@ class RankMonitor:
 
     # ── which column feeds which watch ────────────────────────────────────────────────────────────
 
-    def replaced(self, program: tuple[int, int] | None) -> bool:
+    def is_replaced_by(self, program: tuple[int, int] | None) -> bool:
         """Return whether that program takes the place of one that nobody knew to have ended."""
-        return self.program not in (None, program) and not self.gone
+        return self.program not in (None, program) and not self.exited
 
     def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> None:
         """Bind metric names to columns; another program of the same rank starts from nothing."""
-        fresh, self.gone = self.program not in (None, program), False
+        fresh, self.exited = self.program not in (None, program), False
         if fresh:
             for watch in self.watches:
                 watch.reset()
             self.codes = [UNKNOWN] * len(self.watches)
-            self.deaf, self.step, self.latest, self.dense = False, -1, (), set()
+            self.probe_off, self.step, self.latest, self.dense = False, -1, (), set()
         self.history.announce(names, fresh=fresh)
         self.program, self.names = program, names
         self._plan()
@@ -124,7 +124,7 @@ class RankMonitor:
 
     def active(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
-        return not self.deaf and not self.gone and self._able[rule]
+        return not self.probe_off and not self.exited and self._able[rule]
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
@@ -134,7 +134,7 @@ class RankMonitor:
 
     # ── feeding ───────────────────────────────────────────────────────────────────────────────────
 
-    def feed(self, frame: Frame, pace: int) -> list[tuple[int, bool]]:
+    def feed(self, frame: Frame, frame_count: int) -> list[tuple[int, bool]]:
         """Take a frame; return `(rule index, fired)` for every rule that fired or cleared."""
         if frame.attempt != self.attempt:
             self._rewind(frame)
@@ -159,36 +159,36 @@ class RankMonitor:
         if history.probed:
             history.probe(frame)
         if changed or self._hot:
-            return self._judge(changed, pace, frame.at_ns)
+            return self._judge(changed, frame_count, frame.at_ns)
         return []
 
-    def tick(self, at_ns: int, beat: Beat | None, pace: int) -> list[tuple[int, bool]]:
+    def tick(self, at_ns: int, beat: Beat | None, frame_count: int) -> list[tuple[int, bool]]:
         """Let the clockworks see the time; return rules that fired or cleared.
 
         Silence means something only while the probe is known to be there: without a `beat`, or once
         it was switched off (`deaf`), nothing is known.
         """
         changed = False
-        if self.gone:  # its silence is known, and means nothing
+        if self.exited:  # its silence is known, and means nothing
             return []
         for i, clock in self._clocks:
             code = UNKNOWN
-            if beat is not None and not self.deaf:
+            if beat is not None and not self.probe_off:
                 code = clock.tick(at_ns, beat.seen_ns, beat.phase)
                 if beat.phase == "exiting":  # a job that ends makes no step, and that is all right
                     code = OK
             if code != self.codes[i]:
                 self.codes[i] = self._take_note(i, code)
                 changed = True
-        return self._judge(True, pace, at_ns, new_step=False) if changed else []
+        return self._judge(True, frame_count, at_ns, new_step=False) if changed else []
 
-    def leave(self) -> None:
+    def mark_exited(self) -> None:
         """The process ended to be started again: what it said last is not so any more."""
-        self.gone = True
+        self.exited = True
         for watch in self.rules:
             watch.code, watch.unknown_since = UNKNOWN, None
 
-    def awake(self, at_ns: int) -> None:
+    def reset_deadlines(self, at_ns: int) -> None:
         """The run was stopped from outside and goes on: deadlines begin anew."""
         for _, clock in self._clocks:
             clock.beat(at_ns, self.step)
@@ -209,7 +209,7 @@ class RankMonitor:
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
 
     def _judge(
-        self, changed: bool, pace: int, at_ns: int, *, new_step: bool = True
+        self, changed: bool, frame_count: int, at_ns: int, *, new_step: bool = True
     ) -> list[tuple[int, bool]]:
         moved: list[tuple[int, bool]] = []
         rules = self.policy.rules
@@ -221,18 +221,20 @@ class RankMonitor:
                 watch.held, watch.unknown_since, watch.blind = 0, None, False
                 continue
             hot.append(r)
-            fired = self._weigh(rule, watch, pace, at_ns, new_step)
+            fired = self._weigh(rule, watch, frame_count, at_ns, new_step)
             if fired is not None:
                 moved.append((r, fired))
         self._hot = hot
         return moved
 
     @staticmethod
-    def _weigh(rule: Rule, watch: RuleWatch, pace: int, at_ns: int, new_step: bool) -> bool | None:
+    def _weigh(
+        rule: Rule, watch: RuleWatch, frame_count: int, at_ns: int, new_step: bool
+    ) -> bool | None:
         code = watch.code
         if code == UNKNOWN:
             if watch.unknown_since is None:
-                watch.unknown_since = (pace, at_ns)
+                watch.unknown_since = (frame_count, at_ns)
             if rule.unknown == "hold":
                 return None
             code = BREACH if rule.unknown == "breach" else OK
@@ -242,16 +244,16 @@ class RankMonitor:
             watch.held += 1 if new_step or watch.held == 0 else 0
             if not watch.firing and watch.held >= rule.for_steps:
                 watch.firing, watch.answered = True, False
-                watch.keep_until = pace + rule.keep_steps
+                watch.keep_until = frame_count + rule.keep_steps
                 return True
             return None
         watch.held = 0
-        if watch.firing and pace >= watch.keep_until:
+        if watch.firing and frame_count >= watch.keep_until:
             watch.firing = False
             return False
         return None
 
-    def blind(self, pace: int, at_ns: int) -> list[int]:
+    def newly_blind(self, frame_count: int, at_ns: int) -> list[int]:
         """Return rules that lack a metric which was there before, for too long, once each.
 
         A detector that is still warming up, or undecided on good values, is not blind.
@@ -260,16 +262,16 @@ class RankMonitor:
         for r, (rule, watch) in enumerate(zip(self.policy.rules, self.rules, strict=True)):
             if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
                 continue
-            since_pace, since_ns = watch.unknown_since
+            since_frame, since_ns = watch.unknown_since
             many = self.policy.blind_after_steps
-            if pace - since_pace <= many:
+            if frame_count - since_frame <= many:
                 many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0
-            if many and pace > since_pace and self.active(r) and self._lacking(r, many):
+            if many and frame_count > since_frame and self.active(r) and self._lacking(r, many):
                 watch.blind = True
                 found.append(r)
         return found
 
-    def unheard(self, rule: int) -> bool:
+    def lacks_metrics(self, rule: int) -> bool:
         """Return whether a rule cannot be judged because the newest frame lacks what it reads.
 
         One that still collects samples, as after a new start, or that is sampled, is not that.
@@ -304,7 +306,7 @@ class RankMonitor:
     def numbers(self, rule: Rule) -> dict[str, Any]:
         """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
         found: dict[str, Any] = {}
-        for name in self.policy.behind(rule):
+        for name in self.policy.detectors_of(rule):
             i, detector = self.index[name], self.policy.detectors[name]
             found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:

@@ -42,5 +42,5 @@ def is_readable(policy: Policy, name: str, has: Callable[[str], bool]) -> bool:
 
 def missing(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> Sequence[str]:
     """Return the metrics behind a rule that are not there, in order, each once."""
-    metrics = [m for name in policy.behind(rule) for m in policy.detectors[name].metrics]
+    metrics = [m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics]
     return list(dict.fromkeys(metric for metric in metrics if not has(metric)))

@@ -15,7 +15,7 @@ from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, effect_verification, runner
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
-from ..state.job_life import CALLED_OFF, JobLife, Restarts
+from ..state.job_life import END_REQUESTED, JobLife, Restarts
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 
@@ -23,27 +23,29 @@ from ..state.runbook_execution import RunbookExecution
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
 INTERRUPTED = (-2, 130)
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
-# scheduler for another turn: a job that says one of these knows better than we do.
+# scheduler for another ctx: a job that says one of these knows better than we do.
 MEANT = frozenset((125, *range(64, 79)))
 HANGS = 2  # starts because it stood still, without going beyond the farthest; project default
 IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a person
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 
 
-def launched(turn: StepContext, event: Launched) -> None:
+def on_launched(ctx: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
-    state, job = turn.state, turn.state.job
-    job.returncode, job.ended, job.stays = None, False, ""
+    state, job = ctx.state, ctx.state.job
+    job.returncode, job.ended, job.no_restart_reason = None, False, ""
     job.launched = event.attempt
     if state.incident is not None:
-        state.incident.deferred.over = ""  # it was taken back from a training that had just begun
+        state.incident.deferred.session_end = (
+            ""  # it was taken back from a training that had just begun
+        )
     state.checkpoints.launched(event.attempt)
-    for bank in state.banks.values():
-        bank.leave()
+    for monitor in state.monitors.values():
+        monitor.mark_exited()
     for verb in ("rollback", "portable"):  # of the process that is gone
-        job.unable.pop(verb, None)
+        job.unavailable.pop(verb, None)
     if event.attempt:
-        turn.record(
+        ctx.record(
             "note",
             f"the job was started again as attempt {event.attempt}",
             what="launched",
@@ -51,10 +53,10 @@ def launched(turn: StepContext, event: Launched) -> None:
         )
 
 
-def noticed(turn: StepContext, event: Notice) -> None:
+def on_notice(ctx: StepContext, event: Notice) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
-    state, job = turn.state, turn.state.job
-    turn.record(
+    state, job = ctx.state, ctx.state.job
+    ctx.record(
         "note",
         event.message,
         what=event.kind,
@@ -63,44 +65,44 @@ def noticed(turn: StepContext, event: Notice) -> None:
         details=dict(event.data),
     )
     if event.kind == "suspended":  # silence meanwhile means nothing
-        for bank in state.banks.values():
-            bank.awake(event.at_ns)
+        for monitor in state.monitors.values():
+            monitor.reset_deadlines(event.at_ns)
     if event.kind == "shard":
-        state.context.blame.named(event.rank, event.data.get("shards"))
+        state.context.attribution.named(event.rank, event.data.get("shards"))
     if event.kind == "signal" and event.data.get("final"):
-        job.called_off = True
+        job.end_requested = True
         job.interrupted |= bool(event.data.get("typed"))
-        job.unable["relaunch"] = CALLED_OFF
-        if job.returncode is not None and _relaunching(state) is not None:
-            _ended(turn)
+        job.unavailable["relaunch"] = END_REQUESTED
+        if job.returncode is not None and _relaunch_id(state) is not None:
+            _on_job_ended(ctx)
     if event.kind == "checkpoint":
-        opening.checkpoint(state, event.data)
-        runner.start_waiting(turn)  # perhaps what lacked one
+        opening.on_checkpoint(state, event.data)
+        runner.start_waiting(ctx)  # perhaps what lacked one
     if event.kind in ("continuity", "resume-refused"):
-        effect_verification.heard(turn, event)
+        effect_verification.on_continuity(ctx, event)
     if event.kind == pausing.ENDED:
-        pausing.ended(turn, event)
+        pausing.on_pause_ended(ctx, event)
     if event.kind == "checkpoint-choice":
-        checkpoint_choice.again(turn)
+        checkpoint_choice.replan_relaunch(ctx)
     verb, _, how = event.kind.rpartition("-")
     if how == "unavailable":  # rollback, relaunch; portable: savepoints for another process
-        job.unable[verb] = event.message
-        resume = (turn.policy.job.get("relaunch") or {}).get("resume")
+        job.unavailable[verb] = event.message
+        resume = (ctx.policy.job.get("relaunch") or {}).get("resume")
         if verb == "rollback" and resume == "savepoint":
-            job.unable["portable"] = event.message
+            job.unavailable["portable"] = event.message
     if event.kind in ("probe-off", "segment-fault"):
-        for rank, bank in state.banks.items():
-            bank.deaf |= event.rank is None or event.rank == rank
-    _tell_people(turn, event)
+        for rank, monitor in state.monitors.items():
+            monitor.probe_off |= event.rank is None or event.rank == rank
+    _notify_people(ctx, event)
 
 
-def _tell_people(turn: StepContext, event: Notice) -> None:
+def _notify_people(ctx: StepContext, event: Notice) -> None:
     """Say to people what they have to know of it."""
-    state, job = turn.state, turn.state.job
+    state, job = ctx.state, ctx.state.job
     if event.kind == "stopped":
-        turn.notify("SEV2", event.message, verdict="nothing is done about it")
+        ctx.notify("SEV2", event.message, verdict="nothing is done about it")
     if event.kind == "slow-start":
-        turn.notify(
+        ctx.notify(
             "SEV2",
             event.message,
             verdict="it is not stopped while it does",
@@ -109,74 +111,78 @@ def _tell_people(turn: StepContext, event: Notice) -> None:
     if event.kind in ("orphans", "orphans-left"):
         gone = event.kind == "orphans-left"
         if gone:  # a start would end them first
-            job.unable["relaunch"] = event.message
-        turn.notify(
+            job.unavailable["relaunch"] = event.message
+        ctx.notify(
             "SEV1" if gone else "SEV2",
             event.message,
             verdict=str(event.data.get("verdict", "")),
             then=f"to end them: {event.data.get('end', '')}",
         )
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
-        turn.notify("SEV2", event.message, verdict="this run is not watched, or only in part")
+        ctx.notify("SEV2", event.message, verdict="this run is not watched, or only in part")
     # Each rank reports the same, so people are told by one.
-    if event.kind == "report" and event.rank == min(state.banks, default=event.rank):
-        turn.notify("SEV2", event.message, verdict="rules that read these are not judged")
+    if event.kind == "report" and event.rank == min(state.monitors, default=event.rank):
+        ctx.notify("SEV2", event.message, verdict="rules that read these are not judged")
 
 
-def exited(turn: StepContext, event: Exited) -> None:
+def on_exited(ctx: StepContext, event: Exited) -> None:
     """The job's processes are gone; what is under way comes to its end before that is answered."""
-    state, incident = turn.state, turn.state.incident
+    state, incident = ctx.state, ctx.state.incident
     state.job.returncode = event.returncode
     if incident is not None:
-        incident.recovery.standing.clear()  # it ended with the process
-    if _relaunching(state) is not None and not (state.job.called_off or _started(state)):
-        turn.record("note", f"the job {_how(state.job)}, to be started again", what="relaunching")
+        incident.recovery.undos.clear()  # it ended with the process
+    if _relaunch_id(state) is not None and not (
+        state.job.end_requested or _relaunch_started(state)
+    ):
+        ctx.record(
+            "note", f"the job {_exit_text(state.job)}, to be started again", what="relaunching"
+        )
     else:
-        _ended(turn)
+        _on_job_ended(ctx)
 
 
-def _relaunching(state: State) -> str | None:
+def _relaunch_id(state: State) -> str | None:
     """Return the id of the relaunch that is under way."""
     run = state.run()
-    return run.intent.waiting_for if run is not None and run.intent.verb == "relaunch" else None
+    return run.intent.action_id if run is not None and run.intent.verb == "relaunch" else None
 
 
-def _started(state: State) -> bool:
+def _relaunch_started(state: State) -> bool:
     """Return whether what the relaunch under way starts runs already, or did."""
     run = state.run()
     return run is not None and run.intent.args.get("attempt") == state.job.launched
 
 
-def failed_start(state: State) -> bool:
+def start_failed(state: State) -> bool:
     """Return whether the newest start came to nothing: no step of it was seen, and it failed.
 
     An end that was asked for, by a signal too, is no failure.
     """
     job = state.job
-    seen = any(bank.attempt >= job.launched for bank in state.banks.values())
-    asked = job.stopping or job.called_off or job.returncode in ASKED
+    seen = any(monitor.attempt >= job.launched for monitor in state.monitors.values())
+    asked = job.stopping or job.end_requested or job.returncode in ASKED
     return bool(job.launched and job.returncode) and not (seen or asked)
 
 
-def _ended(turn: StepContext) -> None:
+def _on_job_ended(ctx: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
-    state, relaunch = turn.state, _relaunching(turn.state)
-    if relaunch is not None and state.job.called_off:
-        turn.record(
+    state, relaunch = ctx.state, _relaunch_id(ctx.state)
+    if relaunch is not None and state.job.end_requested:
+        ctx.record(
             "abort",
             f"{relaunch} failed: the end of the job was asked for meanwhile",
             action={"id": relaunch},
         )
-    approvals.settle(turn, "withdrawn", f"the job {_how(state.job)}")
+    approvals.settle(ctx, "withdrawn", f"the job {_exit_text(state.job)}")
     state.job.ended = True
 
 
-def _how(job: JobLife) -> str:
+def _exit_text(job: JobLife) -> str:
     code = job.returncode or 0
     return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
 
 
-def _given(policy: Policy) -> str:
+def _relaunch_settings(policy: Policy) -> str:
     """Return what the policy gives a job that is started again: an error in it ends the job."""
     told = policy.job.get("relaunch") or {}
     words = [str(word) for word in told.get("args") or ()]
@@ -187,61 +193,61 @@ def _given(policy: Policy) -> str:
     return ", ".join(parts)
 
 
-def crashed(job: JobLife) -> bool:
+def has_crashed(job: JobLife) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
     code = job.returncode
-    meant = job.stopping or job.called_off or code in ASKED or code in MEANT
+    meant = job.stopping or job.end_requested or code in ASKED or code in MEANT
     return bool(code) and not meant
 
 
-def _awaited(job: JobLife, run: RunbookExecution, name: str) -> bool:
+def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
     """Return whether the outcome of an action comes first: only one is performed at a time.
 
     Args:
         name: the runbook that is to follow, "" for none.
     """
-    if run.intent.waiting_for is None or job.stopping or job.called_off:
+    if run.intent.action_id is None or job.stopping or job.end_requested:
         return False
     return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
 
 
-def _answer(turn: StepContext, name: str, text: str) -> None:
+def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
-    state, incident, policy = turn.state, turn.state.incident, turn.policy
+    state, incident, policy = ctx.state, ctx.state.incident, ctx.policy
     job, crashes = state.job, state.job.restarts.crashes
     farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
-        turn.record(
+        ctx.record(
             "suppressed",
             f"{policy.mode}: would have run {name}",
             runbook=name,
             suppressed_by=f"mode:{policy.mode}",
         )
     elif incident is not None and incident.phase == HELD:
-        job.stays = f"{incident.id} was held"
+        job.no_restart_reason = f"{incident.id} was held"
     elif state.step in crashes:
-        job.stays = f"it ended at step {state.step} before, and made no progress"
+        job.no_restart_reason = f"it ended at step {state.step} before, and made no progress"
     elif len(crashes) >= CRASHES:
-        job.stays = f"it ended {CRASHES} times, and never went beyond step {farthest}"
+        job.no_restart_reason = f"it ended {CRASHES} times, and never went beyond step {farthest}"
     else:
         crashes.append(state.step)
         if incident is None:
-            bank = next(iter(state.banks.values()), None)
-            incident = opening.open_incident(turn, bank, "SEV1", text, breach=state.step + 1)
+            monitor = next(iter(state.monitors.values()), None)
+            incident = opening.open_incident(ctx, monitor, "SEV1", text, breach=state.step + 1)
             incident.recovery.crashed = incident.breach_step
         elif incident.severity == "SEV2" and not rule_scope.against_weights(policy, incident):
-            opening.crash(turn, incident, text)
-        _, rung = escalation.entry(policy.ladder, name, -1)
-        runner.start(turn, incident, name, rung, text)
+            opening.join_crash(ctx, incident, text)
+        _, level = escalation.entry_level(policy.ladder, name, -1)
+        runner.start(ctx, incident, name, level, text)
 
 
-def given_up(turn: StepContext, incident: Incident, name: str) -> bool:
+def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
     """Give up a job that stands still, where runbook `name` would only start it once more in vain.
 
     Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
     that, it is held. Hangs may pass by themselves, so one more start is tried than for a crash.
     """
-    policy, step, hangs = turn.policy, turn.state.step, turn.state.job.restarts.hangs
+    policy, step, hangs = ctx.policy, ctx.state.step, ctx.state.job.restarts.hangs
     if name == HOLD or "relaunch" not in policy.runbooks[name].verbs:
         return False
     farthest = Restarts.farthest(hangs, step)
@@ -252,77 +258,80 @@ def given_up(turn: StepContext, incident: Incident, name: str) -> bool:
     why += f"{farthest}"
     verbs = ("snapshot", "stop")
     if not set(verbs) <= set(policy.verbs):
-        closing.hold(turn, incident, why)
+        closing.hold(ctx, incident, why)
         return True
     steps = policy.verbs["snapshot"](), policy.verbs["stop"](if_idle=IDLE_S)
     book = Runbook("give-up", steps, verbs)
-    if approvals.gate(policy, incident, book) is not None:
-        closing.hold(turn, incident, why)
+    if approvals.required_approval(policy, incident, book) is not None:
+        closing.hold(ctx, incident, why)
         return True
     incident.escalation.runs += 1
     incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
-    incident.run.terms.reason = withdrawal.reason(policy, turn.state, incident)
+    incident.run.terms.reason = withdrawal.reason(policy, ctx.state, incident)
     incident.headline += f"; {why}"
-    turn.move("run", f"given up: {why}")
-    turn.notify(
+    ctx.move("run", f"given up: {why}")
+    ctx.notify(
         incident.severity,
         f"{incident.id}: given up",
         verdict=why,
-        news=True,
+        replace=True,
         then="evidence is taken, and the job is ended if it does nothing",
     )
-    runner.proceed(turn, incident)
+    runner.proceed(ctx, incident)
     return True
 
 
-def conclude(turn: StepContext) -> None:
+def conclude(ctx: StepContext) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
-    state, incident, job = turn.state, turn.state.incident, turn.state.job
-    name = str(turn.policy.job.get("on_crash") or "") if job.ended and crashed(job) else ""
+    state, incident, job = ctx.state, ctx.state.incident, ctx.state.job
+    name = str(ctx.policy.job.get("on_crash") or "") if job.ended and has_crashed(job) else ""
     run = state.run()
-    if job.over or (run is not None and _awaited(job, run, name)):
+    if job.over or (run is not None and _awaits_action(job, run, name)):
         return
-    failed = failed_start(state)
-    how, where = f"the job {_how(job)}", f" at step {state.step}"
+    failed = start_failed(state)
+    how, where = f"the job {_exit_text(job)}", f" at step {state.step}"
     if failed:
-        how, where = f"started again with {_given(turn.policy)}, {how} before its first step", ""
+        how, where = (
+            f"started again with {_relaunch_settings(ctx.policy)}, {how} before its first step",
+            "",
+        )
     if job.ended:
-        job.ended, job.stays = False, ""
+        job.ended, job.no_restart_reason = False, ""
         if failed:
-            turn.record("verify", how, what="failed")
+            ctx.record("verify", how, what="failed")
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
-            _answer(turn, name, how + where)
+            _respond_to_crash(ctx, name, how + where)
     incident = state.incident
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
     job.over = True
-    why = f"not started again: {job.stays}" if job.stays else ""
+    why = f"not started again: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
         then = closing.NOTHING if job.returncode == 0 else "look at what it left"
-        closing.close(turn, incident, f"{how}; {why}" if why else how, then)
-    turn.move("exited", f"{how}; {why}" if why else how)
+        closing.close(ctx, incident, f"{how}; {why}" if why else how, then)
+    ctx.move("exited", f"{how}; {why}" if why else how)
     if job.stopping:
         by = job.stopped_by
         about = incident.headline if incident is not None and by == "policy" else ""
-        turn.notify(
-            "SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about, news=True
+        ctx.notify(
+            "SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about, replace=True
         )
     elif job.returncode == 0:
-        turn.notify("INFO", f"finished at step {state.step}", news=True)
+        ctx.notify("INFO", f"finished at step {state.step}", replace=True)
     elif job.interrupted and job.returncode in INTERRUPTED:
-        turn.notify("INFO", f"interrupted at step {state.step}", verdict=how, news=True)
+        ctx.notify("INFO", f"interrupted at step {state.step}", verdict=how, replace=True)
     elif failed:
-        title = f"the job was started again, and {_how(job)} before its first step"
-        turn.notify(
+        title = f"the job was started again, and {_exit_text(job)} before its first step"
+        ctx.notify(
             "SEV1",
             title,
             verdict=why,
-            why=f"it was started with {_given(turn.policy)}",
+            why=f"it was started with {_relaunch_settings(ctx.policy)}",
             then="look at its last output, and at job.relaunch",
-            news=True,
+            replace=True,
         )
     else:
-        turn.notify("SEV1", how + where, verdict=why, then="look at its last output", news=True)
+        ctx.notify("SEV1", how + where, verdict=why, then="look at its last output", replace=True)

@@ -51,28 +51,28 @@ class Answer:
 def busy(incident: Incident) -> str:
     """Return what is being performed, or taken back, right now; "" when nothing is."""
     run = incident.run
-    if run is None or not run.busy():
+    if run is None or not run.is_busy():
         return ""
-    return run.intent.waiting_for or run.runbook.name
+    return run.intent.action_id or run.runbook.name
 
 
-def order(turn: StepContext, event: OperatorCommand) -> Answer:
+def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
-    state, incident = turn.state, turn.state.incident
+    state, incident = ctx.state, ctx.state.incident
     verb, keys = VERBS[event.command](event)
-    action = _made(turn.policy, verb, keys)
+    action = _made(ctx.policy, verb, keys)
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
         if verb not in PATIENT:
             raise Refused(f"{under_way} is under way; say it again when that is over")
-        wanted = incident.deferred.wanted
+        wanted = incident.deferred.commands
         return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
     if state.job.returncode is not None:
         raise Refused("the job has ended")
     if verb == "resume" and not state.job.paused:
         raise Refused("the job is not paused")
-    remark = _unseen(state.context.blame, event) if verb == "quarantine" else ""
-    first = [_made(turn.policy, "snapshot", {})] if verb == "rollback" else []
+    remark = _unseen(state.context.attribution, event) if verb == "quarantine" else ""
+    first = [_made(ctx.policy, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
     before = count(event, "before", state.step + 1) if verb == "rollback" else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
@@ -84,21 +84,21 @@ def order(turn: StepContext, event: OperatorCommand) -> Answer:
     return Answer(
         f"{name}: {verb} is asked of the job{remark}",
         action=f"{name}/{number}/{len(first)}-{verb}",
-        then=lambda: _run(turn, event, book, before),
+        then=lambda: _run(ctx, event, book, before),
     )
 
 
-def _run(turn: StepContext, event: OperatorCommand, book: Runbook, before: int | None) -> None:
-    state, incident = turn.state, turn.state.incident
+def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | None) -> None:
+    state, incident = ctx.state, ctx.state.incident
     if incident is None:
-        bank = next(iter(state.banks.values()), None)
+        monitor = next(iter(state.monitors.values()), None)
         text = f"{book.name} asked by {event.operator}"
-        incident = opening.open_incident(turn, bank, "SEV2", text, breach=state.step + 1)
+        incident = opening.open_incident(ctx, monitor, "SEV2", text, breach=state.step + 1)
     elif incident.run is not None:
-        turn.record(
+        ctx.record(
             "verify", f"{incident.run.runbook.name} gives way to {event.operator}", what="preempted"
         )
-    runner.start_asked(turn, incident, book, event.operator, before)
+    runner.start_requested(ctx, incident, book, event.operator, before)
 
 
 def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
@@ -117,14 +117,14 @@ def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
 # ── shards ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unseen(blame: ShardAttribution, event: OperatorCommand) -> str:
+def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
     """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
 
     Raises:
         Refused: the job knows no shards, so that none could be left out.
     """
-    known = blame.names
-    if not known and not blame.shards:
+    known = attribution.names
+    if not known and not attribution.shards:
         raise Refused(
             "quarantine: the job does not tell which shards its data is from, nor did it ask "
             "is_quarantined in its own process so far; where the workers of a loader ask, they "

@@ -18,19 +18,19 @@ from .operator_actions import Answer
 SILENT_STEPS = 1000  # of `silence` without a number; project default
 
 
-def told(turn: StepContext, event: OperatorCommand) -> None:
+def on_command(ctx: StepContext, event: OperatorCommand) -> None:
     """Answer a word, then do what it says."""
     if event.command == "reload":  # its answer is the policy that follows
-        turn.record(
+        ctx.record(
             "note", f"{event.operator}: {event.command}", what="operator", args=dict(event.args)
         )
         return
     try:
-        answer = _answer(turn, event)
+        answer = _answer(ctx, event)
     except Refused as no:
         answer = Answer(str(no), ok=False)
     said = brief({key: value for key, value in event.args.items() if key != "key"})
-    turn.record(
+    ctx.record(
         "note",
         f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
         what="operator",
@@ -44,37 +44,37 @@ def told(turn: StepContext, event: OperatorCommand) -> None:
     answer.then()
 
 
-def waited(turn: StepContext) -> None:
+def run_deferred(ctx: StepContext) -> None:
     """Do what operators said while an action was under way, when it is over."""
-    incident = turn.state.incident
-    if incident is None or not incident.deferred.wanted or operator_actions.busy(incident):
+    incident = ctx.state.incident
+    if incident is None or not incident.deferred.commands or operator_actions.busy(incident):
         return
     deferred = incident.deferred
-    wanted, deferred.wanted = deferred.wanted, []
+    wanted, deferred.commands = deferred.commands, []
     for event in wanted:
-        told(turn, event)
+        on_command(ctx, event)
 
 
-def _answer(turn: StepContext, event: OperatorCommand) -> Answer:
+def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
     if event.command == "release" and "shard" not in event.args:
-        return _release(turn, event)
+        return _release(ctx, event)
     if event.command in operator_actions.VERBS:
-        return operator_actions.order(turn, event)
+        return operator_actions.order(ctx, event)
     if event.command in PLAIN:
-        return PLAIN[event.command](turn, event)
+        return PLAIN[event.command](ctx, event)
     raise Refused(f"there is no word {event.command!r}")
 
 
-def _release(turn: StepContext, event: OperatorCommand) -> Answer:
+def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
     """End a hold, or take a launch as it is that did not go on from its checkpoint."""
-    state, by = turn.state, f"released by {event.operator}"
+    state, by = ctx.state, f"released by {event.operator}"
     held = state.machine == state_machine.HOLDING
-    if not held and not state.checkpoints.astray:
+    if not held and not state.checkpoints.wrong_checkpoint:
         raise Refused(f"nothing is held; the run is {state.machine}")
 
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
-        turn.record(
+        ctx.record(
             "note", f"{by}: what is saved from here on is good again", what="launch-accepted"
         )
 
@@ -83,17 +83,17 @@ def _release(turn: StepContext, event: OperatorCommand) -> Answer:
 
     def then() -> None:
         if state.incident is not None:
-            closing.close(turn, state.incident, by)
+            closing.close(ctx, state.incident, by)
         state.checkpoints.accept(state.attempt, state.step)
-        for bank in state.banks.values():
-            bank.release()
-        turn.move("released", by)
+        for monitor in state.monitors.values():
+            monitor.release()
+        ctx.move("released", by)
 
     return Answer("released; rules that are still in breach fire again", then=then)
 
 
-def _ack(turn: StepContext, event: OperatorCommand) -> Answer:
-    incident = turn.state.incident
+def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
+    incident = ctx.state.incident
     if incident is None:
         raise Refused("no incident is open")
     name = event.args.get("incident") or incident.id
@@ -101,14 +101,14 @@ def _ack(turn: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"{name} is not open; {incident.id} is")
 
     def then() -> None:
-        incident.acked = event.operator
+        incident.acknowledged_by = event.operator
 
     return Answer(f"{incident.id} is yours; nobody is reminded of it any more", then=then)
 
 
-def _silence(turn: StepContext, event: OperatorCommand) -> Answer:
-    state, name = turn.state, str(event.args.get("rule"))
-    rule = next((rule for rule in turn.policy.rules if rule.id == name), None)
+def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
+    state, name = ctx.state, str(event.args.get("rule"))
+    rule = next((rule for rule in ctx.policy.rules if rule.id == name), None)
     if rule is None:
         raise Refused(f"there is no rule {name!r}")
     if rule.severity == "SEV0":
@@ -118,7 +118,7 @@ def _silence(turn: StepContext, event: OperatorCommand) -> Answer:
     def then() -> None:
         state.rules.silenced.pop(name, None)
         if steps:
-            state.rules.silenced[name] = (state.pace + steps, event.operator)
+            state.rules.silenced[name] = (state.frame_count + steps, event.operator)
 
     if not steps:
         return Answer(f"{name} speaks again", then=then)

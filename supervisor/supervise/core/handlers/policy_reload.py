@@ -3,7 +3,7 @@
 A detector whose definition is the same, its inputs included, keeps its watch; a rule whose
 definition is the same and whose detectors all kept theirs goes on as if nothing had happened.
 Everything else starts as at the beginning of a run. Budgets, cooldowns, the open incident, the
-state of the machine and the pace are the run's and not the policy's: they survive.
+state of the machine and the frame count are the run's and not the policy's: they survive.
 
 So a reload of the same policy changes no decision, and no reload refunds a budget.
 """
@@ -18,11 +18,11 @@ from ..detection.rank_monitor import RankMonitor
 from ..model.events import Reloaded
 from ..model.policy import HOLD, Ladder, Policy, Rule
 from ..state.incident import Incident
-from ..state.job_life import CALLED_OFF
+from ..state.job_life import END_REQUESTED
 from ..state.run_state import State, StepContext
 from . import approval_answers
 
-# Of a bank: what follows from the policy. All else was learnt from the job, and is kept.
+# Of a monitor: what follows from the policy. All else was learnt from the job, and is kept.
 DERIVED = frozenset({"policy", "detectors", "index", "watches", "codes", "rules"})
 # Of a rule: what says nothing about when it fires and what then happens.
 WORDS = frozenset({"when", "where", "see"})
@@ -63,28 +63,28 @@ def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:
     return found
 
 
-def take(turn: StepContext, event: Reloaded) -> None:
-    """Let `turn.policy` take over; a refused one is only told."""
+def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
+    """Let `ctx.policy` take over; a refused one is only told."""
     if event.refused is not None:
-        turn.record(
+        ctx.record(
             "policy_load",
             f"the policy was not reloaded: {event.refused}",
             what="refused",
             operator=event.operator,
             before=event.before,
         )
-        turn.notify(
+        ctx.notify(
             "SEV2",
             "the policy was not reloaded",
             verdict=event.refused,
             then="the policy of before stays in force",
         )
         return
-    state = turn.state
-    ladder = next((bank.policy.ladder for bank in state.banks.values()), turn.policy.ladder)
-    firing = _firing(state.banks)
-    rebound = {rank: rebind(bank, turn.policy) for rank, bank in state.banks.items()}
-    state.banks = {rank: bank for rank, (bank, _) in rebound.items()}
+    state = ctx.state
+    ladder = next((monitor.policy.ladder for monitor in state.monitors.values()), ctx.policy.ladder)
+    firing = _firing(state.monitors)
+    rebound = {rank: rebind(monitor, ctx.policy) for rank, monitor in state.monitors.items()}
+    state.monitors = {rank: monitor for rank, (monitor, _) in rebound.items()}
     anew = {
         part: sorted({name for _, names in rebound.values() for name in names[part]})
         for part in ("detectors", "rules")
@@ -92,7 +92,7 @@ def take(turn: StepContext, event: Reloaded) -> None:
     text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
     if restart := event.changes.get("restart"):
         text += f"; {', '.join(restart)}: as at the start until the job is started again"
-    turn.record(
+    ctx.record(
         "policy_load",
         text,
         what="reloaded",
@@ -103,30 +103,30 @@ def take(turn: StepContext, event: Reloaded) -> None:
         after=event.digest,
         changes=dict(event.changes),
         reset=anew,
-        budget=state.ledger.usage(turn.policy.budgets, state.pace, state.at_ns),
+        budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
     )
-    unable = state.job.unable
-    unable.pop("relaunch", None)
-    unable.update(turn.policy.unable)
-    if state.job.called_off:
-        unable["relaunch"] = CALLED_OFF
-    _forget_rules(turn, firing)
-    _translate_rungs(state, ladder, turn.policy.ladder)
-    approval_answers.again(turn, "the policy was reloaded")
+    unavailable = state.job.unavailable
+    unavailable.pop("relaunch", None)
+    unavailable.update(ctx.policy.unavailable)
+    if state.job.end_requested:
+        unavailable["relaunch"] = END_REQUESTED
+    _forget_rules(ctx, firing)
+    _translate_rungs(state, ladder, ctx.policy.ladder)
+    approval_answers.renew_request(ctx, "the policy was reloaded")
     if state.incident is not None:
-        _keep_runnable(turn, state.incident)
-    turn.notify("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
+        _keep_runnable(ctx, state.incident)
+    ctx.notify("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
 
 
-def rebind(bank: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:
-    """Return a bank that judges by `policy` what `bank` has seen, and what starts anew in it.
+def rebind(monitor: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:
+    """Return a monitor that judges by `policy` what `monitor` has seen, and what starts anew in it.
 
     The latter by name, under `detectors` and `rules`.
 
-    `bank` itself must not be used any more: the two share watches.
+    `monitor` itself must not be used any more: the two share watches.
     """
-    old, made = bank.policy, RankMonitor(policy)
-    for name, value in vars(bank).items():
+    old, made = monitor.policy, RankMonitor(policy)
+    for name, value in vars(monitor).items():
         if name not in DERIVED and not name.startswith("_"):
             setattr(made, name, value)
     kept: set[str] = set()
@@ -135,8 +135,8 @@ def rebind(bank: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, li
         same = old.detectors.get(name) == detector
         if same and all(inner in kept for inner in detector.detectors):  # inputs come first
             kept.add(name)
-            j = bank.index[name]
-            made.watches[i], made.codes[i] = bank.watches[j], bank.codes[j]
+            j = monitor.index[name]
+            made.watches[i], made.codes[i] = monitor.watches[j], monitor.codes[j]
         else:
             anew["detectors"].append(name)
     places = {rule.id: place for place, rule in enumerate(old.rules)}
@@ -145,18 +145,18 @@ def rebind(bank: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, li
         if at is None or not _goes_on(old, old.rules[at], policy, rule, kept):
             anew["rules"].append(rule.id)
         else:
-            made.rules[r] = bank.rules[at]
-    made.announce(bank.names, bank.program)
+            made.rules[r] = monitor.rules[at]
+    made.announce(monitor.names, monitor.program)
     return made, anew
 
 
-def _forget_rules(turn: StepContext, before: Mapping[tuple[str, int], str]) -> None:
+def _forget_rules(ctx: StepContext, before: Mapping[tuple[str, int], str]) -> None:
     """Say which rules do not fire any more, and drop what was remembered about them."""
-    state = turn.state
-    firing = _firing(state.banks)
+    state = ctx.state
+    firing = _firing(state.monitors)
     for (rule_id, rank), severity in before.items():
         if (rule_id, rank) not in firing:
-            turn.record(
+            ctx.record(
                 "rule",
                 f"{rule_id} cleared: the policy was reloaded",
                 rule=rule_id,
@@ -166,33 +166,33 @@ def _forget_rules(turn: StepContext, before: Mapping[tuple[str, int], str]) -> N
             )
     now = {rule_id for rule_id, _ in firing}
     state.rules.unmute_cleared(now)
-    state.rules.forget_unknown({rule.id for rule in turn.policy.rules})
+    state.rules.forget_unknown({rule.id for rule in ctx.policy.rules})
 
 
 def _translate_rungs(state: State, old: Ladder, new: Ladder) -> None:
     """Rungs are remembered by number: find the same runbook on the new ladder."""
-    if old.rungs == new.rungs:
+    if old.levels == new.levels:
         return
 
-    def rung(number: int) -> int:
-        if 0 <= number < len(old.rungs) and old.rungs[number] in new.rungs:
-            return new.rungs.index(old.rungs[number])
-        return min(number, len(new.rungs))  # as many were tried: never less force than before
+    def level(number: int) -> int:
+        if 0 <= number < len(old.levels) and old.levels[number] in new.levels:
+            return new.levels.index(old.levels[number])
+        return min(number, len(new.levels))  # as many were tried: never less force than before
 
-    state.history.renumber(rung)
+    state.history.renumber(level)
     if state.incident is not None:
         tried = state.incident.escalation
-        tried.rung = rung(tried.rung)
+        tried.level = level(tried.level)
 
 
-def _keep_runnable(turn: StepContext, incident: Incident) -> None:
+def _keep_runnable(ctx: StepContext, incident: Incident) -> None:
     """A runbook in progress goes on as it began; what follows its failure must still exist."""
     run = incident.run
-    if run is None or run.runbook.if_it_fails in (HOLD, *turn.policy.runbooks):
+    if run is None or run.runbook.if_it_fails in (HOLD, *ctx.policy.runbooks):
         return
     gone = run.runbook.if_it_fails
     run.runbook = replace(run.runbook, if_it_fails=HOLD)
-    turn.record(
+    ctx.record(
         "note",
         f"{run.runbook.name} holds if it fails: {gone} is no runbook any more",
         what="if-it-fails",
@@ -200,12 +200,12 @@ def _keep_runnable(turn: StepContext, incident: Incident) -> None:
     )
 
 
-def _firing(banks: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:
+def _firing(monitors: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:
     """Return `(rule id, rank) -> severity` of all rules that fire or are blind."""
     return {
         (rule.id, rank): rule.severity
-        for rank, bank in banks.items()
-        for rule, watch in zip(bank.policy.rules, bank.rules, strict=True)
+        for rank, monitor in monitors.items()
+        for rule, watch in zip(monitor.policy.rules, monitor.rules, strict=True)
         if watch.firing or watch.blind
     }
 
@@ -225,7 +225,7 @@ def _same(old: Any, new: Any) -> bool:
 def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept: set[str]) -> bool:
     """Return whether a rule keeps its memory; one that may act from now on has to fire again."""
     same = _same(was, rule) and old.mode_of(was) == new.mode_of(rule)
-    return same and all(name in kept for name in new.behind(rule))
+    return same and all(name in kept for name in new.detectors_of(rule))
 
 
 def _brief(changes: Mapping[str, Any]) -> str:

@@ -32,16 +32,18 @@ from ..state.runbook_execution import RunbookExecution
 from . import job_lifecycle
 
 
-def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[int, bool]]) -> None:
+def on_rules_changed(
+    ctx: StepContext, monitor: RankMonitor, rank: int, changes: list[tuple[int, bool]]
+) -> None:
     """Take `(rule index, fired)` of one rank and one event."""
-    policy, state = turn.policy, turn.state
+    policy, state = ctx.policy, ctx.state
     was_in, fired = state.machine, []
     for r, began in changes:
         rule = policy.rules[r]
         if began:
-            numbers = bank.numbers(rule)
+            numbers = monitor.numbers(rule)
             fired.append((rule, numbers))
-            turn.record(
+            ctx.record(
                 "rule",
                 f"{rule.id} fired: {headline(numbers, rule.text)}",
                 rule=rule.id,
@@ -52,7 +54,7 @@ def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[i
                 numbers=numbers,
             )
         else:
-            turn.record(
+            ctx.record(
                 "rule",
                 f"{rule.id} cleared",
                 rule=rule.id,
@@ -60,46 +62,46 @@ def moved(turn: StepContext, bank: RankMonitor, rank: int, changes: list[tuple[i
                 what="cleared",
                 rank=rank,
             )
-        flapping.changed(turn, rule, rank)
+        flapping.on_rule_changed(ctx, rule, rank)
         if began:
-            flapping.hold_on(policy, state, rule, bank.rules[r])
+            flapping.extend_firing(policy, state, rule, monitor.rules[r])
     firing = set(state.firing(policy))
     state.rules.unmute_cleared(firing)
     if fired:
-        _answer(turn, bank, fired, firing, was_in)
+        _answer(ctx, monitor, fired, firing, was_in)
 
 
-def unmuted(turn: StepContext, bank: RankMonitor) -> None:
+def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
     """Offer rules again that still fire when what muted them is gone."""
-    policy, state, muted = turn.policy, turn.state, turn.state.rules.muted
+    policy, state, muted = ctx.policy, ctx.state, ctx.state.rules.muted
     firing = set(state.firing(policy))
     free = [
-        (rule, bank.numbers(rule))
+        (rule, monitor.numbers(rule))
         for rule in policy.rules
-        if rule.id in muted and _muted(policy, state, bank, rule, firing, state.machine) is None
+        if rule.id in muted and _muted(policy, state, monitor, rule, firing, state.machine) is None
     ]
     for rule, _ in free:
         del muted[rule.id]
     if free:
-        _answer(turn, bank, free, firing, state.machine)
+        _answer(ctx, monitor, free, firing, state.machine)
 
 
 def _answer(
-    turn: StepContext,
-    bank: RankMonitor,
+    ctx: StepContext,
+    monitor: RankMonitor,
     fired: list[tuple[Rule, dict[str, Any]]],
     firing: set[str],
     was_in: str,
 ) -> None:
     """Enlist what fired, most severe first, then let the first rule that acts speak."""
-    state = turn.state
+    state = ctx.state
     fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
     acting: list[Rule] = []
     told = False
     for rule, numbers in fired:
-        muted = _muted(turn.policy, state, bank, rule, firing, was_in)
+        muted = _muted(ctx.policy, state, monitor, rule, firing, was_in)
         if muted is not None:
-            turn.record(
+            ctx.record(
                 "suppressed",
                 f"{rule.id} is muted by {muted.partition(':')[2]}",
                 rule=rule.id,
@@ -109,22 +111,22 @@ def _answer(
             state.rules.muted[rule.id] = muted
             continue
         text = headline(numbers, rule.text)
-        told |= grouping.group(turn, bank, rule, numbers, text, told=told)
+        told |= grouping.group(ctx, monitor, rule, numbers, text, told=told)
         if rule.runbook is None:
             continue
-        mode = turn.policy.mode_of(rule)
+        mode = ctx.policy.mode_of(rule)
         if mode in ACTING_MODES:
             acting.append(rule)
         else:
-            _shadow(turn, rule, mode)
+            _shadow(ctx, rule, mode)
     if acting:
-        _respond(turn, bank, acting[0])
+        _respond(ctx, monitor, acting[0])
     elif state.incident is not None and state.machine == state_machine.NOMINAL:
-        turn.move("notice", f"{state.incident.id}: {state.incident.headline}")
+        ctx.move("notice", f"{state.incident.id}: {state.incident.headline}")
 
 
 def _muted(
-    policy: Policy, state: State, bank: RankMonitor, rule: Rule, firing: set[str], was_in: str
+    policy: Policy, state: State, monitor: RankMonitor, rule: Rule, firing: set[str], was_in: str
 ) -> str | None:
     """Return what mutes a rule, None: it may speak.
 
@@ -133,7 +135,7 @@ def _muted(
     incident = state.incident
     if (silent := state.silence(rule.id)) is not None:
         return f"silence:{silent}"
-    if incident is not None and incident.deferred.over:
+    if incident is not None and incident.deferred.session_end:
         return f"session_end:{incident.id}"
     for inhibit in policy.inhibit:
         if rule.id not in inhibit.mute:
@@ -142,170 +144,176 @@ def _muted(
             return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
-    planned = diagnosis.announced(policy, state.step, bank, rule)
+    planned = diagnosis.planned_event(policy, state.step, monitor, rule)
     return None if planned is None else f"planned:{planned}"
 
 
-def _respond(turn: StepContext, bank: RankMonitor, rule: Rule) -> None:
+def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     """A rule with a runbook fired, may act, and nothing mutes it."""
-    policy, state, incident = turn.policy, turn.state, turn.state.incident
+    policy, state, incident = ctx.policy, ctx.state, ctx.state.incident
     assert incident is not None
     assert rule.runbook is not None
     incident.trigger.asks |= policy.mode_of(rule) == "approve"
-    floor = escalation.floor(policy.ladder, state.history.floor, state.pace)
-    name, rung = escalation.entry(policy.ladder, rule.runbook, floor)
-    aside = rung < 0  # on no rung: neither the ladder nor a hold is about it
+    minimum = escalation.minimum_level(policy.ladder, state.history.last_level, state.frame_count)
+    name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
+    aside = level < 0  # on no level: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
-        _suppress(turn, rule, f"{rule.id}: held, a person is needed", "holding")
+        _suppress(ctx, rule, f"{rule.id}: held, a person is needed", "holding")
         return
     place = policy.rules.index(rule)
-    watch, same = bank.rules[place], _answered(state.banks, bank, place)
+    watch, same = monitor.rules[place], _answered(state.monitors, monitor, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
         _suppress(
-            turn, rule, f"{rule.id} still fires on rank {same}, where it was answered", "answered"
+            ctx, rule, f"{rule.id} still fires on rank {same}, where it was answered", "answered"
         )
         return
-    if precedence.over(incident, bank, rule):
-        why = f"{rule.id}: from before attempt {incident.recovery.back}"
-        _suppress(turn, rule, why, "acting")
-        incident.deferred.waiting.append(rule.id)
+    if precedence.predates_rollback(incident, monitor, rule):
+        why = f"{rule.id}: from before attempt {incident.recovery.rolled_back_to}"
+        _suppress(ctx, rule, why, "acting")
+        incident.deferred.rules.append(rule.id)
         return
     if incident.run is not None:
-        _meanwhile(turn, bank, rule, incident.run, (name, rung))
+        _meanwhile(ctx, monitor, rule, incident.run, (name, level))
         return
-    if not aside and approvals.suspended(state, incident, rule.severity):
-        _suppress(turn, rule, f"{rule.id}: {incident.id} waits for approval", "approval")
+    if not aside and approvals.is_suspended(state, incident, rule.severity):
+        _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for approval", "approval")
         return
     last = state.history.cooldown.get(rule.id)
-    cooling = last is not None and state.pace - last[0] < rule.cooldown_steps
+    cooling = last is not None and state.frame_count - last[0] < rule.cooldown_steps
     why = f"{rule.id}: {incident.headline}"
-    tried = max(incident.escalation.rung, last[1] if cooling and last is not None else -1)
-    again = not aside and (cooling or incident.phase == PROBATION) and rung <= tried
+    tried = max(incident.escalation.level, last[1] if cooling and last is not None else -1)
+    again = not aside and (cooling or incident.phase == PROBATION) and level <= tried
     if again:
         why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
         why += f", and {name} was tried"
-        _suppress(turn, rule, why, "cooldown" if cooling else "probation", runbook=name)
-        incident.escalation.rung, (_, rung) = tried, escalation.climb(policy.ladder, tried)
+        _suppress(ctx, rule, why, "cooldown" if cooling else "probation", runbook=name)
+        incident.escalation.level, (_, level) = tried, escalation.next_level(policy.ladder, tried)
     if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
-        incident.breach_step = first_breach(bank.numbers(rule), bank.step)
+        incident.breach_step = first_breach(monitor.numbers(rule), monitor.step)
         opening.mark_suspect(state, incident)
-        data_suspicion.began(turn, bank, incident, rule, incident.breach_step)
+        data_suspicion.record_onset(ctx, monitor, incident, rule, incident.breach_step)
     watch.answered = True
-    still = stall.told_by(bank, rule)
-    withdrawal.asked(incident.trigger, rule, still=still)
-    if still and job_lifecycle.given_up(turn, incident, name):
+    still = stall.reports_stall(monitor, rule)
+    withdrawal.set_trigger(incident.trigger, rule, still=still)
+    if still and job_lifecycle.give_up(ctx, incident, name):
         return
     if again:
-        runner.climb(turn, incident, why)
+        runner.escalate(ctx, incident, why)
     else:
-        runner.start(turn, incident, name, rung, why, climbed=not aside and name != rule.runbook)
+        runner.start(ctx, incident, name, level, why, escalated=not aside and name != rule.runbook)
     if state.approvals.pending is None:  # else nothing was tried yet
-        state.history.cooldown[rule.id] = (state.pace, rung)
+        state.history.cooldown[rule.id] = (state.frame_count, level)
 
 
-def _suppress(turn: StepContext, rule: Rule, why: str, by: str, **data: Any) -> None:
+def _suppress(ctx: StepContext, rule: Rule, why: str, by: str, **data: Any) -> None:
     """Record that a rule fired and is not answered, and what keeps it."""
-    turn.record("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by=by, **data)
+    ctx.record("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by=by, **data)
 
 
 def _meanwhile(
-    turn: StepContext, bank: RankMonitor, rule: Rule, run: RunbookExecution, wanted: tuple[str, int]
+    ctx: StepContext,
+    monitor: RankMonitor,
+    rule: Rule,
+    run: RunbookExecution,
+    wanted: tuple[str, int],
 ) -> None:
-    """A rule asks for a runbook, and a rung, while another one runs."""
-    policy, incident, (name, rung) = turn.policy, turn.state.incident, wanted
+    """A rule asks for a runbook, and a level, while another one runs."""
+    policy, incident, (name, level) = ctx.policy, ctx.state.incident, wanted
     assert incident is not None
-    if precedence.outranks(policy, bank, rule, run):
-        if 0 <= rung <= (at := incident.escalation.rung):
-            name, rung = escalation.climb(policy.ladder, at)
-        bank.rules[policy.rules.index(rule)].answered = True
-        _preempt(turn, bank, rule, name, rung)
+    if precedence.outranks(policy, monitor, rule, run):
+        if 0 <= level <= (at := incident.escalation.level):
+            name, level = escalation.next_level(policy.ladder, at)
+        monitor.rules[policy.rules.index(rule)].answered = True
+        _preempt(ctx, monitor, rule, name, level)
         return
-    turn.record(
+    ctx.record(
         "suppressed",
         f"{rule.id}: {run.runbook.name} is running",
         rule=rule.id,
         severity=rule.severity,
         suppressed_by="acting",
     )
-    if rung < 0 and rule.runbook != run.runbook.name:  # else it is judged by whether that one helps
-        incident.deferred.waiting.append(rule.id)
+    if (
+        level < 0 and rule.runbook != run.runbook.name
+    ):  # else it is judged by whether that one helps
+        incident.deferred.rules.append(rule.id)
 
 
-def _answered(banks: Mapping[int, RankMonitor], bank: RankMonitor, place: int) -> int | None:
+def _answered(monitors: Mapping[int, RankMonitor], monitor: RankMonitor, place: int) -> int | None:
     """Return another rank on which the rule at that place fires and was answered."""
-    for rank, other in banks.items():
-        if other is not bank and other.rules[place].firing and other.rules[place].answered:
+    for rank, other in monitors.items():
+        if other is not monitor and other.rules[place].firing and other.rules[place].answered:
             return rank
     return None
 
 
-def _preempt(turn: StepContext, bank: RankMonitor, rule: Rule, name: str, rung: int) -> None:
+def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, level: int) -> None:
     """Something worse came up: leave a runbook that is only being verified; never cut an action."""
-    incident = turn.state.incident
+    incident = ctx.state.incident
     assert incident is not None
     run = incident.run
     assert run is not None
-    if run.busy():
-        turn.record(
+    if run.is_busy():
+        ctx.record(
             "suppressed",
             f"{rule.id}: {run.runbook.name} is in the middle of an action",
             rule=rule.id,
             severity=rule.severity,
             suppressed_by="acting",
         )
-        incident.deferred.waiting.append(rule.id)
+        incident.deferred.rules.append(rule.id)
         return
-    turn.record("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
+    ctx.record("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
     incident.run = None
-    if rung >= 0:
-        opening.invalidate_attempt(turn.state, incident)
-    turn.state.history.cooldown[rule.id] = (turn.state.pace, rung)
-    still = stall.told_by(bank, rule)
-    withdrawal.asked(incident.trigger, rule, still=still)
-    if still and job_lifecycle.given_up(turn, incident, name):
+    if level >= 0:
+        opening.invalidate_attempt(ctx.state, incident)
+    ctx.state.history.cooldown[rule.id] = (ctx.state.frame_count, level)
+    still = stall.reports_stall(monitor, rule)
+    withdrawal.set_trigger(incident.trigger, rule, still=still)
+    if still and job_lifecycle.give_up(ctx, incident, name):
         return
-    climbed = rung >= 0 and name != rule.runbook
-    runner.start(turn, incident, name, rung, f"{rule.id}: {incident.headline}", climbed=climbed)
+    escalated = level >= 0 and name != rule.runbook
+    runner.start(ctx, incident, name, level, f"{rule.id}: {incident.headline}", escalated=escalated)
 
 
-def waited(turn: StepContext) -> None:
+def run_deferred(ctx: StepContext) -> None:
     """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
-    state, incident = turn.state, turn.state.incident
-    if incident is None or not incident.deferred.waiting:
+    state, incident = ctx.state, ctx.state.incident
+    if incident is None or not incident.deferred.rules:
         return
     deferred = incident.deferred
-    if incident.run is not None and incident.run.busy():
+    if incident.run is not None and incident.run.is_busy():
         return
-    firing = set(state.firing(turn.policy))
-    found = list(precedence.due(turn.policy, state.banks, incident))
-    deferred.waiting = [] if found else [name for name in deferred.waiting if name in firing]
+    firing = set(state.firing(ctx.policy))
+    found = list(precedence.due_rules(ctx.policy, state.monitors, incident))
+    deferred.rules = [] if found else [name for name in deferred.rules if name in firing]
     if found:
-        rule, bank = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
-        _respond(turn, bank, rule)
+        rule, monitor = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
+        _respond(ctx, monitor, rule)
 
 
-def _shadow(turn: StepContext, rule: Rule, mode: str) -> None:
+def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
     """Write down what enforce would have done; touch nothing."""
-    incident = turn.state.incident
+    incident = ctx.state.incident
     assert incident is not None
     assert rule.runbook is not None
-    if turn.state.machine == state_machine.NOMINAL:
-        turn.move("notice", f"{incident.id}: {incident.headline}")
+    if ctx.state.machine == state_machine.NOMINAL:
+        ctx.move("notice", f"{incident.id}: {incident.headline}")
     shadowed = incident.escalation.shadowed
     if mode == "observe" or rule.runbook in shadowed:
         return
     shadowed.append(rule.runbook)
-    where = action_planning.aim(turn.state, incident)
+    where = action_planning.plan_context(ctx.state, incident)
     steps: list[object] = []
     if rule.runbook != HOLD:
-        book = turn.policy.runbooks[rule.runbook]
+        book = ctx.policy.runbooks[rule.runbook]
         for verb, action in zip(book.verbs, book.steps, strict=True):
             try:
-                steps.append({"verb": verb, "args": action.aim(where)})
+                steps.append({"verb": verb, "args": action.plan(where)})
             except Refused as refusal:
                 steps.append({"verb": verb, "refused": str(refusal)})
-    turn.record(
+    ctx.record(
         "suppressed",
         f"{mode}: would have run {rule.runbook}",
         rule=rule.id,
@@ -314,7 +322,7 @@ def _shadow(turn: StepContext, rule: Rule, mode: str) -> None:
         runbook=rule.runbook,
         would=steps,
     )
-    turn.notify(
+    ctx.notify(
         incident.severity,
         f"{incident.id}: {rule.id}",
         then=f"{mode} mode: would have run {rule.runbook}",

@@ -28,10 +28,10 @@ from . import operator_commands
 NEXT = "the next one is watched from nothing"
 
 
-def another(turn: StepContext, bank: RankMonitor, event: Announced) -> None:
+def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
-    state, rank, last = turn.state, event.rank, bank.step
-    turn.record(
+    state, rank, last = ctx.state, event.rank, monitor.step
+    ctx.record(
         "note",
         f"another program of rank {rank} began after step {last}, in the same launch: its "
         "steps may have numbers that were there before",
@@ -42,58 +42,60 @@ def another(turn: StepContext, bank: RankMonitor, event: Announced) -> None:
     )
     if event.again:
         return
-    _clear(turn, bank, rank)
+    _clear_rules(ctx, monitor, rank)
     incident = state.incident
     # Ranks follow one another: the one that leads, and an incident's own, end it.
     if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
         return
     why = f"its training ended after step {last}, and another one begins"
     if incident is None:
-        _begin(turn, why)
+        _start_session(ctx, why)
         return
-    approvals.settle(turn, "withdrawn", why)
+    approvals.settle(ctx, "withdrawn", why)
     # Its frames are forgotten next.
-    incident.case.verdict = diagnosis.conclude(turn.policy, state, incident)
-    incident.deferred.over = f"over: {why}"
-    settle(turn)
+    incident.case.verdict = diagnosis.classify(ctx.policy, state, incident)
+    incident.deferred.session_end = f"over: {why}"
+    close_ended_session(ctx)
 
 
-def settle(turn: StepContext) -> None:
+def close_ended_session(ctx: StepContext) -> None:
     """Close an incident whose training is over once nothing of it is under way."""
-    incident = turn.state.incident
-    if incident is None or not incident.deferred.over:
+    incident = ctx.state.incident
+    if incident is None or not incident.deferred.session_end:
         return
     deferred, run = incident.deferred, incident.run
-    if run is not None and run.intent.waiting_for is not None:
+    if run is not None and run.intent.action_id is not None:
         return
-    if run is not None and run.failure.why is not None:
-        _not_done(turn, incident, run, run.failure.why)
-    standing = compensation.of_training(incident.recovery)
-    if standing and turn.state.job.returncode is None:
-        _take_back(turn, incident, standing[0])
+    if run is not None and run.failure.reason is not None:
+        _report_unfinished(ctx, incident, run, run.failure.reason)
+    standing = compensation.session_undos(incident.recovery)
+    if standing and ctx.state.job.returncode is None:
+        _undo(ctx, incident, standing[0])
         return
-    closing.close(turn, incident, deferred.over, NEXT)
-    _begin(turn, f"{incident.id} is {deferred.over}")
-    for event in deferred.wanted:
-        operator_commands.told(turn, event)
+    closing.close(ctx, incident, deferred.session_end, NEXT)
+    _start_session(ctx, f"{incident.id} is {deferred.session_end}")
+    for event in deferred.commands:
+        operator_commands.on_command(ctx, event)
 
 
-def _take_back(turn: StepContext, incident: Incident, action: Action) -> None:
+def _undo(ctx: StepContext, incident: Incident, action: Action) -> None:
     """Ask for it once."""
-    compensation.tried(incident.recovery, action)
+    compensation.remove(incident.recovery, action)
     number, book = incident.escalation.runs, Runbook("undo", (), ())
-    failure = RunbookFailure(incident.deferred.over, undoing=[action])
+    failure = RunbookFailure(incident.deferred.session_end, pending_undos=[action])
     run = incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
-    steps.take_back(turn, incident, run, action, "undo")
+    steps.undo(ctx, incident, run, action, "undo")
 
 
-def _not_done(turn: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+def _report_unfinished(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, why: str
+) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
-    if run.order.operator:
-        turn.notify("SEV2", f"{incident.id}: not done for {run.order.operator}", verdict=why)
-    undoing, standing = run.failure.undoing, incident.recovery.standing
+    if run.requested.operator:
+        ctx.notify("SEV2", f"{incident.id}: not done for {run.requested.operator}", verdict=why)
+    undoing, standing = run.failure.pending_undos, incident.recovery.undos
     if undoing and not any(undoing[0] is undo for _, undo in standing):
-        turn.notify(
+        ctx.notify(
             "SEV1",
             f"{incident.id}: taking an action back failed",
             verdict=why,
@@ -101,12 +103,12 @@ def _not_done(turn: StepContext, incident: Incident, run: RunbookExecution, why:
         )
 
 
-def _clear(turn: StepContext, bank: RankMonitor, rank: int) -> None:
+def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
     """What fired on the rank fires no more, so that it can fire again."""
-    policy, state = turn.policy, turn.state
-    for rule, watch in zip(policy.rules, bank.rules, strict=True):
+    policy, state = ctx.policy, ctx.state
+    for rule, watch in zip(policy.rules, monitor.rules, strict=True):
         if watch.firing or watch.blind:
-            turn.record(
+            ctx.record(
                 "rule",
                 f"{rule.id} cleared: its training ended",
                 rule=rule.id,
@@ -114,16 +116,16 @@ def _clear(turn: StepContext, bank: RankMonitor, rank: int) -> None:
                 what="cleared",
                 rank=rank,
             )
-    bank.rules = [RuleWatch() for _ in bank.rules]
+    monitor.rules = [RuleWatch() for _ in monitor.rules]
     firing = state.firing(policy)
     state.rules.unmute_cleared(firing)
 
 
-def _begin(turn: StepContext, why: str) -> None:
+def _start_session(ctx: StepContext, why: str) -> None:
     """What was tried, and how often the loss went astray, was so in the training before."""
-    state = turn.state
+    state = ctx.state
     if state.job.returncode is not None:
         return
-    state.history.begin_training(state.pace)
+    state.history.start_session(state.frame_count)
     state.context.onsets.clear()
-    turn.move("session_started", why)
+    ctx.move("session_started", why)

@@ -15,16 +15,16 @@ from ..state.incident import Incident
 from ..state.run_state import State
 
 
-def aim(
+def plan_context(
     state: State, incident: Incident, before: int | None = None, operator: str = ""
 ) -> PlanContext:
-    """Return what an action may know when its arguments are worked out; see `known`."""
-    blame = state.context.blame
-    where = known(state, incident, before, operator)
-    return replace(where, suspects=blame.suspects(), shards=blame.shards)
+    """Return what an action may know when its arguments are worked out; see `basic_context`."""
+    attribution = state.context.attribution
+    where = basic_context(state, incident, before, operator)
+    return replace(where, suspects=attribution.suspects(), shards=attribution.shards)
 
 
-def known(
+def basic_context(
     state: State, incident: Incident, before: int | None = None, operator: str = ""
 ) -> PlanContext:
     """Return what an action may know but for shards, which take long to weigh.
@@ -40,7 +40,7 @@ def known(
         attempt=max(state.attempt, state.job.launched),  # also of a launch without a frame
         world_size=state.job.world_size,
         severity=incident.severity,
-        unable=state.job.unable,
+        unavailable=state.job.unavailable,
         good=state.checkpoints.good(),
         batches=incident.onset.batches,
         operator=operator,
@@ -51,13 +51,13 @@ def refusal(
     state: State, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
 ) -> str:
     """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
-    return _refusal(aim(state, incident, before, operator), book)
+    return _refusal(plan_context(state, incident, before, operator), book)
 
 
 def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
     """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
-    where = aim(state, incident)
-    if "portable" in where.unable:  # and none will ever come
+    where = plan_context(state, incident)
+    if "portable" in where.unavailable:  # and none will ever come
         return False
     oldest = Checkpoint("", 0, 0, "", ok=True)
     return not _refusal(replace(where, good=(oldest, *where.good)), book)
@@ -66,17 +66,17 @@ def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
 def _refusal(where: PlanContext, book: Runbook) -> str:
     for verb, step in zip(book.verbs, book.steps, strict=True):
         try:
-            step.aim(where)
+            step.plan(where)
         except Refused as refused:
             return f"{verb}: {refused}"
     return ""
 
 
-def plan(state: State, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
-    """Return `{"verb", "args"}` of every step that touches the job; all of them can be aimed."""
-    where = aim(state, incident)
+def planned_steps(state: State, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
+    """Return `{"verb", "args"}` of every step that touches the job; all of them can be planned."""
+    where = plan_context(state, incident)
     return [
-        {"verb": verb, "args": step.aim(where)}
+        {"verb": verb, "args": step.plan(where)}
         for verb, step in zip(book.verbs, book.steps, strict=True)
         if step.touches_job
     ]

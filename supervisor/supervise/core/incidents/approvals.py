@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model import state_machine
-from ..model.approval_request import Pending
+from ..model.approval_request import ApprovalRequest
 from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
 from ..model.policy import Approval, Policy, Runbook
@@ -26,7 +26,7 @@ from . import action_planning, stall
 DENY, ALLOW = "deny", "allow"
 
 
-def gate(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
+def required_approval(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
     """Return the terms on which a person must be asked about the runbook, None when nobody is.
 
     Terms of a verb come before those of the runbook, and these before those of `all`. Of several
@@ -50,37 +50,37 @@ def _excused(terms: Approval, incident: Incident) -> bool:
     return bool(terms.unless) and rank(incident.severity) <= rank(terms.unless)
 
 
-def ask(
-    turn: StepContext,
+def request(
+    ctx: StepContext,
     incident: Incident,
     book: Runbook,
     terms: Approval,
-    rung: int,
+    level: int,
     why: str,
     *,
-    climbed: bool,
+    escalated: bool,
 ) -> None:
     """Ask people about a runbook; an older request of the incident is void."""
-    state, requests = turn.state, turn.state.approvals
-    settle(turn, "expired", f"{book.name} is asked for instead")
-    plan = action_planning.plan(state, incident, book)
+    state, requests = ctx.state, ctx.state.approvals
+    settle(ctx, "expired", f"{book.name} is asked for instead")
+    plan = action_planning.planned_steps(state, incident, book)
     requests.asked += 1
-    pending = requests.pending = Pending(
+    pending = requests.pending = ApprovalRequest(
         f"ask-{requests.asked}",
         incident.id,
         book.name,
-        rung,
+        level,
         why,
-        climbed,
+        escalated,
         incident.severity,
         plan,
         sha256(plan),
-        turn.policy.digest,
+        ctx.policy.digest,
         state.at_ns + int(terms.timeout_s * 1e9),
         terms.on_timeout,
     )
     steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
-    turn.record(
+    ctx.record(
         "approval_requested",
         f"{pending.id}: may {book.name} run? {steps}",
         severity=incident.severity,
@@ -96,15 +96,15 @@ def ask(
     )
     if incident.phase != HELD:
         incident.reopen()
-    turn.move("ask", f"{pending.id}: {book.name} waits for approval")
+    ctx.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
-    after += f"; {stall.word(turn.policy, state)} meanwhile"
-    turn.notify(
+    after += f"; {stall.job_status(ctx.policy, state)} meanwhile"
+    ctx.notify(
         incident.severity,
         f"{incident.id}: {book.name} waits for your approval",
         verdict=why,
         why=steps,
-        news=True,
+        replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
         f"without an answer within {terms.timeout_s:.0f} s {after}",
     )
@@ -116,14 +116,14 @@ def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def settle(turn: StepContext, what: str, why: str, operator: str = "") -> Pending | None:
+def settle(ctx: StepContext, what: str, why: str, operator: str = "") -> ApprovalRequest | None:
     """End the request that waits, if any: `approved`, `denied`, `expired`, or `withdrawn`."""
-    requests = turn.state.approvals
+    requests = ctx.state.approvals
     pending = requests.pending
     if pending is None:
         return None
-    requests.settle(pending, f"{what} at step {turn.state.step}: {why}")
-    turn.record(
+    requests.settle(pending, f"{what} at step {ctx.state.step}: {why}")
+    ctx.record(
         "approval",
         f"{pending.id} {what}: {why}",
         what=what,
@@ -136,7 +136,7 @@ def settle(turn: StepContext, what: str, why: str, operator: str = "") -> Pendin
     return pending
 
 
-def stale(policy: Policy, state: State, incident: Incident, pending: Pending) -> str:
+def stale_reason(policy: Policy, state: State, incident: Incident, pending: ApprovalRequest) -> str:
     """Say why a request is not what people were asked any more, "" when it still is."""
     book = policy.runbooks.get(pending.runbook)
     if book is None:
@@ -144,12 +144,12 @@ def stale(policy: Policy, state: State, incident: Incident, pending: Pending) ->
     refused = action_planning.refusal(state, incident, book)
     if refused:
         return f"it cannot work any more: {refused}"
-    if sha256(action_planning.plan(state, incident, book)) != pending.sha:
+    if sha256(action_planning.planned_steps(state, incident, book)) != pending.sha:
         return "its arguments are others by now"
     return "" if policy.digest == pending.policy else "the policy was reloaded"
 
 
-def late(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:
+def late_answer(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:
     """Return the answer to a word about a request that does not wait, and whether all is well.
 
     `what`: what the word asks for, `approved` or `denied`; said again it is harmless.
@@ -162,7 +162,7 @@ def late(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:
     return f"{'so already' if again else 'too late'}: {name} was {known}", again
 
 
-def suspended(state: State, incident: Incident, severity: str) -> bool:
+def is_suspended(state: State, incident: Incident, severity: str) -> bool:
     """Return whether a request of the incident waits that is no less urgent than `severity`."""
     pending = state.approvals.pending
     if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:

@@ -12,73 +12,73 @@ from . import approvals, diagnosis, opening, stall
 NOTHING = "nothing to do"
 
 
-def hold(turn: StepContext, incident: Incident, why: str, *, exhausted: bool = False) -> None:
+def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = False) -> None:
     """Stop acting and wait for a person. The job itself is left as it is; an ended one is over.
 
     Args:
         exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
     """
-    policy, state = turn.policy, turn.state
-    approvals.settle(turn, "withdrawn", f"{incident.id} is held")
-    incident.phase, incident.run, incident.deferred.anew = HELD, None, None
+    policy, state = ctx.policy, ctx.state
+    approvals.settle(ctx, "withdrawn", f"{incident.id} is held")
+    incident.phase, incident.run, incident.deferred.retry = HELD, None, None
     opening.invalidate_attempt(state, incident)
     if state.job.returncode is not None:
-        state.job.stays = why
+        state.job.no_restart_reason = why
         return
     case = incident.case
     case.exhausted |= exhausted
-    case.verdict = diagnosis.conclude(policy, state, incident) if exhausted else case.verdict
+    case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
     found, then = case.verdict, "no further action until `supervise release RUN`; "
-    then += stall.word(policy, state)
-    turn.move("hold", why)
+    then += stall.job_status(policy, state)
+    ctx.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
-    turn.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
-    turn.notify(
+    ctx.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
+    ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: held, a person is needed",
         verdict=why if found is None else f"{why}; {found.text}",
         then=then if found is None else f"{then}; {found.advice}",
-        news=True,
+        replace=True,
     )
 
 
-def hold_by(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
+def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """Hold as the last step of a runbook says, whatever became of the evidence before it."""
-    if incident.phase == HELD and run.failure.why is None:
+    if incident.phase == HELD and run.failure.reason is None:
         run.index += 1  # it ran in a hold: people know
         return
     why = f"{run.runbook.name}: {incident.headline}"
-    why += f"; {run.failure.why}" if run.failure.why else ""
-    hold(turn, incident, why, exhausted=run.terms.climbed)
+    why += f"; {run.failure.reason}" if run.failure.reason else ""
+    hold(ctx, incident, why, exhausted=run.terms.escalated)
 
 
-def report_unactionable(turn: StepContext, incident: Incident, name: str, refusal: str) -> None:
+def report_unactionable(ctx: StepContext, incident: Incident, name: str, refusal: str) -> None:
     """Say that the runbook that is wanted cannot work here, and why."""
-    turn.record("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
-    turn.state.job.stays = f"{name}: {refusal}"
-    turn.notify(
+    ctx.record("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
+    ctx.state.job.no_restart_reason = f"{name}: {refusal}"
+    ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: nothing can be done about it here",
         verdict=incident.headline,
         why=f"{name}: {refusal}",
-        then=f"evidence is taken; {stall.word(turn.policy, turn.state)}; a person should look",
-        news=True,
+        then=f"evidence is taken; {stall.job_status(ctx.policy, ctx.state)}; a person should look",
+        replace=True,
     )
 
 
 def close(
-    turn: StepContext, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
+    ctx: StepContext, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn."""
-    approvals.settle(turn, "withdrawn", f"{incident.id} is over")
-    turn.state.checkpoints.judge(incident.id, turn.state.attempt if recovered else None)
+    approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
+    ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if recovered else None)
     acted = incident.escalation.runs > 0
     found = incident.case.verdict
-    if not incident.deferred.over:
-        found = diagnosis.conclude(turn.policy, turn.state, incident)
+    if not incident.deferred.session_end:
+        found = diagnosis.classify(ctx.policy, ctx.state, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     incident.phase = CLOSED
-    turn.record(
+    ctx.record(
         "incident",
         f"closed: {why}",
         severity=incident.severity,
@@ -90,9 +90,9 @@ def close(
         **data,
     )
     if found is not None:
-        diagnosis.remember_onset(turn.state.context, incident.case)
-        why, then = f"{why}; {diagnosis.told(found)}", found.advice if then == NOTHING else then
-    turn.notify(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
+        diagnosis.remember_onset(ctx.state.context, incident.case)
+        why, then = f"{why}; {diagnosis.summary(found)}", found.advice if then == NOTHING else then
+    ctx.notify(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
-        turn.state.history.floor = (incident.escalation.rung, turn.state.pace)
-    turn.state.incident = None
+        ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
+    ctx.state.incident = None

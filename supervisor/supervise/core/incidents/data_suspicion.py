@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..analysis.shard_attribution import BEFORE
 from ..detection.rank_monitor import RankMonitor
-from ..model.approval_request import Pending
+from ..model.approval_request import ApprovalRequest
 from ..model.decisions import BREACH
 from ..model.policy import Policy, Rule
 from ..state.incident import QUIET_STEPS, Incident
@@ -24,9 +24,9 @@ FINGERPRINT = "batch_fingerprint"
 BATCHES = 64  # of one trouble; what lasts longer is no matter of its data. Project default
 
 
-def began(
-    turn: StepContext,
-    bank: RankMonitor,
+def record_onset(
+    ctx: StepContext,
+    monitor: RankMonitor,
     incident: Incident,
     rule: Rule,
     breach: int,
@@ -36,29 +36,29 @@ def began(
     """The trouble of an incident began at step `breach`, for the first time or again.
 
     Args:
-        bank: of the rank that it was seen on.
+        monitor: of the rank that it was seen on.
         rule: that tells of it.
         another: it is an onset of its own; else it takes the place of the last one.
     """
-    state, old, advisory = turn.state, incident.onset, rule.severity == "SEV2"
-    if (old.attempt, old.breach) == (bank.attempt, breach):  # another rule tells of the same
+    state, old, advisory = ctx.state, incident.onset, rule.severity == "SEV2"
+    if (old.attempt, old.breach) == (monitor.attempt, breach):  # another rule tells of the same
         old.advisory &= advisory
         return
     incident.onset = Onset(
-        bank.attempt, breach, advisory, breach - BEFORE - 1, state.pace, bank.step
+        monitor.attempt, breach, advisory, breach - BEFORE - 1, state.frame_count, monitor.step
     )
-    _reach(bank, incident, breach)
-    _reach(bank, incident, bank.step)
-    blame = state.context.blame
-    blame.incident(incident.id, breach, bank.attempt, another=another)
-    suspects = blame.suspects()
+    _add_batches(monitor, incident, breach)
+    _add_batches(monitor, incident, monitor.step)
+    attribution = state.context.attribution
+    attribution.incident(incident.id, breach, monitor.attempt, another=another)
+    suspects = attribution.suspects()
     if suspects:
-        told = {name: blame.account(name) for name in suspects}
+        told = {name: attribution.account(name) for name in suspects}
         texts = [
             f"{name} ({it['blamed']} of {it['troubles']}, p {it['p']:.2g})"
             for name, it in told.items()
         ]
-        turn.record(
+        ctx.record(
             "note",
             f"troubles keep beginning in {', '.join(texts)}"[:400],
             what="shard-suspects",
@@ -66,9 +66,9 @@ def began(
         )
 
 
-def joined(
-    turn: StepContext,
-    bank: RankMonitor,
+def on_rule_joined(
+    ctx: StepContext,
+    monitor: RankMonitor,
     incident: Incident,
     rule: Rule,
     breach: int,
@@ -76,66 +76,72 @@ def joined(
     moved: bool = False,
 ) -> None:
     """A rule fires that is, by now, of the open incident. `moved`: the incident begins there."""
-    watch(turn.policy, turn.state, bank, incident)
+    track_breach(ctx.policy, ctx.state, monitor, incident)
     onset = incident.onset
     clear = onset.lull is not None and breach - BEFORE > onset.lull
-    another = clear or bank.attempt > onset.attempt
+    another = clear or monitor.attempt > onset.attempt
     if another or moved or (onset.advisory and rule.severity != "SEV2"):
-        began(turn, bank, incident, rule, breach, another=another)
+        record_onset(ctx, monitor, incident, rule, breach, another=another)
 
 
-def relapsed(state: State, incident: Incident) -> None:
+def on_relapse(state: State, incident: Incident) -> None:
     """A rule of the incident is in breach on probation: evidence if it was taken back meanwhile."""
     onset = incident.onset
     if state.attempt > onset.attempt:
         onset.attempt, onset.lull = state.attempt, None
-        state.context.blame.incident(incident.id, state.step, state.attempt)
+        state.context.attribution.incident(incident.id, state.step, state.attempt)
 
 
-def calm(state: State) -> bool:
+def is_quiet(state: State) -> bool:
     """Return whether the next loss tells of its shard: no trouble is open, or it has been quiet."""
     incident = state.incident
-    return incident is None or state.pace - incident.onset.pace > QUIET_STEPS
+    return incident is None or state.frame_count - incident.onset.frame_count > QUIET_STEPS
 
 
-def watch(policy: Policy, state: State, bank: RankMonitor, incident: Incident) -> None:
+def track_breach(policy: Policy, state: State, monitor: RankMonitor, incident: Incident) -> None:
     """Look whether the newest frame of a rank is in breach, and its batch part of the trouble."""
     rules = [
         rule
-        for rule, seen in zip(policy.rules, bank.rules, strict=True)
+        for rule, seen in zip(policy.rules, monitor.rules, strict=True)
         if seen.code == BREACH and rule.id in incident.rules
     ]
     if not rules:
         return
-    onset, pace = incident.onset, state.pace
-    if pace - onset.pace > QUIET_STEPS:
+    onset, frame_count = incident.onset, state.frame_count
+    if frame_count - onset.frame_count > QUIET_STEPS:
         onset.lull = onset.step
-    onset.pace, onset.step = pace, bank.step
-    asked = _asked(state.approvals.pending, incident.run)
-    if bank.attempt == onset.attempt and not asked and any(_raw(bank, rule) for rule in rules):
-        _reach(bank, incident, bank.step)
+    onset.frame_count, onset.step = frame_count, monitor.step
+    asked = _batches_are_approved(state.approvals.pending, incident.run)
+    if (
+        monitor.attempt == onset.attempt
+        and not asked
+        and any(_is_in_breach_now(monitor, rule) for rule in rules)
+    ):
+        _add_batches(monitor, incident, monitor.step)
 
 
-def _reach(bank: RankMonitor, incident: Incident, step: int) -> None:
+def _add_batches(monitor: RankMonitor, incident: Incident, step: int) -> None:
     """Take the batch of `step` for one of the trouble, and those just before it.
 
     A step in breach further away stands alone: what lies between was healthy.
     """
     onset = incident.onset
     first = onset.last + 1 if step - onset.last <= BEFORE + 1 else step
-    found = [int(v) for at, v in bank.history.series(FINGERPRINT) if first <= at <= step]
+    found = [int(v) for at, v in monitor.history.series(FINGERPRINT) if first <= at <= step]
     onset.batches = (*onset.batches, *found)[:BATCHES]
     onset.last = max(onset.last, step)
 
 
-def _raw(bank: RankMonitor, rule: Rule) -> bool:
+def _is_in_breach_now(monitor: RankMonitor, rule: Rule) -> bool:
     """Return whether a metric is in breach in this very frame; a reading may last longer."""
-    policy, watches = bank.policy, bank.watches
-    leaves = [bank.index[name] for name in policy.behind(rule) if policy.detectors[name].metrics]
+    policy, watches = monitor.policy, monitor.watches
+    leaves = [
+        monitor.index[name] for name in policy.detectors_of(rule) if policy.detectors[name].metrics
+    ]
     return any(watches[i].raw == BREACH for i in leaves)
 
 
-def _asked(pending: Pending | None, run: RunbookExecution | None) -> bool:
+def _batches_are_approved(pending: ApprovalRequest | None, run: RunbookExecution | None) -> bool:
     """Return whether people said yes to the batches as they are, or their silence will."""
     if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
         return True

@@ -43,68 +43,70 @@ SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
 
 
 def open_case(
-    policy: Policy, state: State, bank: RankMonitor, rank: int, incident: Incident
+    policy: Policy, state: State, monitor: RankMonitor, rank: int, incident: Incident
 ) -> None:
     """Take down what was before the first breach, and what is known of the frames since."""
-    if LOSS not in bank.history.names:
+    if LOSS not in monitor.history.names:
         rank = state.leader() or rank
-        bank = state.banks.get(rank, bank)
-    onset, history, case = incident.breach_step, bank.history, incident.case
-    case.rank, case.attempt, case.begin = rank, bank.attempt, onset
-    case.since, case.looked, case.verdict = state.pace, bank.step, None
-    case.excursion.far, case.excursion.peak = 0, None  # of an onset that it had before
-    case.opened_pace = case.opened_pace or state.pace  # it may be opened anew, when raised
+        monitor = state.monitors.get(rank, monitor)
+    onset, history, case = incident.breach_step, monitor.history, incident.case
+    case.rank, case.attempt, case.first_step = rank, monitor.attempt, onset
+    case.since_frame, case.last_step, case.verdict = state.frame_count, monitor.step, None
+    case.excursion.outliers, case.excursion.peak = 0, None  # of an onset that it had before
+    case.opened_at_frame = (
+        case.opened_at_frame or state.frame_count
+    )  # it may be opened anew, when raised
     case.band = band_of(history.series(LOSS), onset)
     case.norms = {
         metric: median(values)
         for metric in (GRAD, UPDATE, CLIPPED)
-        if len(values := before(bank, metric, onset)) >= LEAST
+        if len(values := values_before(monitor, metric, onset)) >= LEAST
     }
     for frame in history.frames:
         if frame.step >= onset:
-            _look(case, bank, frame.values, frame.step)
-    case.context = around(policy, state.context, bank, incident)
+            _observe(case, monitor, frame.values, frame.step)
+    case.context = context_events(policy, state.context, monitor, incident)
 
 
-def follow(policy: Policy, state: State, incident: Incident) -> Verdict | None:
+def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Look at the newest frame; return a verdict once, when it is time for one."""
     case = incident.case
-    bank = state.banks.get(case.rank)
-    if bank is None or LOSS not in bank.history.names:
+    monitor = state.monitors.get(case.rank)
+    if monitor is None or LOSS not in monitor.history.names:
         return None
-    if bank.attempt != case.attempt:  # it went back: the question is asked anew
-        case.attempt, case.begin = bank.attempt, bank.step
-        case.since, case.rolled_back, case.verdict = state.pace, True, None
-    if bank.step != case.looked:
-        case.looked = bank.step
-        _look(case, bank, bank.latest, bank.step)
-    if case.verdict is not None or state.pace - case.since < DEADLINE:
+    if monitor.attempt != case.attempt:  # it went back: the question is asked anew
+        case.attempt, case.first_step = monitor.attempt, monitor.step
+        case.since_frame, case.rolled_back, case.verdict = state.frame_count, True, None
+    if monitor.step != case.last_step:
+        case.last_step = monitor.step
+        _observe(case, monitor, monitor.latest, monitor.step)
+    if case.verdict is not None or state.frame_count - case.since_frame < DEADLINE:
         return None
-    case.verdict = conclude(policy, state, incident)
+    case.verdict = classify(policy, state, incident)
     return case.verdict
 
 
-def waits(policy: Policy, state: State, incident: Incident) -> bool:
+def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether an incident that is quiet is not over: its loss is not back, and still may be.
 
     Asked every tenth frame only; one that waits is not urgent.
     """
-    pace, quiet_since = state.pace, incident.ending.quiet_since
-    if not about_loss(policy, incident) or pace - incident.case.since >= DEADLINE:
+    frame_count, quiet_since = state.frame_count, incident.ending.quiet_since
+    if not about_loss(policy, incident) or frame_count - incident.case.since_frame >= DEADLINE:
         return False
-    if quiet_since is not None and (pace - quiet_since) % 10:
+    if quiet_since is not None and (frame_count - quiet_since) % 10:
         return True
     found = _evidence(policy, state, incident)
     return found is not None and spike_classifier.rejoined(found)["answer"] == spike_classifier.NO
 
 
-def conclude(policy: Policy, state: State, incident: Incident) -> Verdict | None:
+def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Answer the four questions; None where the job publishes no loss."""
     found = _evidence(policy, state, incident)
     return None if found is None else spike_classifier.judge(found)
 
 
-def told(found: Verdict) -> str:
+def summary(found: Verdict) -> str:
     """Return a verdict for a message: what was answered, if the loss has a part in it.
 
     The audit record has all.
@@ -123,13 +125,13 @@ def told(found: Verdict) -> str:
 
 def remember_onset(context: LossContext, case: LossCase) -> None:
     """Count an excursion of the loss, so that a series of them is seen."""
-    if _counts(case):
-        context.onsets.append(case.opened_pace)
+    if _is_series_excursion(case):
+        context.onsets.append(case.opened_at_frame)
 
 
-def _counts(case: LossCase) -> bool:
+def _is_series_excursion(case: LossCase) -> bool:
     """Return whether the loss went so far, for so long, that more of the same are a series."""
-    return case.excursion.far >= SERIES_FRAMES
+    return case.excursion.outliers >= SERIES_FRAMES
 
 
 def about_loss(policy: Policy, incident: Incident) -> bool:
@@ -138,43 +140,43 @@ def about_loss(policy: Policy, incident: Incident) -> bool:
     A detector of one metric does; one of several (`nonfinite`) asks whether they are numbers.
     """
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
-    behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
+    behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
 
 
-def announced(policy: Policy, step: int, bank: RankMonitor, rule: Rule) -> str | None:
+def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
     if rule.severity == "SEV0" or not policy.planned:
         return None
     if not rule_scope.metrics(policy, rule) <= MOVED_BY_PLAN:
         return None
     for event in policy.planned:
-        if event.from_step <= step <= event.to_step and _as_expected(bank, event):
+        if event.from_step <= step <= event.to_step and _as_expected(monitor, event):
             return event.what
     return None
 
 
-def _as_expected(bank: RankMonitor, event: Planned) -> bool:
+def _as_expected(monitor: RankMonitor, event: Planned) -> bool:
     """Return whether the newest loss is on the side where the event was said to take it."""
     if event.expect == "either":
         return True
-    losses = bank.history.series(LOSS)
+    losses = monitor.history.series(LOSS)
     before = [loss for step, loss in losses if step < event.from_step][-PRE:]
     if not before:
         return False
-    newest = bank.value(LOSS)
+    newest = monitor.value(LOSS)
     middle = median(before)
     return newest is not None and (newest > middle if event.expect == "up" else newest < middle)
 
 
 def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | None:
-    case, bank = incident.case, state.banks.get(incident.case.rank)
-    if bank is None or LOSS not in bank.history.names:
+    case, monitor = incident.case, state.monitors.get(incident.case.rank)
+    if monitor is None or LOSS not in monitor.history.names:
         return None
-    history, begin, onsets = bank.history, case.begin, state.context.onsets
-    if not case.rolled_back and _reaches(bank, incident.breach_step):
+    history, begin, onsets = monitor.history, case.first_step, state.context.onsets
+    if not case.rolled_back and _history_covers(monitor, incident.breach_step):
         # By now with what came after it.
-        case.context = around(policy, state.context, bank, incident)
+        case.context = context_events(policy, state.context, monitor, incident)
     probes: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in history.evaluations:
         probes.setdefault(name, []).append((step, value))
@@ -187,31 +189,33 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
             for m, points in series.items()
         },
         probes=probes,
-        artefact=_artefact(bank, incident.breach_step),
+        artefact=_artefact(monitor, incident.breach_step),
         happened=case.context,
         peak=case.excursion.peak,
         nonfinite=case.excursion.nonfinite,
-        kept=case.excursion.kept,
+        skipped=case.excursion.skipped,
         planned=_planned(policy, case, incident.breach_step),
         exhausted=case.exhausted,
-        recurring=recurring([*onsets, case.opened_pace]) if _counts(case) else "",
+        recurring=recurring([*onsets, case.opened_at_frame]) if _is_series_excursion(case) else "",
         about_loss=about_loss(policy, incident),
         rolled_back=case.rolled_back,
     )
 
 
-def _look(case: LossCase, bank: RankMonitor, values: tuple[float | None, ...], step: int) -> None:
+def _observe(
+    case: LossCase, monitor: RankMonitor, values: tuple[float | None, ...], step: int
+) -> None:
     """Keep the largest loss, and the steps whose loss, gradient or update is not finite.
 
     What was skipped was kept from the weights, unless the update itself tells otherwise.
     """
-    names, seen = bank.history.names, case.excursion
+    names, seen = monitor.history.names, case.excursion
     found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
     loss = found.get(LOSS)
     wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
     kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
     if wrong and kept:
-        seen.kept = (*seen.kept[:1], step)
+        seen.skipped = (*seen.skipped[:1], step)
     elif wrong and seen.nonfinite is None:
         seen.nonfinite = step
     if loss is not None and loss - loss == 0.0:
@@ -219,19 +223,19 @@ def _look(case: LossCase, bank: RankMonitor, values: tuple[float | None, ...], s
         band = case.band
         if band is not None:
             far = max(SERIES_MADS * band.spread, SERIES_NATS)
-            seen.far += loss - band.forecast(step) > far
+            seen.outliers += loss - band.forecast(step) > far
 
 
-def _reaches(bank: RankMonitor, onset: int) -> bool:
+def _history_covers(monitor: RankMonitor, onset: int) -> bool:
     """Return whether the frames that are kept go back to what question 4 looks at."""
-    frames = bank.history.frames
+    frames = monitor.history.frames
     whole = len(frames) < (frames.maxlen or 0)  # none was forgotten
     return whole or frames[0].step < onset - BEFORE - 1
 
 
-def _artefact(bank: RankMonitor, onset: int) -> str:
+def _artefact(monitor: RankMonitor, onset: int) -> str:
     """Say whether the evaluation before and after the onset was the same one."""
-    points = bank.history.series(ARTEFACT)
+    points = monitor.history.series(ARTEFACT)
     before = {value for step, value in points if step < onset}
     after = {value for step, value in points if step >= onset}
     if not before or not after:
@@ -244,12 +248,13 @@ def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
     band, peak = case.band, case.excursion.peak
     up = band is not None and peak is not None and peak > band.limit
     return any(
-        event.expect == "either" or (event.expect == "up") == up for event in plans(policy, onset)
+        event.expect == "either" or (event.expect == "up") == up
+        for event in plans_near(policy, onset)
     )
 
 
 def recurring(onsets: Sequence[int]) -> str:
-    """Say why excursions at these paces (ascending) are a series, "" when they are none."""
+    """Say why excursions at these frame counts (ascending) are a series, "" when they are none."""
     recent = [at for at in onsets if onsets[-1] - at < RECUR_FRAMES] if onsets else []
     if len(recent) >= RECUR_COUNT:
         return f"{len(recent)} excursions within {recent[-1] - recent[0]} steps"
@@ -263,23 +268,25 @@ def recurring(onsets: Sequence[int]) -> str:
 # ── what happened around the onset ───────────────────────────────────────────────────────────────
 
 
-def before(bank: RankMonitor, metric: str, onset: int) -> list[float]:
+def values_before(monitor: RankMonitor, metric: str, onset: int) -> list[float]:
     """Return the values from before an onset that its trend is taken from."""
-    return [v for step, v in bank.history.series(metric) if step < onset - EXCLUDED][-PRE:]
+    return [v for step, v in monitor.history.series(metric) if step < onset - EXCLUDED][-PRE:]
 
 
-def plans(policy: Policy, onset: int) -> list[Planned]:
+def plans_near(policy: Policy, onset: int) -> list[Planned]:
     """Return the announced events that an onset may belong to."""
     return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
 
 
-def around(
-    policy: Policy, context: LossContext, bank: RankMonitor, incident: Incident
+def context_events(
+    policy: Policy, context: LossContext, monitor: RankMonitor, incident: Incident
 ) -> list[ContextEvent]:
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
     own = f"{incident.id}/"  # what was done about it is not its cause
-    found = [ContextEvent(plan.from_step, "planned", plan.what) for plan in plans(policy, onset)]
+    found = [
+        ContextEvent(plan.from_step, "planned", plan.what) for plan in plans_near(policy, onset)
+    ]
     found += [
         ContextEvent(step, kind, text)
         for step, attempt, kind, text in context.happened
@@ -287,14 +294,16 @@ def around(
         and attempt == incident.case.attempt
         and not text.startswith(own)
     ]
-    found += [*_rates(bank, onset), *_odd(bank, onset), *_marks(bank, onset)]
+    found += [*_rates(monitor, onset), *_odd(monitor, onset), *_marks(monitor, onset)]
     return sorted(found, key=lambda event: event.step)
 
 
-def _rates(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
+def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
-    points = [p for p in bank.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER]
-    asked = dict(bank.history.series(SCHEDULED))
+    points = [
+        p for p in monitor.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER
+    ]
+    asked = dict(monitor.history.series(SCHEDULED))
     for (_, a), (last, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
         jump = abs(c - b)
         if jump <= RATE_SHARE * abs(b) or jump <= RATE_FACTOR * abs(b - a):
@@ -304,27 +313,27 @@ def _rates(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
         yield ContextEvent(step, SCHEDULE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
 
 
-def _odd(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
+def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     """Yield batches, and counts of tokens, that were unlike those before."""
     for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
         for metric in metrics:
-            usual = before(bank, metric, onset)
+            usual = values_before(monitor, metric, onset)
             if len(usual) < LEAST:
                 continue
             middle = median(usual)
             scale = max(spread(usual, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
-            near = [p for p in bank.history.series(metric) if abs(p[0] - onset) <= NEAR]
+            near = [p for p in monitor.history.series(metric) if abs(p[0] - onset) <= NEAR]
             far = max(near, key=lambda p: abs(p[1] - middle), default=None)
             if far is not None and abs(far[1] - middle) > OUTLIER * scale:
                 text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
                 yield ContextEvent(far[0], kind, text)
 
 
-def _marks(bank: RankMonitor, onset: int) -> Iterator[ContextEvent]:
+def _marks(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     """Yield checkpoints, skipped updates and changes of the loss scale."""
 
     def near(metric: str) -> list[tuple[int, float]]:
-        points = bank.history.series(metric)
+        points = monitor.history.series(metric)
         return [p for p in points if onset - BEFORE <= p[0] <= onset + AFTER]
 
     for step, value in near("checkpoint_time"):

@@ -17,16 +17,16 @@ CHANGES, STEPS = 6, 500
 KEEP = 100
 
 
-def changed(turn: StepContext, rule: Rule, rank: int) -> None:
+def on_rule_changed(ctx: StepContext, rule: Rule, rank: int) -> None:
     """The rule fired or cleared on a rank."""
-    state, rules = turn.state, turn.state.rules
+    state, rules = ctx.state, ctx.state.rules
     flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
-    flips.append(state.pace)
-    busy = len(flips) == flips.maxlen and state.pace - flips[0] <= STEPS
+    flips.append(state.frame_count)
+    busy = len(flips) == flips.maxlen and state.frame_count - flips[0] <= STEPS
     if busy and rule.id not in rules.flapping:
         rules.flapping.add(rule.id)
-        then = f"; from now on it fires for {KEEP} at least" if _advisory(turn.policy, rule) else ""
-        turn.record(
+        then = f"; from now on it fires for {KEEP} at least" if _advisory(ctx.policy, rule) else ""
+        ctx.record(
             "note",
             f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
             rule=rule.id,
@@ -34,7 +34,7 @@ def changed(turn: StepContext, rule: Rule, rank: int) -> None:
         )
         if state.silence(rule.id) is not None:
             return
-        turn.notify(
+        ctx.notify(
             rule.severity,
             f"{rule.id} is flapping",
             verdict=f"{len(flips)} changes in {STEPS} steps",
@@ -44,31 +44,31 @@ def changed(turn: StepContext, rule: Rule, rank: int) -> None:
         rules.flapping.discard(rule.id)
 
 
-def hold_on(policy: Policy, state: State, rule: Rule, watch: RuleWatch) -> None:
+def extend_firing(policy: Policy, state: State, rule: Rule, watch: RuleWatch) -> None:
     """An advisory rule that flaps and has just fired goes on firing for a while."""
     if rule.id in state.rules.flapping and _advisory(policy, rule):
-        watch.keep_until = max(watch.keep_until, state.pace + KEEP)
+        watch.keep_until = max(watch.keep_until, state.frame_count + KEEP)
 
 
-def settled(turn: StepContext) -> None:
+def clear_settled(ctx: StepContext) -> None:
     """A rule that has not changed for as long as it takes to flap is told of again.
 
     One that fires all the while is no noise: it is told at once.
     """
-    state, rules = turn.state, turn.state.rules
-    for rule in turn.policy.rules:
+    state, rules = ctx.state, ctx.state.rules
+    for rule in ctx.policy.rules:
         if rule.id not in rules.flapping:
             continue
         newest = max(flips[-1] for (name, _), flips in rules.flips.items() if name == rule.id)
-        if state.pace - newest <= STEPS:
+        if state.frame_count - newest <= STEPS:
             continue
         rules.flapping.discard(rule.id)
-        if rule.id not in state.firing(turn.policy):
+        if rule.id not in state.firing(ctx.policy):
             continue
-        text = f"{rule.id} flaps no more: it has been firing for {state.pace - newest} steps"
-        turn.record("note", text, rule=rule.id, what="settled")
+        text = f"{rule.id} flaps no more: it has been firing for {state.frame_count - newest} steps"
+        ctx.record("note", text, rule=rule.id, what="settled")
         if state.silence(rule.id) is None and rule.id not in rules.muted:
-            turn.notify(
+            ctx.notify(
                 rule.severity,
                 text,
                 why=f"when: {rule.text}",

@@ -19,8 +19,8 @@ from . import data_suspicion, opening
 
 
 def group(
-    turn: StepContext,
-    bank: RankMonitor,
+    ctx: StepContext,
+    monitor: RankMonitor,
     rule: Rule,
     numbers: Mapping[str, Mapping[str, Any]],
     text: str,
@@ -35,19 +35,19 @@ def group(
     Returns:
         Whether people are told of this one.
     """
-    state, incident = turn.state, turn.state.incident
-    breach = first_breach(numbers, bank.step)
+    state, incident = ctx.state, ctx.state.incident
+    breach = first_breach(numbers, monitor.step)
     if incident is None:
         incident = opening.open_incident(
-            turn, bank, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
+            ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
         )
-        data_suspicion.began(turn, bank, incident, rule, breach)
-    elif not _joins(turn, bank, incident, rule, breach, text):
+        data_suspicion.record_onset(ctx, monitor, incident, rule, breach)
+    elif not _joins(ctx, monitor, incident, rule, breach, text):
         return False
     if told or rule.id in state.rules.flapping:
         return False
     then = f"watching; read runbook {rule.see}" if rule.see else "watching"
-    turn.notify(
+    ctx.notify(
         rule.severity,
         f"{incident.id}: {rule.id} at step {state.step}",
         verdict=text,
@@ -58,10 +58,10 @@ def group(
 
 
 def _joins(
-    turn: StepContext, bank: RankMonitor, incident: Incident, rule: Rule, breach: int, text: str
+    ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule, breach: int, text: str
 ) -> bool:
     """Let a rule join the open incident; return whether that is news to people."""
-    policy, idle = turn.policy, incident.run is None
+    policy, idle = ctx.policy, incident.run is None
     news = rule_scope.new_kind(incident, rule)
     begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
     begins = begins and not rule_scope.against_weights(policy, incident)
@@ -73,13 +73,13 @@ def _joins(
     if moved or raised:
         incident.headline = text
     if moved:
-        opening.case(policy, turn.state, bank, incident)
-    data_suspicion.joined(turn, bank, incident, rule, breach, moved=moved)
+        opening.record_baseline(policy, ctx.state, monitor, incident)
+    data_suspicion.on_rule_joined(ctx, monitor, incident, rule, breach, moved=moved)
     what, reason = "joined", f"{rule.id} joins"
     if raised:
         what, reason = "raised", f"raised to {rule.severity} by {rule.id}: {text}"
     since: dict[str, Any] = {"breach_step": incident.breach_step} if moved or raised else {}
-    turn.record(
+    ctx.record(
         "incident",
         reason,
         rule=rule.id,

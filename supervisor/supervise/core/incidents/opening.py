@@ -14,8 +14,8 @@ from . import diagnosis
 
 
 def open_incident(
-    turn: StepContext,
-    bank: RankMonitor | None,
+    ctx: StepContext,
+    monitor: RankMonitor | None,
     severity: str,
     text: str,
     *,
@@ -26,11 +26,11 @@ def open_incident(
     """Open an incident, and say so.
 
     Args:
-        bank: whose frames are asked about it; None: nothing was ever seen of the job.
+        monitor: whose frames are asked about it; None: nothing was ever seen of the job.
         text: what it is about, one line. breach: the first step that may be part of it.
         see: the runbook that people read.
     """
-    state = turn.state
+    state = ctx.state
     state.history.opened += 1
     incident = state.incident = Incident(
         f"inc-{state.history.opened}",
@@ -40,10 +40,10 @@ def open_incident(
         [rule] if rule else [],
         headline=text,
     )
-    case(turn.policy, state, bank, incident)
+    record_baseline(ctx.policy, state, monitor, incident)
     band = incident.case.band
     title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
-    turn.record(
+    ctx.record(
         "incident",
         title,
         rule=rule,
@@ -56,17 +56,17 @@ def open_incident(
     return incident
 
 
-def crash(turn: StepContext, incident: Incident, text: str) -> None:
+def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
     """A crash joins an advisory incident that says nothing against the weights.
 
     It began when the process ended, however long the host has been slow: what was saved until then
     is as good as before.
     """
     incident.severity, incident.headline = "SEV1", text
-    incident.breach_step = incident.recovery.crashed = turn.state.step + 1
-    bank = turn.state.banks.get(incident.case.rank)
-    case(turn.policy, turn.state, bank, incident)
-    turn.record(
+    incident.breach_step = incident.recovery.crashed = ctx.state.step + 1
+    monitor = ctx.state.monitors.get(incident.case.rank)
+    record_baseline(ctx.policy, ctx.state, monitor, incident)
+    ctx.record(
         "incident",
         f"raised to SEV1 by a crash: {text}",
         severity="SEV1",
@@ -76,10 +76,12 @@ def crash(turn: StepContext, incident: Incident, text: str) -> None:
     )
 
 
-def case(policy: Policy, state: State, bank: RankMonitor | None, incident: Incident) -> None:
+def record_baseline(
+    policy: Policy, state: State, monitor: RankMonitor | None, incident: Incident
+) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
-    if bank is not None:
-        diagnosis.open_case(policy, state, bank, _rank_of(state.banks, bank), incident)
+    if monitor is not None:
+        diagnosis.open_case(policy, state, monitor, _rank_of(state.monitors, monitor), incident)
     mark_suspect(state, incident)
 
 
@@ -89,19 +91,19 @@ def mark_suspect(state: State, incident: Incident) -> None:
     one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
     """
     if incident.severity != "SEV2":
-        _taint(state.checkpoints, incident, state.attempt, incident.breach_step)
+        _suspect_from(state.checkpoints, incident, state.attempt, incident.breach_step)
 
 
 def invalidate_attempt(state: State, incident: Incident) -> None:
     """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
     attempt = max(state.attempt, state.job.launched)
-    tainted = incident.recovery.tainted
+    tainted = incident.recovery.suspect_from
     if tainted and attempt > min(tainted):
-        _taint(state.checkpoints, incident, attempt, 0)
+        _suspect_from(state.checkpoints, incident, attempt, 0)
 
 
-def _taint(checkpoints: Checkpoints, incident: Incident, attempt: int, step: int) -> None:
-    tainted = incident.recovery.tainted
+def _suspect_from(checkpoints: Checkpoints, incident: Incident, attempt: int, step: int) -> None:
+    tainted = incident.recovery.suspect_from
     first = tainted[attempt] = min(step, tainted.get(attempt, step))
     checkpoints.mark_suspect(attempt, first, _since(incident))
 
@@ -110,11 +112,11 @@ def _since(incident: Incident) -> str:
     return f"saved after {incident.id} began"
 
 
-def checkpoint(state: State, data: Mapping[str, Any]) -> None:
+def on_checkpoint(state: State, data: Mapping[str, Any]) -> None:
     """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
     incident, saved, step = state.incident, int(data.get("attempt", 0)), int(data["step"])
     suspect = trial = ""
-    tainted = {} if incident is None else incident.recovery.tainted
+    tainted = {} if incident is None else incident.recovery.suspect_from
     if incident is not None and saved in tainted:
         suspect = "" if 0 <= step < tainted[saved] else _since(incident)
     elif incident is not None and tainted and saved > min(tainted):
@@ -122,5 +124,5 @@ def checkpoint(state: State, data: Mapping[str, Any]) -> None:
     state.checkpoints.notice(data, suspect, trial)
 
 
-def _rank_of(banks: Mapping[int, RankMonitor], bank: RankMonitor) -> int:
-    return next(rank for rank, one in banks.items() if one is bank)
+def _rank_of(monitors: Mapping[int, RankMonitor], monitor: RankMonitor) -> int:
+    return next(rank for rank, one in monitors.items() if one is monitor)

@@ -16,22 +16,22 @@ ENDED = "pause-ended"  # kind of the notice
 UNPAUSED = "the pause that it relies on has ended"
 
 
-def ended(turn: StepContext, event: Notice) -> None:
+def on_pause_ended(ctx: StepContext, event: Notice) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
-    state, incident, run = turn.state, turn.state.incident, turn.state.run()
+    state, incident, run = ctx.state, ctx.state.incident, ctx.state.run()
     pauses = run is not None and run.intent.awaits("pause")
     key = str(event.data.get("key", ""))
-    if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.waiting_for:
+    if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.action_id:
         return
     if not state.job.paused:
         return
     state.job.paused = False
     if incident is not None:
         compensation.forget(incident.recovery, "resume")  # what goes on by itself needs none
-    if run is not None and _relies(run):
-        run.failure.unpaused = event.message
-    if not state.job.called_off:
-        turn.notify(
+    if run is not None and _relies_on_pause(run):
+        run.failure.pause_ended = event.message
+    if not state.job.end_requested:
+        ctx.notify(
             "SEV1",
             "the pause ended by itself, and the job goes on",
             verdict=event.message,
@@ -42,15 +42,15 @@ def ended(turn: StepContext, event: Notice) -> None:
 def withdrawn(state: State) -> bool:
     """Return whether the action under way is not to be carried out, since the job goes on."""
     run = state.run()
-    if run is None or not run.failure.unpaused or run.failure.why is not None:
+    if run is None or not run.failure.pause_ended or run.failure.reason is not None:
         return False
-    action, awaited = run.intent.action, run.intent.waiting_for
+    action, awaited = run.intent.action, run.intent.action_id
     return awaited is not None and action is not None and action.touches_job
 
 
-def _relies(run: RunbookExecution) -> bool:
+def _relies_on_pause(run: RunbookExecution) -> bool:
     """Return whether the step under way was to find the job paused, or is the pause itself."""
-    if run.failure.why is not None:
+    if run.failure.reason is not None:
         return False
     paused = False
     for i in (*run.done, run.index):

@@ -15,31 +15,33 @@ from ..state.runbook_execution import RunbookExecution
 from . import stall
 
 
-def worse(rule: Rule, run: RunbookExecution) -> bool:
+def is_more_severe(rule: Rule, run: RunbookExecution) -> bool:
     """Return whether a rule is more severe than what a run was started for."""
     return SEVERITIES.index(rule.severity) < SEVERITIES.index(run.severity)
 
 
-def outranks(policy: Policy, bank: RankMonitor, rule: Rule, run: RunbookExecution) -> bool:
+def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecution) -> bool:
     """Return whether a rule that fires does not wait for the end of a run.
 
     What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
-    learns nothing from silence; what answers that is on no rung.
+    learns nothing from silence; what answers that is on no level.
     """
-    aside = rule.runbook not in policy.ladder.rungs
-    return worse(rule, run) or (aside and stall.told_by(bank, rule))
+    aside = rule.runbook not in policy.ladder.levels
+    return is_more_severe(rule, run) or (aside and stall.reports_stall(monitor, rule))
 
 
-def over(incident: Incident, bank: RankMonitor, rule: Rule) -> bool:
+def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:
     """Return whether a rule fires for frames from before the job was taken back, and for no other.
 
     Silence is none of them.
     """
-    return bank.attempt < incident.recovery.back and not stall.told_by(bank, rule)
+    return monitor.attempt < incident.recovery.rolled_back_to and not stall.reports_stall(
+        monitor, rule
+    )
 
 
-def due(
-    policy: Policy, banks: Mapping[int, RankMonitor], incident: Incident
+def due_rules(
+    policy: Policy, monitors: Mapping[int, RankMonitor], incident: Incident
 ) -> Iterable[tuple[Rule, RankMonitor]]:
     """Return the rules that wait and are to be answered now, each with where it fires.
 
@@ -47,10 +49,10 @@ def due(
     """
     run = incident.run
     for r, rule in enumerate(policy.rules):
-        for bank in banks.values() if rule.id in incident.deferred.waiting else ():
-            watch = bank.rules[r]
-            if not watch.firing or over(incident, bank, rule):
+        for monitor in monitors.values() if rule.id in incident.deferred.rules else ():
+            watch = monitor.rules[r]
+            if not watch.firing or predates_rollback(incident, monitor, rule):
                 continue
-            calm = incident.recovery.back and watch.code != BREACH
-            if not calm and (run is None or outranks(policy, bank, rule, run)):
-                yield rule, bank
+            calm = incident.recovery.rolled_back_to and watch.code != BREACH
+            if not calm and (run is None or outranks(policy, monitor, rule, run)):
+                yield rule, monitor

@@ -9,7 +9,7 @@ from ..state.run_state import State
 OWN_COST = frozenset({"probe_overhead_frac", "probe_self_time"})
 
 
-def denser(policy: Policy, state: State) -> bool:
+def needs_dense_sampling(policy: Policy, state: State) -> bool:
     """Return whether there is unrest that samples may explain.
 
     An incident that is only about what watching costs is none: denser samples would cost more, and
@@ -22,7 +22,7 @@ def denser(policy: Policy, state: State) -> bool:
     read = {
         metric
         for rule in rules
-        for name in policy.behind(rule)
+        for name in policy.detectors_of(rule)
         for metric in policy.detectors[name].metrics
     }
     return not read or not read <= OWN_COST

@@ -1,6 +1,6 @@
 """Which savepoint must not give way: the one that a rollback of the open incident would go to.
 
-A request waits for a person, or a milder rung is verified, for longer than the newest savepoints
+A request waits for a person, or a milder level is verified, for longer than the newest savepoints
 reach. Pure questions about the state: nothing is decided, said or done.
 """
 
@@ -15,7 +15,7 @@ from ..state.runbook_execution import RunbookExecution
 from . import action_planning
 
 
-def before_step(policy: Policy, state: State) -> int:
+def retain_before(policy: Policy, state: State) -> int:
     """Return the step before which the newest savepoint must stay, 0 when none has to.
 
     Of several rollbacks the one that goes back furthest counts: its savepoint serves all of them. A
@@ -43,10 +43,10 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
     ]
     if state.approvals.pending is not None:
         names.append(state.approvals.pending.runbook)
-    if incident.run is not None and not incident.run.order.operator:
+    if incident.run is not None and not incident.run.requested.operator:
         names.append(incident.run.runbook.name)
-    if any(name in policy.ladder.rungs for name in names):
-        names += policy.ladder.rungs
+    if any(name in policy.ladder.levels for name in names):
+        names += policy.ladder.levels
     found: dict[str, None] = {}
     while names:
         name = names.pop()
@@ -61,12 +61,12 @@ def _goes_before(
     state: State, incident: Incident, book: Runbook, run: RunbookExecution | None = None
 ) -> int:
     """Return the step that the rollback of a runbook goes before, 0 when it has none."""
-    before, operator = (None, "") if run is None else (run.order.before, run.order.operator)
-    where = action_planning.known(state, incident, before, operator)
+    before, operator = (None, "") if run is None else (run.requested.before, run.requested.operator)
+    where = action_planning.basic_context(state, incident, before, operator)
     for verb, action in zip(book.verbs, book.steps, strict=True):
         if verb == "rollback":
             try:
-                return int(action.aim(where)["before_step"])
+                return int(action.plan(where)["before_step"])
             except Refused:
                 return 0
     return 0

@@ -45,32 +45,32 @@ def reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
         return None
     place = next((r for r, rule in enumerate(policy.rules) if rule.id == trigger.asked_by), None)
     if trigger.still:
-        frames = {} if place is None else _silent(state.banks, policy.rules[place], place)
+        frames = {} if place is None else _silent(state.monitors, policy.rules[place], place)
         return Reason((trigger.asked_by,), frames)
     return Reason(tuple(_acting(policy, state, incident))) if place is not None else None
 
 
-def asked(trigger: Trigger, rule: Rule, *, still: bool) -> None:
+def set_trigger(trigger: Trigger, rule: Rule, *, still: bool) -> None:
     """Note the rule that asks for a runbook, and whether it does because the job stands still."""
     trigger.asked_by, trigger.still = rule.id, still
 
 
-def gone(policy: Policy, state: State, action: Action) -> str:
+def lost_reason(policy: Policy, state: State, action: Action) -> str:
     """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
     incident, run = state.incident, state.run()
     if incident is None or run is None or state.job.returncode is not None:
         return ""
     why, failure = run.terms.reason, run.failure
-    if why is None or run.order.operator or failure.undoing or failure.why is not None:
+    if why is None or run.requested.operator or failure.pending_undos or failure.reason is not None:
         return ""
     if why.frames is not None:
-        silent = _still_silent(policy, state.banks, why.rules[0], why.frames)
+        silent = _still_silent(policy, state.monitors, why.rules[0], why.frames)
         return "" if silent else STEPS_AGAIN
     if not action.ends_job or run.terms.approved is not None or not why.rules:
         return ""
     firing = set(state.firing(policy)) & {*why.rules, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
-    return "" if lasting or astray(state, incident) else CLEARED
+    return "" if lasting or is_loss_out_of_band(state, incident) else CLEARED
 
 
 def withdrawn(policy: Policy, state: State) -> str:
@@ -79,17 +79,17 @@ def withdrawn(policy: Policy, state: State) -> str:
     That an operator wants the job to stop is not about a training.
     """
     incident, run = state.incident, state.run()
-    if incident is None or run is None or run.intent.waiting_for is None or run.failure.undoing:
+    if incident is None or run is None or run.intent.action_id is None or run.failure.pending_undos:
         return ""
-    if incident.deferred.over:
-        return "" if run.order.operator and run.intent.verb == "stop" else TRAINING_OVER
+    if incident.deferred.session_end:
+        return "" if run.requested.operator and run.intent.verb == "stop" else TRAINING_OVER
     if pausing.withdrawn(state):
         return pausing.UNPAUSED
     action = run.intent.action
-    return gone(policy, state, action) if action and action.destructive else ""
+    return lost_reason(policy, state, action) if action and action.destructive else ""
 
 
-def answers_standstill(state: State) -> bool:
+def answers_stall(state: State) -> bool:
     """Return whether the runbook under way answers a job that stands still."""
     run = state.run()
     return run is not None and run.terms.reason is not None and run.terms.reason.frames is not None
@@ -105,31 +105,31 @@ def _acting(policy: Policy, state: State, incident: Incident) -> list[str]:
     return [rule.id for rule in rules if _acts(policy, rule)]
 
 
-def _silent(banks: Mapping[int, RankMonitor], rule: Rule, place: int) -> dict[int, int]:
+def _silent(monitors: Mapping[int, RankMonitor], rule: Rule, place: int) -> dict[int, int]:
     """Return how many frames each rank on which the rule tells a standstill has sent so far."""
     return {
-        rank: bank.frames
-        for rank, bank in banks.items()
-        if bank.rules[place].firing and stall.told_by(bank, rule)
+        rank: monitor.frames
+        for rank, monitor in monitors.items()
+        if monitor.rules[place].firing and stall.reports_stall(monitor, rule)
     }
 
 
 def _still_silent(
-    policy: Policy, banks: Mapping[int, RankMonitor], rule_id: str, frames: dict[int, int]
+    policy: Policy, monitors: Mapping[int, RankMonitor], rule_id: str, frames: dict[int, int]
 ) -> bool:
     place = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
     return place is not None and any(
-        rank in frames and bank.frames == frames[rank] and bank.rules[place].firing
-        for rank, bank in banks.items()
+        rank in frames and monitor.frames == frames[rank] and monitor.rules[place].firing
+        for rank, monitor in monitors.items()
     )
 
 
-def astray(state: State, incident: Incident) -> bool:
+def is_loss_out_of_band(state: State, incident: Incident) -> bool:
     """Return whether most losses since the first breach are out of the incident's band."""
-    bank, band = state.banks.get(incident.case.rank), incident.case.band
-    if bank is None or band is None:
+    monitor, band = state.monitors.get(incident.case.rank), incident.case.band
+    if monitor is None or band is None:
         return False
-    points = bank.history.series(LOSS)[-LOOKED_AT:]
+    points = monitor.history.series(LOSS)[-LOOKED_AT:]
     since = [(step, loss) for step, loss in points if step >= incident.breach_step]
     if not since:
         return False

@@ -1,6 +1,6 @@
 """What an action must offer, and the job as an action sees it.
 
-An action is planned in the engine (`aim`, pure), performed by an edge (`perform`), and judged by
+An action is planned in the engine (`plan`, pure), performed by an edge (`perform`), and judged by
 the frames that follow (`effect`, pure). It is a frozen dataclass in a file of its own, as a
 detector is (see `interfaces`).
 """
@@ -41,7 +41,7 @@ class PlanContext:
     attempt: int
     world_size: int
     severity: str
-    unable: Mapping[str, str] = field(default_factory=dict)  # verb -> why it cannot be here
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # verb -> why it cannot be here
     good: tuple[Checkpoint, ...] = ()  # verified and free of suspicion, oldest first
     suspects: tuple[str, ...] = ()  # shards that are to blame, by more than one spike
     shards: int = 0  # how many were seen in all
@@ -49,12 +49,12 @@ class PlanContext:
     operator: str = ""  # who asked for it, when no rule did
 
 
-def refuse_several_ranks(aim: PlanContext, verb: str) -> None:
+def refuse_several_ranks(context: PlanContext, verb: str) -> None:
     """Raise `Refused` when the run has more than one rank: they could not all act at one step."""
-    if aim.world_size > 1:
+    if context.world_size > 1:
         raise Refused(
-            f"{verb} changes training, and {aim.world_size} ranks cannot be changed at the same "
-            "step yet (needs step-fenced commands)"
+            f"{verb} changes training, and {context.world_size} ranks cannot be changed at the "
+            "same step yet (needs step-fenced commands)"
         )
 
 
@@ -151,7 +151,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """Return how long `perform` may take with these arguments, in seconds. Pure."""
         return self.deadline_s
 
-    def aim(self, aim: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> dict[str, Any]:
         """Return the absolute, JSON-ready arguments for this incident. Pure.
 
         Raises:
@@ -160,7 +160,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         return {}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
-        """Do it, with the arguments that `aim` returned; return what was observed.
+        """Do it, with the arguments that `plan` returned; return what was observed.
 
         Raises:
             ActionError: it did not do its job.

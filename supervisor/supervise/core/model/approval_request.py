@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Pending:
+class ApprovalRequest:
     """A request that waits. The first fields are those with which the runbook is started.
 
     Attributes:
@@ -19,9 +19,9 @@ class Pending:
     id: str
     incident: str
     runbook: str
-    rung: int
+    level: int
     why: str
-    climbed: bool
+    escalated: bool
     severity: str
     plan: list[dict[str, Any]]
     sha: str

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-ASTRAY = "saved by a launch that did not go on from its checkpoint"
+WRONG_START = "saved by a launch that did not go on from its checkpoint"
 NEVER = (inf, inf)
 KEPT = 64  # newest ones that decisions look at; far more than any guard pins
 
@@ -46,16 +46,16 @@ class Checkpoint:
 class Checkpoints:
     """All checkpoints of the run, folded from the guard's notices."""
 
-    __slots__ = ("_astray", "_known")
+    __slots__ = ("_known", "_wrong_starts")
 
     def __init__(
         self,
         known: Mapping[str, Checkpoint] | None = None,
-        astray: Iterable[tuple[int, float, tuple[float, float]]] = (),
+        wrong_starts: Iterable[tuple[int, float, tuple[float, float]]] = (),
     ) -> None:
         self._known: dict[str, Checkpoint] = dict(known or {})
         # Of each: first attempt, first of the next launch, attempt and step when a person took it.
-        self._astray = list(astray)
+        self._wrong_starts = list(wrong_starts)
 
     def notice(self, data: Mapping[str, Any], suspect: str = "", trial: str = "") -> Checkpoint:
         """Take a notice of kind `checkpoint`: `{"id", "step", "attempt", "path", "ok"}`.
@@ -65,8 +65,10 @@ class Checkpoints:
         """
         before = self._known.get(str(data["id"]))
         attempt, step = int(data.get("attempt", 0)), int(data["step"])
-        if any(f <= attempt < end and (attempt, step) <= upto for f, end, upto in self._astray):
-            suspect, trial = suspect or ASTRAY, ""
+        if any(
+            f <= attempt < end and (attempt, step) <= upto for f, end, upto in self._wrong_starts
+        ):
+            suspect, trial = suspect or WRONG_START, ""
         found = Checkpoint(
             str(data["id"]),
             step,
@@ -93,27 +95,29 @@ class Checkpoints:
             self._known[name] = replace(self._known[name], suspect=why, trial="")
         return hit
 
-    def began_anew(self, launch: int) -> None:
+    def mark_wrong_start(self, launch: int) -> None:
         """The newest launch, of this attempt, did not go on from its checkpoint."""
-        self._astray.append((launch, inf, NEVER))
+        self._wrong_starts.append((launch, inf, NEVER))
         for name, found in self._known.items():
             if found.attempt >= launch and not found.suspect:
-                self._known[name] = replace(found, suspect=ASTRAY, trial="")
+                self._known[name] = replace(found, suspect=WRONG_START, trial="")
 
     @property
-    def astray(self) -> bool:
+    def wrong_checkpoint(self) -> bool:
         """Whether the newest launch did not go on from its checkpoint, and nobody accepted that."""
-        return any(end == inf and upto == NEVER for _, end, upto in self._astray)
+        return any(end == inf and upto == NEVER for _, end, upto in self._wrong_starts)
 
     def launched(self, attempt: int) -> None:
         """Another launch began."""
-        self._astray = [(first, min(end, attempt), upto) for first, end, upto in self._astray]
+        self._wrong_starts = [
+            (first, min(end, attempt), upto) for first, end, upto in self._wrong_starts
+        ]
 
     def accept(self, attempt: int, step: int) -> None:
         """A person takes the newest launch as it is: what it saves from here on is good again."""
-        self._astray = [
+        self._wrong_starts = [
             (first, end, min(upto, (max(first, attempt), step)) if end == inf else upto)
-            for first, end, upto in self._astray
+            for first, end, upto in self._wrong_starts
         ]
 
     def judge(self, incident: str, recovered: int | None) -> None:
@@ -142,7 +146,7 @@ class Checkpoints:
 
     def copy(self) -> Checkpoints:
         """Return an independent copy."""
-        return Checkpoints(self._known, self._astray)
+        return Checkpoints(self._known, self._wrong_starts)
 
 
 def newest_before(good: Iterable[Checkpoint], step: int) -> Checkpoint | None:

@@ -12,7 +12,7 @@ class EffectCheck:
     """The first frame that can show the effect of an action, and what the action was.
 
     Attributes:
-        args: what `aim` returned.
+        args: what `plan` returned.
         result: what `perform` returned (`ack_step` is the step at whose end the probe carried it
             out).
         frame: the metrics of the frame. step, attempt: where it is.

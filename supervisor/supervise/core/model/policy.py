@@ -93,7 +93,7 @@ class Runbook:
 class Ladder:
     """Rungs of rising force; a refire or a failed verification climbs one."""
 
-    rungs: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
     reset_after_steps: int = 5000
 
 
@@ -160,13 +160,13 @@ class Policy:
         return min(self.mode, rule.mode or self.mode, key=MODES.index)
 
     @property
-    def unable(self) -> Mapping[str, str]:
+    def unavailable(self) -> Mapping[str, str]:
         """Verbs that this policy does not say enough for -> what it does not say."""
         if self.job.get("relaunch"):
             return {}
         return {"relaunch": "the policy does not say how the job is started again (job.relaunch)"}
 
-    def behind(self, rule: Rule) -> tuple[str, ...]:
+    def detectors_of(self, rule: Rule) -> tuple[str, ...]:
         """Return the names of a rule's detectors, those that its couplings read included."""
         found: dict[str, None] = {}
         todo = list(rule.uses)

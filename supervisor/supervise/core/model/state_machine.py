@@ -25,7 +25,7 @@ EVENTS: Mapping[str, str] = {
     "notice": "a rule fired that does not act",
     "clear": "no rule fires any more",
     "ask": "a runbook waits until a person allows it",
-    "run": "a runbook starts, or the next rung of the ladder does",
+    "run": "a runbook starts, or the next level of the ladder does",
     "verified": "the runbook's effect was seen",
     "given_up": "what an operator asked for could not be done",
     "passed": "probation ended without a relapse",

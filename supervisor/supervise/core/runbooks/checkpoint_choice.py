@@ -16,12 +16,12 @@ from ..state.run_state import State, StepContext
 from .steps import OVERDUE_S
 
 
-def again(turn: StepContext) -> None:
+def replan_relaunch(ctx: StepContext) -> None:
     """Let the relaunch under way go back to the newest checkpoint that is good by now, and say so.
 
     Where none is any more, what was intended stands: whoever performs it finds out.
     """
-    incident, run = turn.state.incident, turn.state.run()
+    incident, run = ctx.state.incident, ctx.state.run()
     if incident is None or run is None or not run.intent.awaits("relaunch"):
         return
     intent, action = run.intent, run.intent.action
@@ -29,85 +29,97 @@ def again(turn: StepContext) -> None:
     if run.terms.approved is not None:
         return
     try:
-        args = action.aim(action_planning.aim(turn.state, incident, run.order.before))
+        args = action.plan(action_planning.plan_context(ctx.state, incident, run.requested.before))
     except Refused:
         return
     before, args["attempt"] = intent.args, intent.args["attempt"]
     if args["checkpoint"] == before["checkpoint"]:
         return
     intent.args = args
-    intent.overdue_ns = turn.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
-    turn.record(
+    intent.deadline_ns = ctx.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
+    ctx.record(
         "note",
         f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
         f"{before['checkpoint']} of step {before['step']}",
         what="replanned",
-        action={"id": intent.waiting_for, "verb": intent.verb, "args": args},
+        action={"id": intent.action_id, "verb": intent.verb, "args": args},
     )
 
 
-def refused(
-    turn: StepContext, incident: Incident, book: Runbook, refusal: str, why: str, *, climbed: bool
+def report_refused(
+    ctx: StepContext, incident: Incident, book: Runbook, refusal: str, why: str, *, escalated: bool
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
-    closing.report_unactionable(turn, incident, book.name, refusal)
-    if not action_planning.lacks_checkpoint(turn.state, incident, book):
+    closing.report_unactionable(ctx, incident, book.name, refusal)
+    if not action_planning.lacks_checkpoint(ctx.state, incident, book):
         return
-    incident.deferred.lacked = (incident.escalation.runs, book.name, why, climbed)
-    if turn.state.job.returncode is not None:
+    incident.deferred.awaiting_checkpoint = (incident.escalation.runs, book.name, why, escalated)
+    if ctx.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
-    turn.notify(
+    ctx.notify(
         incident.severity,
         f"{incident.id}: {book.name} waits for a good checkpoint",
-        news=True,
-        then=f"checkpoints from before step {sought(turn.policy, turn.state)} are verified at "
+        replace=True,
+        then=f"checkpoints from before step {needed_before(ctx.policy, ctx.state)} are verified at "
         "once, the newest first; the relaunch follows the first good one",
     )
 
 
-def lacked(policy: Policy, state: State, incident: Incident) -> tuple[str, int, str, bool] | None:
-    """Return `(runbook, rung, why, climbed)` when what lacked a checkpoint can work by now.
+def now_runnable(
+    policy: Policy, state: State, incident: Incident
+) -> tuple[str, int, str, bool] | None:
+    """Return `(runbook, level, why, escalated)` when what lacked a checkpoint can work by now.
 
     Only while nothing else was done about the incident, and as long as a rule of it that acts still
     fires or the loss is out of its band; of a job that has ended no rule can tell.
     """
     deferred = incident.deferred
-    if deferred.lacked is None or incident.phase != OPEN or state.approvals.pending is not None:
+    if (
+        deferred.awaiting_checkpoint is None
+        or incident.phase != OPEN
+        or state.approvals.pending is not None
+    ):
         return None
-    number, name, why, climbed = deferred.lacked
+    number, name, why, escalated = deferred.awaiting_checkpoint
     book = policy.runbooks.get(name)
     if number != incident.escalation.runs or book is None:
         return None
     ended = state.job.returncode is not None
-    if not (ended or _pressing(policy, state, incident) or waits(state, incident)):
+    if not (
+        ended or _has_acting_rule(policy, state, incident) or awaits_checkpoint(state, incident)
+    ):
         return None
     if action_planning.refusal(state, incident, book):
         return None
-    deferred.lacked = None
-    rungs = policy.ladder.rungs
+    deferred.awaiting_checkpoint = None
+    levels = policy.ladder.levels
     why += "; there is a good checkpoint by now"
-    return name, rungs.index(name) if name in rungs else -1, why, climbed
+    return name, levels.index(name) if name in levels else -1, why, escalated
 
 
-def waits(state: State, incident: Incident) -> bool:
+def awaits_checkpoint(state: State, incident: Incident) -> bool:
     """Return whether an incident waits for a checkpoint, and its loss is out of its band.
 
     Baselines get used to a ruined loss, and its rules clear: that does not end it.
     """
-    lacks = incident.deferred.lacked is not None
+    lacks = incident.deferred.awaiting_checkpoint is not None
     silent = any(state.silence(rule) is not None for rule in incident.rules)
-    return lacks and not silent and withdrawal.astray(state, incident)
+    return lacks and not silent and withdrawal.is_loss_out_of_band(state, incident)
 
 
-def sought(policy: Policy, state: State) -> int | None:
+def needed_before(policy: Policy, state: State) -> int | None:
     """Return before which step a checkpoint must be of that a refused relaunch waits for.
 
     None while none does.
     """
     incident = state.incident
-    if incident is None or incident.deferred.lacked is None or state.job.returncode is not None:
+    if (
+        incident is None
+        or incident.deferred.awaiting_checkpoint is None
+        or state.job.returncode is not None
+    ):
         return None
-    number, name, _, _ = incident.deferred.lacked
+    number, name, _, _ = incident.deferred.awaiting_checkpoint
     book = policy.runbooks.get(name)
     if incident.phase != OPEN or number != incident.escalation.runs or book is None:
         return None
@@ -117,7 +129,7 @@ def sought(policy: Policy, state: State) -> int | None:
     return None
 
 
-def _pressing(policy: Policy, state: State, incident: Incident) -> bool:
+def _has_acting_rule(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether a rule of the incident fires that may act."""
     firing = set(state.firing(policy)) & set(incident.rules) - set(state.rules.muted)
     return any(

@@ -47,7 +47,7 @@ STARTING_S = 3600.0  # for a job that is started again: it loads its data and we
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 
 
-def heard(turn: StepContext, event: Notice) -> None:
+def on_continuity(ctx: StepContext, event: Notice) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
     People hear of it in any case, and what a launch saves that begins anew is suspect. The runbook
@@ -58,7 +58,7 @@ def heard(turn: StepContext, event: Notice) -> None:
     refused, told, text = event.kind == "resume-refused", dict(event.data), event.message
     if not refused and told.get("ok") is not False:
         return
-    incident, run = turn.state.incident, turn.state.run()
+    incident, run = ctx.state.incident, ctx.state.run()
     broken, anew = False, refused
     if incident is not None and run is not None:
         end = run.index + 1
@@ -71,11 +71,11 @@ def heard(turn: StepContext, event: Notice) -> None:
         if broken and limit is not None and told["loss"]["is"] > limit:
             anew = True
             text += f"; it did not take all of its checkpoint, whose loss is under {limit:.4g}"
-    if anew and turn.state.job.launched:
-        turn.state.checkpoints.began_anew(turn.state.job.launched)
-    turn.notify("SEV1" if anew else "SEV2", text)
+    if anew and ctx.state.job.launched:
+        ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
+    ctx.notify("SEV1" if anew else "SEV2", text)
     if run is not None and broken:
-        run.verification.denied = text
+        run.verification.rejected = text
 
 
 def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
@@ -96,55 +96,57 @@ def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
     return away + (max(trend, was) if was is not None and isfinite(was) else trend)
 
 
-def watch(turn: StepContext, incident: Incident, frame: Frame) -> None:
+def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     """Judge the runbook's effect by the frames that follow it."""
-    policy, state, run = turn.policy, turn.state, incident.run
+    policy, state, run = ctx.policy, ctx.state, incident.run
     if run is None:
         return
-    seen, bank = run.verification, state.banks[frame.rank]
-    if seen.until is None or run.failure.why is not None:
+    seen, monitor = run.verification, state.monitors[frame.rank]
+    if seen.deadline_frame is None or run.failure.reason is not None:
         return
-    broken = seen.denied or _missing_effect(bank, run, frame)
-    broken = broken or _back_again(policy, state.banks, incident, run)
+    broken = seen.rejected or _missing_effect(monitor, run, frame)
+    broken = broken or _relapse_after_rollback(policy, state.monitors, incident, run)
     if broken:
-        turn.record("verify", broken, what="failed")
+        ctx.record("verify", broken, what="failed")
         incident.run = None
-        runner.climb(turn, incident, broken)
+        runner.escalate(ctx, incident, broken)
         return
     seen.frame_ns = frame.at_ns
-    trouble = _trouble(policy, state, incident, frame)
+    trouble = _breach_text(policy, state, incident, frame)
     if seen.effects:
         trouble = "no frame has shown the effect yet"
     if trouble:
         seen.clear_steps, seen.last_trouble = 0, trouble
     else:
         seen.clear_steps += 1
-    if not trouble and frame.step <= incident.recovery.beyond:
-        seen.until += 1  # nothing has been asked of it yet
+    if not trouble and frame.step <= incident.recovery.must_pass:
+        seen.deadline_frame += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
-    if seen.clear_steps >= needed and (left := _left(policy, bank, incident, frame, needed)):
+    if seen.clear_steps >= needed and (
+        left := _still_missing(policy, monitor, incident, frame, needed)
+    ):
         seen.clear_steps, seen.last_trouble = needed - 1, left
     if seen.clear_steps >= needed:
-        loss, band = bank.value(LOSS), incident.case.band
+        loss, band = monitor.value(LOSS), incident.case.band
         where = f", loss {loss:.4g}" if loss is not None else ""
         limit = band.limit_at(frame.step) if band is not None and loss is not None else None
         where += f" under {limit:.4g}" if limit is not None else ""
-        runner.verified(turn, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
-    elif state.pace > seen.until:
+        runner.on_verified(ctx, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
+    elif state.frame_count > seen.deadline_frame:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not quiet for long enough'}"
-        turn.record("verify", why, what="failed", clear_steps=seen.clear_steps)
+        ctx.record("verify", why, what="failed", clear_steps=seen.clear_steps)
         incident.run = None
-        runner.climb(turn, incident, why)
+        runner.escalate(ctx, incident, why)
 
 
-def overdue(turn: StepContext, incident: Incident, *, waits: bool) -> None:
+def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
     """Nothing can be verified without frames: a job that fell silent has not recovered.
 
     Args:
         waits: it is known why: a signal stops the job, or it restores its state. That is no time.
     """
-    state, run = turn.state, incident.run
-    if run is None or run.verification.until is None or run.failure.why is not None:
+    state, run = ctx.state, incident.run
+    if run is None or run.verification.deadline_frame is None or run.failure.reason is not None:
         return
     if waits:
         run.verification.frame_ns = state.at_ns
@@ -152,14 +154,14 @@ def overdue(turn: StepContext, incident: Incident, *, waits: bool) -> None:
     starting = state.attempt < state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
-        turn.record("verify", why, what="failed")
+        ctx.record("verify", why, what="failed")
         incident.run = None
-        runner.climb(turn, incident, why)
+        runner.escalate(ctx, incident, why)
 
 
-def _missing_effect(bank: RankMonitor, run: RunbookExecution, frame: Frame) -> str | None:
+def _missing_effect(monitor: RankMonitor, run: RunbookExecution, frame: Frame) -> str | None:
     """Check every action's effect on the first frame that can show it."""
-    values = dict(zip(bank.names, bank.latest, strict=False))
+    values = dict(zip(monitor.names, monitor.latest, strict=False))
     waiting = []
     for index, args, result in run.verification.effects:
         if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
@@ -178,69 +180,74 @@ def _missing_effect(bank: RankMonitor, run: RunbookExecution, frame: Frame) -> s
     return None
 
 
-def _back_again(
-    policy: Policy, banks: Mapping[int, RankMonitor], incident: Incident, run: RunbookExecution
+def _relapse_after_rollback(
+    policy: Policy, monitors: Mapping[int, RankMonitor], incident: Incident, run: RunbookExecution
 ) -> str:
     """Say that what damages the weights came back after the run went back, "" when it did not."""
     if not _went_back(run):
         return ""
-    rungs, calm = (*policy.ladder.rungs, run.runbook.name), run.verification.calm
+    levels, clear = (*policy.ladder.levels, run.runbook.name), run.verification.seen_clear
     for r, rule in enumerate(policy.rules):
-        if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in rungs:
+        if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in levels:
             continue
-        for rank, bank in banks.items():
-            watch = bank.rules[r]
-            if bank.attempt < incident.recovery.back or policy.mode_of(rule) not in ACTING_MODES:
+        for rank, monitor in monitors.items():
+            watch = monitor.rules[r]
+            if (
+                monitor.attempt < incident.recovery.rolled_back_to
+                or policy.mode_of(rule) not in ACTING_MODES
+            ):
                 continue  # frames of before, or it acts on nothing
             if watch.code != BREACH:
-                calm.add((rule.id, rank))
-            elif watch.held >= rule.for_steps and _shown(policy, bank, rule):
-                word = "again" if (rule.id, rank) in calm else "still"
-                if word == "again" or bank.step > incident.recovery.beyond:
-                    where = f"in breach {word} at step {bank.step} on rank {rank}"
+                clear.add((rule.id, rank))
+            elif watch.held >= rule.for_steps and _is_measured(policy, monitor, rule):
+                word = "again" if (rule.id, rank) in clear else "still"
+                if word == "again" or monitor.step > incident.recovery.must_pass:
+                    where = f"in breach {word} at step {monitor.step} on rank {rank}"
                     return f"{run.runbook.name} did not help: {rule.id} is {where}"
     return ""
 
 
-def _shown(policy: Policy, bank: RankMonitor, rule: Rule) -> bool:
+def _is_measured(policy: Policy, monitor: RankMonitor, rule: Rule) -> bool:
     """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
-    behind = [n for n in policy.behind(rule) if bank.codes[bank.index[n]] == BREACH]
+    behind = [n for n in policy.detectors_of(rule) if monitor.codes[monitor.index[n]] == BREACH]
     metrics = (metric for name in behind for metric in policy.detectors[name].metrics)
-    return any(bank.value(metric) is not None for metric in metrics)
+    return any(monitor.value(metric) is not None for metric in metrics)
 
 
 def _went_back(run: RunbookExecution) -> bool:
     return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
 
 
-def _trouble(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:
+def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:
     for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2":
             continue  # an advisory rule must not decide whether a runbook helped
         if state.silence(rule.id) is not None:
             continue
-        for rank, bank in state.banks.items():
-            code = bank.rules[r].code
-            unjudged = code == UNKNOWN and rule.unknown == "hold" and bank.unheard(r)
+        for rank, monitor in state.monitors.items():
+            code = monitor.rules[r].code
+            unjudged = code == UNKNOWN and rule.unknown == "hold" and monitor.lacks_metrics(r)
             if code == BREACH or unjudged:
                 word = "is in breach" if code == BREACH else "cannot be judged"
                 return f"{rule.id} {word} at step {frame.step} on rank {rank}"
-    loss, band = state.banks[frame.rank].value(LOSS), incident.case.band
+    loss, band = state.monitors[frame.rank].value(LOSS), incident.case.band
     if loss is None or band is None:
         return ""
     limit = band.limit_at(frame.step)
     return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
 
 
-def _left(policy: Policy, bank: RankMonitor, incident: Incident, frame: Frame, frames: int) -> str:
+def _still_missing(
+    policy: Policy, monitor: RankMonitor, incident: Incident, frame: Frame, frames: int
+) -> str:
     """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
-    if frame.step <= incident.recovery.beyond:
-        return f"step {incident.recovery.beyond}, where it began, has not been passed"
-    moved = _update(policy, bank, incident, frames)
-    return moved or _level(bank, incident, frames)
+    if frame.step <= incident.recovery.must_pass:
+        return f"step {incident.recovery.must_pass}, where it began, has not been passed"
+    moved = _update_missing(policy, monitor, incident, frames)
+    return moved or _level_missing(monitor, incident, frames)
 
 
-def _level(bank: RankMonitor, incident: Incident, frames: int) -> str:
+def _level_missing(monitor: RankMonitor, incident: Incident, frames: int) -> str:
     """Say that a run that went back does not have the loss of its band, "" when it does.
 
     A single loss may be far from the trend; that many in a row may not.
@@ -248,7 +255,7 @@ def _level(bank: RankMonitor, incident: Incident, frames: int) -> str:
     run, band = incident.run, incident.case.band
     if run is None or band is None or not _went_back(run):
         return ""
-    newest = bank.history.series(LOSS)[-frames:]
+    newest = monitor.history.series(LOSS)[-frames:]
     if not newest:
         return ""
     residual, width = median([x - band.forecast(step) for step, x in newest]), band.width(frames)
@@ -257,14 +264,14 @@ def _level(bank: RankMonitor, incident: Incident, frames: int) -> str:
     return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
 
 
-def _update(policy: Policy, bank: RankMonitor, incident: Incident, frames: int) -> str:
+def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, frames: int) -> str:
     """Say that the update norm is not back where it was, "" when it is or is no part of this."""
     before = incident.case.norms.get(UPDATE)
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
-    behind = (policy.detectors[name] for rule in rules for name in policy.behind(rule))
+    behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
     if not before or not any(UPDATE in detector.metrics for detector in behind):
         return ""
-    newest = [value for _, value in bank.history.series(UPDATE)][-frames:]
+    newest = [value for _, value in monitor.history.series(UPDATE)][-frames:]
     if not newest or median(newest) <= NORM_RATIO * before:
         return ""
     return f"{UPDATE} is {median(newest) / before:.3g} times what it was before"

@@ -2,7 +2,7 @@
 
 A step is intended (and on disk) before it is performed; its outcome comes back as `Finished`. The
 engine itself carries out `hold`, `notify`, `undo` and `verify`. A failed runbook first takes back
-what it can, then follows `if_it_fails`; one that did not help is taken back before the next rung.
+what it can, then follows `if_it_fails`; one that did not help is taken back before the next level.
 """
 
 from __future__ import annotations
@@ -11,209 +11,220 @@ from typing import Any
 
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation
-from ..model.approval_request import Pending
+from ..model.approval_request import ApprovalRequest
 from ..model.events import Finished
 from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
 from ..state.run_state import State, StepContext
-from ..state.runbook_execution import OperatorOrder, RunbookExecution, RunbookFailure, StartTerms
+from ..state.runbook_execution import OperatorRequest, RunbookExecution, RunbookFailure, StartTerms
 from . import checkpoint_choice, steps
 
 
 def start(
-    turn: StepContext,
+    ctx: StepContext,
     incident: Incident,
     name: str,
-    rung: int,
+    level: int,
     why: str,
     *,
-    climbed: bool = False,
-    instead: bool = False,
-    approved: Pending | None = None,
+    escalated: bool = False,
+    substitute: bool = False,
+    approved: ApprovalRequest | None = None,
 ) -> None:
     """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
 
     Args:
-        climbed: it was not asked for: what is below it on the ladder was tried.
-        instead: it stands in for one that cannot work here; it has no stand-in itself.
+        escalated: it was not asked for: what is below it on the ladder was tried.
+        substitute: it stands in for one that cannot work here; it has no stand-in itself.
         approved: the request that people said yes to.
     """
     if name == HOLD:
-        closing.hold(turn, incident, why, exhausted=climbed)
+        closing.hold(ctx, incident, why, exhausted=escalated)
         return
-    policy, state, tried = turn.policy, turn.state, incident.escalation
-    incident.deferred.anew = None
+    policy, state, tried = ctx.policy, ctx.state, incident.escalation
+    incident.deferred.retry = None
     book = policy.runbooks[name]
     refusal = action_planning.refusal(state, incident, book)
-    if refusal and book.if_refused and not instead:
-        _stand_in(turn, incident, book, rung, why, refusal)
+    if refusal and book.if_refused and not substitute:
+        _start_substitute(ctx, incident, book, level, why, refusal)
         return
-    asked = None if refusal or approved else approvals.gate(policy, incident, book)
+    asked = None if refusal or approved else approvals.required_approval(policy, incident, book)
     tried.runs += 1
     reason = withdrawal.reason(policy, state, incident)
-    terms = StartTerms(reason, climbed, instead, entered=tried.rung, reduced=refusal)
+    terms = StartTerms(
+        reason, escalated, substitute, entry_level=tried.level, reduced_reason=refusal
+    )
     incident.run = RunbookExecution(tried.runs, book, incident.severity, terms=terms)
     if asked is not None:
-        terms.reduced = "it waits for approval"
-        approvals.ask(turn, incident, book, asked, rung, why, climbed=climbed)
+        terms.reduced_reason = "it waits for approval"
+        approvals.request(ctx, incident, book, asked, level, why, escalated=escalated)
     elif refusal:
-        tried.rung = rung
-        checkpoint_choice.refused(turn, incident, book, refusal, why, climbed=climbed)
+        tried.level = level
+        checkpoint_choice.report_refused(ctx, incident, book, refusal, why, escalated=escalated)
     else:
-        tried.rung, state.history.tried[name] = rung, "verify" not in book.verbs
+        tried.level, state.history.tried[name] = level, "verify" not in book.verbs
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
-            _acts(turn, incident, f"runbook {name}: {why}")
-            state.history.floor = (rung, state.pace)
+            _enter_acting(ctx, incident, f"runbook {name}: {why}")
+            state.history.last_level = (level, state.frame_count)
             title = f"{incident.id}: running {name}"
-            turn.notify(incident.severity, title, why=why, then=f"runbook {name} runs")
-    proceed(turn, incident)
+            ctx.notify(incident.severity, title, why=why, then=f"runbook {name} runs")
+    proceed(ctx, incident)
 
 
-def start_waiting(turn: StepContext) -> None:
+def start_waiting(ctx: StepContext) -> None:
     """Start what waited: what people said yes to, or are asked anew, or what can work by now."""
-    state, incident = turn.state, turn.state.incident
+    state, incident = ctx.state, ctx.state.incident
     if incident is None or incident.run is not None:
         return
-    anew = incident.deferred.anew or checkpoint_choice.lacked(turn.policy, state, incident)
+    anew = incident.deferred.retry or checkpoint_choice.now_runnable(ctx.policy, state, incident)
     if anew is not None:
-        name, rung, why, climbed = anew
-        start(turn, incident, name, rung, why, climbed=climbed)
+        name, level, why, escalated = anew
+        start(ctx, incident, name, level, why, escalated=escalated)
         return
     pending = state.approvals.pending
     if pending is None or not pending.granted:
         return
-    approvals.settle(turn, "approved", f"by {pending.granted}", pending.granted)
-    for rule in turn.policy.rules:
+    approvals.settle(ctx, "approved", f"by {pending.granted}", pending.granted)
+    for rule in ctx.policy.rules:
         if rule.id in incident.rules and rule.runbook is not None:
-            state.history.cooldown[rule.id] = (state.pace, pending.rung)
+            state.history.cooldown[rule.id] = (state.frame_count, pending.level)
     why = f"{pending.why}; approved by {pending.granted}"
     start(
-        turn,
+        ctx,
         incident,
         pending.runbook,
-        pending.rung,
+        pending.level,
         why,
-        climbed=pending.climbed,
+        escalated=pending.escalated,
         approved=pending,
     )
 
 
-def start_asked(
-    turn: StepContext, incident: Incident, book: Runbook, operator: str, before: int | None
+def start_requested(
+    ctx: StepContext, incident: Incident, book: Runbook, operator: str, before: int | None
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
     tried, held = incident.escalation, incident.phase == HELD
     tried.runs += 1
-    order = OperatorOrder(operator, held, before)
-    incident.run = RunbookExecution(tried.runs, book, incident.severity, order=order)
-    _acts(turn, incident, f"{book.name} asked by {operator}")
-    proceed(turn, incident)
+    requested = OperatorRequest(operator, held, before)
+    incident.run = RunbookExecution(tried.runs, book, incident.severity, requested=requested)
+    _enter_acting(ctx, incident, f"{book.name} asked by {operator}")
+    proceed(ctx, incident)
 
 
-def _stand_in(
-    turn: StepContext, incident: Incident, book: Runbook, rung: int, why: str, refusal: str
+def _start_substitute(
+    ctx: StepContext, incident: Incident, book: Runbook, level: int, why: str, refusal: str
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
-    name = HOLD if turn.state.history.tried.get(book.if_refused) is False else book.if_refused
-    turn.record(
+    name = HOLD if ctx.state.history.tried.get(book.if_refused) is False else book.if_refused
+    ctx.record(
         "abort",
         f"{book.name} cannot run: {refusal}; {name} is tried instead",
         what="refused",
         runbook=book.name,
-        instead=name,
+        substitute=name,
     )
-    start(turn, incident, name, escalation.place(turn.policy.ladder, name, rung), why, instead=True)
+    start(
+        ctx,
+        incident,
+        name,
+        escalation.level_of(ctx.policy.ladder, name, level),
+        why,
+        substitute=True,
+    )
 
 
-def _acts(turn: StepContext, incident: Incident, why: str) -> None:
+def _enter_acting(ctx: StepContext, incident: Incident, why: str) -> None:
     incident.phase = ACTING
-    turn.move("run", why)
+    ctx.move("run", why)
 
 
-def proceed(turn: StepContext, incident: Incident) -> None:
+def proceed(ctx: StepContext, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
-        if incident.deferred.over:
+        if incident.deferred.session_end:
             return  # nothing follows, see `session_change`
         failure = run.failure
-        if failure.unpaused and failure.why is None:
-            turn.record("abort", f"{run.runbook.name}: {failure.unpaused}", what="pause-ended")
-            fail(turn, incident, failure.unpaused, sent=False)
+        if failure.pause_ended and failure.reason is None:
+            ctx.record("abort", f"{run.runbook.name}: {failure.pause_ended}", what="pause-ended")
+            fail(ctx, incident, failure.pause_ended, sent=False)
             return
-        if failure.why is not None:
-            if not failure.undoing or turn.state.job.returncode is not None:
-                _after_failure(turn, incident, run)
+        if failure.reason is not None:
+            if not failure.pending_undos or ctx.state.job.returncode is not None:
+                _after_failure(ctx, incident, run)
             else:
-                steps.take_back(turn, incident, run, failure.undoing[0], "undo")
+                steps.undo(ctx, incident, run, failure.pending_undos[0], "undo")
             return
         if run.index >= len(run.runbook.steps):
-            _ended(turn, incident, run)
+            _on_runbook_done(ctx, incident, run)
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
-        dead = turn.state.job.returncode is not None and verb != "relaunch"
-        if (run.terms.reduced or dead) and (action.touches_job or verb == "verify"):
+        dead = ctx.state.job.returncode is not None and verb != "relaunch"
+        if (run.terms.reduced_reason or dead) and (action.touches_job or verb == "verify"):
             run.index += 1  # of a job that has ended there is only evidence, and another start
         elif verb == "verify":
-            run.verification.until = turn.state.pace + int(getattr(action, "within", 100))
-            run.verification.frame_ns = turn.state.at_ns
-            turn.record("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
+            run.verification.deadline_frame = ctx.state.frame_count + int(
+                getattr(action, "within", 100)
+            )
+            run.verification.frame_ns = ctx.state.at_ns
+            ctx.record("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
             return
         elif verb == "notify":
-            turn.notify(incident.severity, f"{incident.id}: {incident.headline}")
+            ctx.notify(incident.severity, f"{incident.id}: {incident.headline}")
             run.index += 1
         elif verb == HOLD:
-            closing.hold_by(turn, incident, run)
+            closing.hold_after_runbook(ctx, incident, run)
         elif verb == "undo":
-            if incident.recovery.standing:
-                newest = incident.recovery.standing[-1][1]
-                steps.take_back(turn, incident, run, newest, f"{run.index}-undo")
+            if incident.recovery.undos:
+                newest = incident.recovery.undos[-1][1]
+                steps.undo(ctx, incident, run, newest, f"{run.index}-undo")
                 return
             run.index += 1
-        elif action.destructive and (gone := withdrawal.gone(turn.policy, turn.state, action)):
-            withdraw(turn, incident, gone)
+        elif action.destructive and (gone := withdrawal.lost_reason(ctx.policy, ctx.state, action)):
+            withdraw(ctx, incident, gone)
             return
         else:
-            why = steps.intend(turn, incident, run, action, verb)
+            why = steps.intend(ctx, incident, run, action, verb)
             if why is not None:
-                fail(turn, incident, why, sent=False)
+                fail(ctx, incident, why, sent=False)
             return
 
 
-def finished(turn: StepContext, event: Finished) -> None:
+def on_action_finished(ctx: StepContext, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
-    incident, run = turn.state.incident, turn.state.run()
-    if incident is None or run is None or run.intent.waiting_for != event.action_id:
-        turn.record("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
+    incident, run = ctx.state.incident, ctx.state.run()
+    if incident is None or run is None or run.intent.action_id != event.action_id:
+        ctx.record("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
         return
-    run.intent.waiting_for, result = None, dict(event.result)
-    job = turn.state.job
+    run.intent.action_id, result = None, dict(event.result)
+    job = ctx.state.job
     if job.stopping:  # refused, or the job had ended by itself: then its own end counts
         job.stopping = event.ok and result.get("exit_code") is not None
     if not event.ok and run.intent.action is not None and run.intent.action.destructive:
-        gone = withdrawal.gone(turn.policy, turn.state, run.intent.action)
+        gone = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
         if gone:
-            withdraw(turn, incident, gone, action={"id": event.action_id}, result=result)
+            withdraw(ctx, incident, gone, action={"id": event.action_id}, result=result)
             return
     if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
         failure, refused = run.failure, result.get("refused") is True
-        failure.refused = failure.why is None and refused and not failure.unpaused
-        turn.record("abort", why, action={"id": event.action_id}, result=result)
-        fail(turn, incident, why)
+        failure.refused = failure.reason is None and refused and not failure.pause_ended
+        ctx.record("abort", why, action={"id": event.action_id}, result=result)
+        fail(ctx, incident, why)
         return
-    turn.record(
+    ctx.record(
         "commit",
         f"{event.action_id} done {brief(result)}".rstrip(),
         action={"id": event.action_id},
         result=result,
     )
-    _committed(turn.state, incident, run, result)
-    proceed(turn, incident)
+    _record_committed(ctx.state, incident, run, result)
+    proceed(ctx, incident)
 
 
-def _committed(
+def _record_committed(
     state: State, incident: Incident, run: RunbookExecution, result: dict[str, Any]
 ) -> None:
     intent, job = run.intent, state.job
@@ -223,12 +234,12 @@ def _committed(
     if intent.verb == "relaunch" and result.get("attempt") != job.launched:
         # Another process runs that nobody has told of; one that was may have ended since.
         job.returncode, job.ended = None, False
-    if run.failure.why is not None:
-        compensation.tried(incident.recovery, run.failure.undoing.pop(0))
+    if run.failure.reason is not None:
+        compensation.remove(incident.recovery, run.failure.pending_undos.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
-        compensation.tried(incident.recovery, intent.action)
+        compensation.remove(incident.recovery, intent.action)
     else:
-        compensation.committed(incident, run, intent.action, intent.verb, result)
+        compensation.record_committed(incident, run, intent.action, intent.verb, result)
         run.done.append(run.index)
         # The attempt tells a frame after a rollback from one before the action.
         shown = {"seen_attempt": state.attempt, **result}
@@ -236,14 +247,14 @@ def _committed(
         run.index += 1
 
 
-def withdraw(turn: StepContext, incident: Incident, why: str, **data: Any) -> None:
+def withdraw(ctx: StepContext, incident: Incident, why: str, **data: Any) -> None:
     """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
 
     Its rules may ask for it again: this one does not count as tried.
     """
-    run, state = incident.run, turn.state
+    run, state = incident.run, ctx.state
     assert run is not None
-    turn.record(
+    ctx.record(
         "abort",
         f"{run.runbook.name} withdrawn: {why}",
         what="withdrawn",
@@ -251,137 +262,143 @@ def withdraw(turn: StepContext, incident: Incident, why: str, **data: Any) -> No
         **data,
     )
     run.failure.withdrawn = True
-    incident.escalation.rung = run.terms.entered
+    incident.escalation.level = run.terms.entry_level
     state.history.tried.pop(run.runbook.name, None)
     state.history.cooldown.pop(incident.trigger.asked_by, None)
-    fail(turn, incident, why, sent=False)
+    fail(ctx, incident, why, sent=False)
 
 
-def fail(turn: StepContext, incident: Incident, why: str, *, sent: bool = True) -> None:
+def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -> None:
     """A step failed: take back what can be, newest first; with `sent` the step itself too."""
     run, recovery = incident.run, incident.recovery
     assert run is not None
-    failure, run.intent.waiting_for = run.failure, None
-    if incident.deferred.over:
-        compensation.left_open(recovery, run)
-        failure.why = why
-    elif failure.why is None and run.runbook.verbs[run.index] != "undo":
-        failure.why = why
-        failure.undoing = compensation.of_run(recovery, run, run.index if sent else None)
+    failure, run.intent.action_id = run.failure, None
+    if incident.deferred.session_end:
+        compensation.record_uncertain(recovery, run)
+        failure.reason = why
+    elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
+        failure.reason = why
+        failure.pending_undos = compensation.runbook_undos(
+            recovery, run, run.index if sent else None
+        )
     else:  # an undo: it is not tried again, a person must know
         assert run.intent.action is not None
-        compensation.tried(recovery, run.intent.action)
-        rest = failure.undoing[1:] if failure.why else compensation.of_run(recovery, run, None)
-        failure.why, failure.undoing, failure.exhausted = failure.why or why, rest, True
+        compensation.remove(recovery, run.intent.action)
+        rest = (
+            failure.pending_undos[1:]
+            if failure.reason
+            else compensation.runbook_undos(recovery, run, None)
+        )
+        failure.reason, failure.pending_undos, failure.exhausted = failure.reason or why, rest, True
         incident.severity = "SEV0"
-        turn.notify("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
-    proceed(turn, incident)
+        ctx.notify("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
+    proceed(ctx, incident)
 
 
-def _after_failure(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
-    failure, why = run.failure, run.failure.why
+def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+    failure, why = run.failure, run.failure.reason
     assert why is not None
     after, incident.run = run.runbook.if_it_fails, None
-    if turn.state.job.returncode is not None:  # nothing is left to be acted upon
-        incident.phase, turn.state.job.stays = OPEN, why
+    if ctx.state.job.returncode is not None:  # nothing is left to be acted upon
+        incident.phase, ctx.state.job.no_restart_reason = OPEN, why
     elif failure.withdrawn and not failure.exhausted:
-        _left_alone(turn, incident, run)
-    elif run.order.operator:
-        _handed_back(turn, incident, run)
-    elif failure.exhausted or incident.escalation.runs > 2 * len(turn.policy.runbooks) + 1:
-        closing.hold(turn, incident, why)
-    elif failure.useless:
-        climb(turn, incident, why)
-    elif failure.refused and run.runbook.if_refused and not run.terms.instead:
-        _stand_in(turn, incident, run.runbook, incident.escalation.rung, why, why)
+        _stop_acting(ctx, incident, run)
+    elif run.requested.operator:
+        _on_request_done(ctx, incident, run)
+    elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
+        closing.hold(ctx, incident, why)
+    elif failure.ineffective:
+        escalate(ctx, incident, why)
+    elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
+        _start_substitute(ctx, incident, run.runbook, incident.escalation.level, why, why)
     elif HOLD in run.runbook.verbs:
-        closing.hold_by(turn, incident, run)
+        closing.hold_after_runbook(ctx, incident, run)
     elif after == HOLD:
-        closing.hold(turn, incident, why)
+        closing.hold(ctx, incident, why)
     else:
-        start(turn, incident, after, escalation.place(turn.policy.ladder, after, -1), why)
+        start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
 
 
-def _left_alone(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
+def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
-    turn.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.why}")
-    turn.notify(
+    ctx.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.reason}")
+    ctx.notify(
         incident.severity,
         f"{incident.id}: {run.runbook.name} withdrawn",
-        verdict=str(run.failure.why),
+        verdict=str(run.failure.reason),
         why=incident.headline,
-        news=True,
+        replace=True,
         then="the job goes on; no action is under way",
     )
-    start_waiting(turn)
+    start_waiting(ctx)
 
 
-def climb(turn: StepContext, incident: Incident, why: str) -> None:
-    """What was tried did not help: it is taken back, and then comes the next rung."""
-    opening.invalidate_attempt(turn.state, incident)
-    standing = compensation.everything(incident.recovery)
+def escalate(ctx: StepContext, incident: Incident, why: str) -> None:
+    """What was tried did not help: it is taken back, and then comes the next level."""
+    opening.invalidate_attempt(ctx.state, incident)
+    standing = compensation.all_undos(incident.recovery)
     if standing:
         incident.phase = ACTING
         number, book = incident.escalation.runs, Runbook("undo", (), ())
-        failure = RunbookFailure(why, standing, useless=True)
+        failure = RunbookFailure(why, standing, ineffective=True)
         incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
-        proceed(turn, incident)
+        proceed(ctx, incident)
         return
-    tried = incident.escalation.rung
-    name, rung = escalation.climb(turn.policy.ladder, tried)
-    start(turn, incident, name, rung, why, climbed=tried >= 0)
+    tried = incident.escalation.level
+    name, level = escalation.next_level(ctx.policy.ladder, tried)
+    start(ctx, incident, name, level, why, escalated=tried >= 0)
 
 
-def _ended(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
+def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
-    if run.order.operator:
-        _handed_back(turn, incident, run)
+    if run.requested.operator:
+        _on_request_done(ctx, incident, run)
     elif any(run.runbook.steps[i].touches_job for i in run.done):
-        _on_probation(turn, incident, f"{run.runbook.name} is done")
+        _on_probation(ctx, incident, f"{run.runbook.name} is done")
     else:
         if incident.phase != HELD:
             incident.reopen()
-        start_waiting(turn)
+        start_waiting(ctx)
 
 
-def _handed_back(turn: StepContext, incident: Incident, run: RunbookExecution) -> None:
+def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """What an operator asked for is done, or could not be: the incident goes on from there."""
-    order, failed = run.order, run.failure.why
+    requested, failed = run.requested, run.failure.reason
     if failed is not None:
-        turn.notify("SEV2", f"{incident.id}: not done for {order.operator}", verdict=failed)
-    if order.held:
+        ctx.notify("SEV2", f"{incident.id}: not done for {requested.operator}", verdict=failed)
+    if requested.held:
         incident.phase = HELD
     elif failed is None:
-        _on_probation(turn, incident, f"{run.runbook.name} is done for {order.operator}")
+        _on_probation(ctx, incident, f"{run.runbook.name} is done for {requested.operator}")
     else:
         incident.reopen()
-        turn.move("given_up", failed)
-    start_waiting(turn)
+        ctx.move("given_up", failed)
+    start_waiting(ctx)
 
 
-def _on_probation(turn: StepContext, incident: Incident, why: str) -> None:
-    if turn.state.approvals.pending is not None or incident.deferred.anew is not None:
+def _on_probation(ctx: StepContext, incident: Incident, why: str) -> None:
+    if ctx.state.approvals.pending is not None or incident.deferred.retry is not None:
         incident.reopen()
-        turn.move("ask", f"{why}; a request of {incident.id} waits")
-        start_waiting(turn)
+        ctx.move("ask", f"{why}; a request of {incident.id} waits")
+        start_waiting(ctx)
         return
     incident.phase = PROBATION
-    incident.ending.probation_until = turn.state.pace + turn.policy.probation_steps
-    turn.move("verified", why)
+    incident.ending.probation_until = ctx.state.frame_count + ctx.policy.probation_steps
+    ctx.move("verified", why)
 
 
-def verified(turn: StepContext, incident: Incident, why: str) -> None:
+def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
-    steps.helped(turn.state.history, incident)
+    steps.record_success(ctx.state.history, incident)
     incident.run = None
-    turn.record("verify", why, what="passed", severity=incident.severity)
-    _on_probation(turn, incident, why)
+    ctx.record("verify", why, what="passed", severity=incident.severity)
+    _on_probation(ctx, incident, why)
     if incident.phase == PROBATION:
-        turn.notify(
+        ctx.notify(
             incident.severity,
             f"{incident.id}: contained, on probation",
             verdict=why,
-            then=f"on probation for {turn.policy.probation_steps} steps",
+            then=f"on probation for {ctx.policy.probation_steps} steps",
         )

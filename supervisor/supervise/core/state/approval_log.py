@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from ..model.approval_request import Pending
+from ..model.approval_request import ApprovalRequest
 
 KEPT = 64  # settled requests that a late word is told about
 
@@ -19,7 +19,7 @@ class ApprovalLog:
         settled: id -> what became of it, of the newest ones.
     """
 
-    pending: Pending | None = None
+    pending: ApprovalRequest | None = None
     asked: int = 0
     settled: dict[str, str] = field(default_factory=dict)
 
@@ -27,7 +27,7 @@ class ApprovalLog:
         """Return an independent copy."""
         return ApprovalLog(copy.deepcopy(self.pending), self.asked, dict(self.settled))
 
-    def settle(self, pending: Pending, outcome: str) -> None:
+    def settle(self, pending: ApprovalRequest, outcome: str) -> None:
         """End the request that waits, and remember what became of it."""
         self.pending = None
         self.settled[pending.id] = outcome

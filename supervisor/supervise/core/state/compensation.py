@@ -1,6 +1,6 @@
 """What was done about an incident and still stands, and how it is taken back.
 
-An action that can be undone leaves its opposite in `Recovery.standing` when it is committed. The
+An action that can be undone leaves its opposite in `Recovery.undos` when it is committed. The
 opposite goes when it was carried out, whether by us or by a later step (`resume` after `pause`).
 What did not help is taken back before anything else is tried.
 """
@@ -21,62 +21,62 @@ STAY = ("unquarantine", "resume")
 CLEAR = 20  # steps behind the first breach, for a runbook that does not verify; project default
 
 
-def committed(
+def record_committed(
     incident: Incident, run: RunbookExecution, action: Action, verb: str, result: Mapping[str, Any]
 ) -> None:
     """Take note of an action that was done. What a person asked for is not ours to take back."""
     recovery = incident.recovery
-    recovery.back = max(recovery.back, int(result.get("attempt", 0)))
+    recovery.rolled_back_to = max(recovery.rolled_back_to, int(result.get("attempt", 0)))
     forget(recovery, verb)
     opposite = action.undo()
-    if opposite is not None and not run.order.operator:
-        recovery.standing.append((run.number, opposite))
+    if opposite is not None and not run.requested.operator:
+        recovery.undos.append((run.number, opposite))
     led = bool(incident.rules) and incident.breach_step != recovery.crashed  # by a rule
-    if verb in GOES_BACK and led and not run.order.operator:
+    if verb in GOES_BACK and led and not run.requested.operator:
         clear = max((int(getattr(step, "clear_for", 0)) for step in run.runbook.steps), default=0)
-        recovery.beyond = max(recovery.beyond, incident.breach_step)
-        recovery.settled = recovery.beyond + (clear or CLEAR)
+        recovery.must_pass = max(recovery.must_pass, incident.breach_step)
+        recovery.probation_step = recovery.must_pass + (clear or CLEAR)
 
 
 def forget(recovery: Recovery, verb: str) -> None:
     """The opposite `verb` of what was done was carried out otherwise."""
-    recovery.standing = [(n, undo) for n, undo in recovery.standing if verb_of(undo) != verb]
+    recovery.undos = [(n, undo) for n, undo in recovery.undos if verb_of(undo) != verb]
 
 
-def tried(recovery: Recovery, action: Action) -> None:
+def remove(recovery: Recovery, action: Action) -> None:
     """Take note of an undo that was carried out, or failed: it is not tried again."""
-    recovery.standing = [pair for pair in recovery.standing if pair[1] is not action]
+    recovery.undos = [pair for pair in recovery.undos if pair[1] is not action]
 
 
-def everything(recovery: Recovery) -> list[Action]:
+def all_undos(recovery: Recovery) -> list[Action]:
     """Return what takes back all that stands, newest first."""
-    return [undo for _, undo in reversed(recovery.standing)]
+    return [undo for _, undo in reversed(recovery.undos)]
 
 
-def left_open(recovery: Recovery, run: RunbookExecution) -> None:
+def record_uncertain(recovery: Recovery, run: RunbookExecution) -> None:
     """Take note of an action that may have been done: its outcome went with its training."""
     action, failure = run.intent.action, run.failure
-    if action is None or run.order.operator or failure.undoing or failure.refused:
+    if action is None or run.requested.operator or failure.pending_undos or failure.refused:
         return
     opposite = action.undo()
-    if opposite is not None and opposite not in everything(recovery):
-        recovery.standing.append((run.number, opposite))
+    if opposite is not None and opposite not in all_undos(recovery):
+        recovery.undos.append((run.number, opposite))
 
 
-def of_training(recovery: Recovery) -> list[Action]:
+def session_undos(recovery: Recovery) -> list[Action]:
     """Return what takes back all that would act on the next training, newest first."""
-    return [undo for undo in everything(recovery) if verb_of(undo) not in STAY]
+    return [undo for undo in all_undos(recovery) if verb_of(undo) not in STAY]
 
 
-def of_run(recovery: Recovery, run: RunbookExecution, sent: int | None) -> list[Action]:
+def runbook_undos(recovery: Recovery, run: RunbookExecution, sent: int | None) -> list[Action]:
     """Return what takes back this runbook's own steps, newest first.
 
     Args:
         sent: index of a step that failed after it was asked for, and may have half happened.
     """
-    found = [undo for number, undo in recovery.standing if number == run.number]
+    found = [undo for number, undo in recovery.undos if number == run.number]
     if sent is not None:
         found = [undo for undo in found if verb_of(undo) != run.runbook.verbs[sent]]
         opposite = run.runbook.steps[sent].undo()
-        found += [] if opposite is None or run.order.operator else [opposite]
+        found += [] if opposite is None or run.requested.operator else [opposite]
     return found[::-1]

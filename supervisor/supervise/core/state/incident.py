@@ -25,19 +25,20 @@ class Deferred:
     """What is done later.
 
     Attributes:
-        waiting: ids of rules to be answered then; see `handlers/rule_fired`.
-        wanted: words of operators; see `handlers/operator_commands`.
-        anew: the runbook that is asked for again, its rung, why, climbed; see `runbooks/runner`.
-        lacked: number of the newest run, when it was refused for want of a good checkpoint: its
-            runbook, why it was to run, climbed; see `runbooks/checkpoint_choice`.
-        over: the training of the incident is, why: it is closed; see `handlers/session_change`.
+        rules: ids of rules to be answered then; see `handlers/rule_fired`.
+        commands: those of operators; see `handlers/operator_commands`.
+        retry: (runbook, level, why, escalated) to request again; see `runbooks/runner`.
+        awaiting_checkpoint: (number of the newest run, runbook, why, escalated) of a runbook that
+            was refused for want of a good checkpoint; see `runbooks/checkpoint_choice`.
+        session_end: why the training session of the incident ended, so that it is closed; see
+            `handlers/session_change`.
     """
 
-    waiting: list[str] = field(default_factory=list)
-    wanted: list[OperatorCommand] = field(default_factory=list)
-    anew: tuple[str, int, str, bool] | None = None
-    lacked: tuple[int, str, str, bool] | None = None
-    over: str = ""
+    rules: list[str] = field(default_factory=list)
+    commands: list[OperatorCommand] = field(default_factory=list)
+    retry: tuple[str, int, str, bool] | None = None
+    awaiting_checkpoint: tuple[int, str, str, bool] | None = None
+    session_end: str = ""
 
 
 @dataclass(slots=True)
@@ -45,8 +46,8 @@ class Ending:
     """How long an incident has been quiet, and must be.
 
     Attributes:
-        probation_until: pace at which its probation has passed.
-        quiet_since: pace since which no rule has fired, None while one does.
+        probation_until: frame count at which its probation has passed.
+        quiet_since: frame count since which no rule has fired, None while one does.
         rebaselined: a detector behind it took the new level for its baseline.
     """
 
@@ -60,11 +61,11 @@ class Escalation:
     """What was tried about an incident; kept by `runbooks/runner`.
 
     Attributes:
-        rung: of the ladder, -1 before any. runs: how many runbooks were started.
+        level: of the ladder, -1 before any. runs: how many runbooks were started.
         shadowed: runbooks that shadow mode only wrote down.
     """
 
-    rung: int = -1
+    level: int = -1
     runs: int = 0
     shadowed: list[str] = field(default_factory=list)
 
@@ -97,7 +98,7 @@ class Incident:
         opened_step: newest step then. breach_step: the first that may be part of the trouble.
         rules: ids of those that joined it. headline: what it is about, one line.
         run: the runbook in progress.
-        acked: who said that a person looks after it.
+        acknowledged_by: the operator who acknowledged it.
         trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
     """
 
@@ -109,7 +110,7 @@ class Incident:
     headline: str = ""
     phase: str = OPEN
     run: RunbookExecution | None = None
-    acked: str = ""
+    acknowledged_by: str = ""
     trigger: Trigger = field(default_factory=Trigger)
     escalation: Escalation = field(default_factory=Escalation)
     case: LossCase = field(default_factory=LossCase)

@@ -16,32 +16,35 @@ class IncidentHistory:
 
     Attributes:
         opened: incidents of the run so far, the open one included.
-        began: the pace at which the newest training began.
-        floor: (rung, pace) of the last incident that acted; the next one enters no lower.
-        cooldown: rule id -> (pace, rung) of its last runbook.
+        session_start: frame count at which the newest training session started.
+        last_level: (level, frame count) of the last incident that acted; the next one starts no
+            lower.
+        cooldown: rule id -> (frame count, level) of its last runbook.
         tried: runbook -> whether it was verified, or nothing asks for that, the last time it ran.
     """
 
     opened: int = 0
-    began: int = 0
-    floor: tuple[int, int] | None = None
+    session_start: int = 0
+    last_level: tuple[int, int] | None = None
     cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
     tried: dict[str, bool] = field(default_factory=dict)
 
     def copy(self) -> IncidentHistory:
         """Return an independent copy."""
         return IncidentHistory(
-            self.opened, self.began, self.floor, dict(self.cooldown), dict(self.tried)
+            self.opened, self.session_start, self.last_level, dict(self.cooldown), dict(self.tried)
         )
 
-    def begin_training(self, pace: int) -> None:
+    def start_session(self, frame_count: int) -> None:
         """Forget what was tried in the training before; incidents are counted on."""
-        self.began, self.floor = pace, None
+        self.session_start, self.last_level = frame_count, None
         self.cooldown.clear()
         self.tried.clear()
 
-    def renumber(self, rung: Callable[[int], int]) -> None:
-        """Give every rung that is remembered the number that `rung` returns for it."""
-        self.cooldown = {name: (pace, rung(at)) for name, (pace, at) in self.cooldown.items()}
-        if self.floor is not None:
-            self.floor = (rung(self.floor[0]), self.floor[1])
+    def renumber(self, level: Callable[[int], int]) -> None:
+        """Give every level that is remembered the number that `level` returns for it."""
+        self.cooldown = {
+            name: (frame_count, level(at)) for name, (frame_count, at) in self.cooldown.items()
+        }
+        if self.last_level is not None:
+            self.last_level = (level(self.last_level[0]), self.last_level[1])

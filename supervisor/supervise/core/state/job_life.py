@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-CALLED_OFF = "the end of the job was asked for"  # why it is not started again
+END_REQUESTED = "the end of the job was asked for"  # why it is not started again
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class JobLife:
         over: nothing will run any more.
         paused: it was asked to pause, and not seen to go on by our word since.
         stopping: an action of ours ends it. stopped_by: who asked for that.
-        called_off: a signal asked for its end. interrupted: somebody typed that at its terminal.
-        stays: why it is not started again. restarts: where it was, up to now.
-        unable: verb -> why the probe says that this job does not allow it.
+        end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
+        no_restart_reason: why it is not started again. restarts: where it was, up to now.
+        unavailable: verb -> why the probe says that this job does not allow it.
     """
 
     world_size: int = 1
@@ -59,12 +59,12 @@ class JobLife:
     paused: bool = False
     stopping: bool = False
     stopped_by: str = "policy"
-    called_off: bool = False
+    end_requested: bool = False
     interrupted: bool = False
-    stays: str = ""
+    no_restart_reason: str = ""
     restarts: Restarts = field(default_factory=Restarts)
-    unable: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> JobLife:
         """Return an independent copy."""
-        return replace(self, restarts=self.restarts.copy(), unable=dict(self.unable))
+        return replace(self, restarts=self.restarts.copy(), unavailable=dict(self.unavailable))

@@ -17,15 +17,15 @@ class Excursion:
     """How the frames since the onset looked.
 
     Attributes:
-        peak: the largest loss. far: frames whose loss was far out of the band.
-        nonfinite: first step whose loss, gradient or update was not finite. kept: first and last
+        peak: the largest loss. outliers: frames whose loss was far out of the band.
+        nonfinite: first step whose loss, gradient or update was not finite. skipped: first and last
             one of those that were skipped, and so kept from the weights.
     """
 
     peak: float | None = None
-    far: int = 0
+    outliers: int = 0
     nonfinite: int | None = None
-    kept: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -33,21 +33,22 @@ class LossCase:
     """The question how the loss is, and its answer.
 
     Attributes:
-        rank: whose frames are asked; `attempt` of its newest one, `looked` its step.
-        begin: first step that counts as after the onset: of the new attempt after a rollback.
-        since: pace from which the loss has time to come back; `opened_pace` never moves.
+        rank: whose frames are asked; `attempt` of its newest one, `last_step` its step.
+        first_step: first step that counts as after the onset: of the new attempt after a rollback.
+        since_frame: frame count from which the loss has time to come back; `opened_at_frame` never
+            changes.
         band: that the loss was in before the onset. norms: metric -> median before it.
         context: what else happened around the onset.
-        rolled_back: it was taken back since. exhausted: it came back after the last rung.
+        rolled_back: it was taken back since. exhausted: it came back after the last level.
         verdict: the class that it was given while it is open.
     """
 
     rank: int = 0
     attempt: int = 0
-    looked: int = -1
-    begin: int = 0
-    since: int = 0
-    opened_pace: int = 0
+    last_step: int = -1
+    first_step: int = 0
+    since_frame: int = 0
+    opened_at_frame: int = 0
     band: Band | None = None
     norms: dict[str, float] = field(default_factory=dict)
     context: list[ContextEvent] = field(default_factory=list)

@@ -14,14 +14,14 @@ class LossContext:
 
     Attributes:
         happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
-        onsets: paces at which the newest excursions were noticed.
-        blame: which shards troubles began in.
+        onsets: frame counts at which the newest excursions were noticed.
+        attribution: which shards troubles began in.
     """
 
     happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    blame: ShardAttribution = field(default_factory=ShardAttribution)
+    attribution: ShardAttribution = field(default_factory=ShardAttribution)
 
     def copy(self) -> LossContext:
         """Return an independent copy."""
-        return LossContext(self.happened.copy(), self.onsets.copy(), self.blame.copy())
+        return LossContext(self.happened.copy(), self.onsets.copy(), self.attribution.copy())

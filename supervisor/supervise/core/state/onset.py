@@ -12,7 +12,7 @@ class Onset:
     Attributes:
         attempt, breach: where it began, -1 before any. advisory: only rules of SEV2 told of it.
         last: newest step of it whose batch is known to be part of the trouble.
-        pace, step: of the newest frame in which a rule of the incident was in breach.
+        frame_count, step: of the newest frame in which a rule of the incident was in breach.
         lull: the last step in breach before `QUIET_STEPS` without, when there were as many since.
         batches: fingerprints of the steps up to it, and of those in breach.
     """
@@ -21,7 +21,7 @@ class Onset:
     breach: int = -1
     advisory: bool = False
     last: int = -1
-    pace: int = 0
+    frame_count: int = 0
     step: int = -1
     lull: int | None = None
     batches: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What is remembered of the rules, beside what each rank's bank knows of them.
+"""What is remembered of the rules, beside what each rank's monitor knows of them.
 
 Kept by `handlers/rule_fired` (muted), `incidents/flapping` (flips, flapping), `engine` (noted) and
 `handlers/operator_commands` (silenced).
@@ -16,11 +16,11 @@ class RuleMemory:
     """Which rules flap, are muted or are silenced.
 
     Attributes:
-        flips: (rule id, rank) -> paces of its last changes, to tell flapping.
+        flips: (rule id, rank) -> frame counts of its last changes, to tell flapping.
         flapping: ids of the rules that flap.
-        noted: (detector, kind) -> pace from which on a note of it is written again.
+        noted: (detector, kind) -> frame_count from which on a note of it is written again.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
-        silenced: rule id -> (pace until which it is silent, operator).
+        silenced: rule id -> (frame_count until which it is silent, operator).
     """
 
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
@@ -31,15 +31,15 @@ class RuleMemory:
 
     def copy(self) -> RuleMemory:
         """Return an independent copy."""
-        flips = {key: deque(paces, maxlen=paces.maxlen) for key, paces in self.flips.items()}
+        flips = {key: deque(counts, maxlen=counts.maxlen) for key, counts in self.flips.items()}
         return RuleMemory(
             flips, set(self.flapping), dict(self.noted), dict(self.muted), dict(self.silenced)
         )
 
-    def silence(self, rule: str, pace: int) -> str | None:
+    def silence(self, rule: str, frame_count: int) -> str | None:
         """Return the name of who silenced a rule that is still to be silent, else None."""
         until, operator = self.silenced.get(rule, (0, ""))
-        return operator if pace < until else None
+        return operator if frame_count < until else None
 
     def unmute_cleared(self, firing: Collection[str]) -> None:
         """Forget what muted a rule that does not fire any more."""
@@ -47,5 +47,5 @@ class RuleMemory:
 
     def forget_unknown(self, known: Collection[str]) -> None:
         """Forget the changes of rules that the policy does not have any more."""
-        self.flips = {key: paces for key, paces in self.flips.items() if key[0] in known}
+        self.flips = {key: counts for key, counts in self.flips.items() if key[0] in known}
         self.flapping.intersection_update(known)

@@ -26,7 +26,7 @@ MACHINE = frozenset(
 
 def metrics(policy: Policy, rule: Rule) -> set[str]:
     """Return what the detectors behind a rule read; nothing for one that reads the clock."""
-    return {m for name in policy.behind(rule) for m in policy.detectors[name].metrics}
+    return {m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics}
 
 
 def of_machine(policy: Policy, rule: Rule) -> bool:

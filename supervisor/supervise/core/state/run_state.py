@@ -42,9 +42,9 @@ class State:
     """Everything that can change a decision.
 
     Attributes:
-        pace: frames of the leading rank since launch; unlike `step` it never goes back.
+        frame_count: frames of the leading rank since launch; unlike `step` it never goes back.
         held_ns: since when the run is held, or people were last reminded of it; None: it is not.
-        banks: what is known of each rank, in order of the ranks.
+        monitors: what is known of each rank, in order of the ranks.
         incident: the open one. ledger: what was spent of the budgets.
         checkpoints: those of the job that the guard told of.
         rules, history, job, approvals, context: see their classes.
@@ -55,8 +55,8 @@ class State:
     at_ns: int = 0
     step: int = -1
     attempt: int = 0
-    pace: int = 0
-    banks: dict[int, RankMonitor] = field(default_factory=dict)
+    frame_count: int = 0
+    monitors: dict[int, RankMonitor] = field(default_factory=dict)
     incident: Incident | None = None
     ledger: Ledger = field(default_factory=Ledger)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -69,7 +69,7 @@ class State:
     def copy(self) -> State:
         """Return an independent copy; a run may be cut here and resumed."""
         twin = copy.copy(self)
-        twin.banks = {rank: bank.copy() for rank, bank in self.banks.items()}
+        twin.monitors = {rank: monitor.copy() for rank, monitor in self.monitors.items()}
         twin.incident = copy.deepcopy(self.incident)
         twin.ledger = copy.deepcopy(self.ledger)
         twin.checkpoints = self.checkpoints.copy()
@@ -88,16 +88,16 @@ class State:
         return [
             rule.id
             for r, rule in enumerate(policy.rules)
-            if any(b.rules[r].firing or b.rules[r].blind for b in self.banks.values())
+            if any(b.rules[r].firing or b.rules[r].blind for b in self.monitors.values())
         ]
 
     def silence(self, rule: str) -> str | None:
         """Return the name of who silenced a rule that is still to be silent, else None."""
-        return self.rules.silence(rule, self.pace)
+        return self.rules.silence(rule, self.frame_count)
 
     def leader(self) -> int | None:
-        """Return the lowest rank that has sent a frame: its frames are the run's pace."""
-        return next((rank for rank, bank in self.banks.items() if bank.frames), None)
+        """Return the lowest rank that has sent a frame: its frames are counted."""
+        return next((rank for rank, monitor in self.monitors.items() if monitor.frames), None)
 
 
 class StepContext:
@@ -167,18 +167,21 @@ class StepContext:
         verdict: str = "",
         why: str = "",
         then: str = "",
-        news: bool = False,
+        replace: bool = False,
     ) -> None:
-        """Tell people once per event: the first title stands unless a later one is the `news`."""
+        """Notify people at most once per event.
+
+        The first title stands, unless a later call has `replace`.
+        """
         ranks = (*SEVERITIES, "INFO")
         if self._message is None:
             self._message = {"severity": severity, "title": title}
         elif ranks.index(severity) < ranks.index(self._message["severity"]):
             self._message["severity"] = severity
-        if news:
+        if replace:
             self._message["title"] = title
         for key, text in (("verdict", verdict), ("why", why)):
-            if text and (news or key not in self._message):
+            if text and (replace or key not in self._message):
                 self._message[key] = text
         if then:
             self._message["next"] = then

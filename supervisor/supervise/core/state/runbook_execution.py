@@ -14,24 +14,24 @@ class Intent:
     """What is being performed, or was last.
 
     Attributes:
-        waiting_for: id of the action whose outcome is awaited, None when none is.
+        action_id: id of the action whose outcome is awaited, None when none is.
         action: the action itself. verb, args: its name, and its absolute arguments.
-        overdue_ns: when the outcome is in doubt.
+        deadline_ns: when the outcome is in doubt.
     """
 
-    waiting_for: str | None = None
+    action_id: str | None = None
     action: Action | None = None
     verb: str = ""
     args: dict[str, Any] = field(default_factory=dict)
-    overdue_ns: int = 0
+    deadline_ns: int = 0
 
     def awaits(self, verb: str) -> bool:
         """Return whether the outcome of such an action is awaited."""
-        return self.waiting_for is not None and self.verb == verb
+        return self.action_id is not None and self.verb == verb
 
 
 @dataclass(slots=True)
-class OperatorOrder:
+class OperatorRequest:
     """Who asked for it, and from where it goes on.
 
     Attributes:
@@ -49,22 +49,22 @@ class RunbookFailure:
     """What becomes of a runbook that cannot go on.
 
     Attributes:
-        why: it failed, while it is being compensated; None: it has not.
-        undoing: compensations still to do.
-        useless: it did not help: what is undone, and then the next rung.
+        reason: why it failed, while it is being compensated; None: it has not.
+        pending_undos: compensations still to do.
+        ineffective: it did not help: what is undone, and then the next level.
         exhausted: nothing else may be tried: no budget, or an undo failed.
         refused: the job refused its step, and nothing was touched.
         withdrawn: its reason was gone before it acted: nothing is tried instead.
-        unpaused: why the job is not paused any more, though this runbook relies on it.
+        pause_ended: why the job is not paused any more, though this runbook relies on it.
     """
 
-    why: str | None = None
-    undoing: list[Action] = field(default_factory=list)
-    useless: bool = False
+    reason: str | None = None
+    pending_undos: list[Action] = field(default_factory=list)
+    ineffective: bool = False
     exhausted: bool = False
     refused: bool = False
     withdrawn: bool = False
-    unpaused: str = ""
+    pause_ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,18 @@ class StartTerms:
 
     Attributes:
         reason: None: a person's order, or nothing that can go away.
-        climbed: it was not asked for: what is below it on the ladder was tried.
-        instead: it stands in for one that could not work here.
-        entered: the incident's rung before it was started.
-        reduced: why only evidence is taken and people are told.
+        escalated: it was not asked for: what is below it on the ladder was tried.
+        substitute: it stands in for one that could not work here.
+        entry_level: the incident's level before it was started.
+        reduced_reason: why only evidence is taken and people are told.
         approved: verbs and arguments that were allowed.
     """
 
     reason: Reason | None = None
-    climbed: bool = False
-    instead: bool = False
-    entered: int = -1
-    reduced: str = ""
+    escalated: bool = False
+    substitute: bool = False
+    entry_level: int = -1
+    reduced_reason: str = ""
     approved: list[dict[str, Any]] | None = None
 
 
@@ -106,21 +106,21 @@ class VerificationProgress:
     """What the frames after a runbook have shown.
 
     Attributes:
-        until: pace at which it has failed, None before it is verified.
+        deadline_frame: frame count at which it has failed, None before it is verified.
         frame_ns: when the newest frame to verify by came.
         effects: (index of the step, arguments, result) of actions that have shown none so far.
         clear_steps: frames in a row without trouble. last_trouble: what stood against it.
-        calm: (rule of SEV0, rank) that was clear meanwhile.
-        denied: what the job says against it: it does not go on as it should.
+        seen_clear: (rule of SEV0, rank) that was clear meanwhile.
+        rejected: what the job says against it: it does not go on as it should.
     """
 
-    until: int | None = None
+    deadline_frame: int | None = None
     frame_ns: int = 0
     effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     clear_steps: int = 0
     last_trouble: str = ""
-    calm: set[tuple[str, int]] = field(default_factory=set)
-    denied: str = ""
+    seen_clear: set[tuple[str, int]] = field(default_factory=set)
+    rejected: str = ""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class RunbookExecution:
         number: of the runbooks of its incident, from 1. severity: of that when it was started.
         index: the step that waits, is performed, or is verified.
         done: indices of steps that were committed.
-        intent, order, terms, verification, failure: see their classes.
+        intent, requested, terms, verification, failure: see their classes.
     """
 
     number: int
@@ -140,11 +140,11 @@ class RunbookExecution:
     index: int = 0
     done: list[int] = field(default_factory=list)
     intent: Intent = field(default_factory=Intent)
-    order: OperatorOrder = field(default_factory=OperatorOrder)
+    requested: OperatorRequest = field(default_factory=OperatorRequest)
     terms: StartTerms = field(default_factory=StartTerms)
     verification: VerificationProgress = field(default_factory=VerificationProgress)
     failure: RunbookFailure = field(default_factory=RunbookFailure)
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether a step is being performed, or taken back."""
-        return self.intent.waiting_for is not None or self.failure.why is not None
+        return self.intent.action_id is not None or self.failure.reason is not None
