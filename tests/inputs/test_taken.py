@@ -8,7 +8,7 @@ import pytest
 
 from supervise.core.model.events import Announced, Frame, Gap, Notice
 from supervise.inputs.segment import ReadCursor, Segments, recorded_end
-from supervise.job.process import start_ticks
+from supervise.job.proc_stat import start_ticks
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer

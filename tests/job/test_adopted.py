@@ -14,7 +14,7 @@ import pytest
 
 from supervise.job.adopted_process import AdoptedProcess
 from supervise.job.environment import LAUNCH
-from supervise.job.process import start_ticks
+from supervise.job.proc_stat import start_ticks
 
 RUN = "20310504-030201-abcdef"
 PYTHON = sys.executable

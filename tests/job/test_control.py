@@ -9,9 +9,9 @@ import time
 import pytest
 
 from supervise.errors import ActionError, SegmentError
-from supervise.job.activity import suspended
 from supervise.job.controller import Control
 from supervise.job.lease import Lease
+from supervise.job.proc_stat import suspended
 
 PYTHON = sys.executable
 LR = {"value": 0.5, "rewarm_steps": 0}

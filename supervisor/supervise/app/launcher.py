@@ -22,7 +22,8 @@ from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
 from ..job import environment, shared_memory
 from ..job.lease import LEASE_S
-from ..job.process import Process, start_ticks
+from ..job.proc_stat import start_ticks
+from ..job.process import Process
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 

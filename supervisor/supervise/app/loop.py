@@ -10,6 +10,7 @@ The loop writes to the disk, which may hang. So it has a thread of its own, and 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import traceback
@@ -49,6 +50,7 @@ from .run_recovery import RecoveredRun
 from .run_status import TICK_NS, Status
 from .settings import Settings
 
+_log = logging.getLogger(__name__)
 BUSY_S = 0.02  # longest sleep while an action, an answer or the end of a process is awaited
 STILL_S = 5.0  # longer than any round takes while the disk answers; project default
 
@@ -98,7 +100,8 @@ class App:
             self._watch(process, outbox)
         except Exception:
             # The first law: our own fault must not cost the job anything.
-            self.settings.tell("supervise: internal error; the job goes on unwatched")
+            _log.exception("internal error; the job continues without supervision")
+            self.settings.tell("supervise: internal error; the job continues without supervision")
             self.settings.tell(traceback.format_exc())
         process = self.process(process)
         while process.wait(0.5) is None:
@@ -108,6 +111,11 @@ class App:
     def process(self, first: Process) -> Process:
         """Return the job's newest process. Any thread."""
         return first if self.control is None else self.control.process
+
+    def open_incident(self) -> str | None:
+        """Return the id of the open incident, None without one. Any thread."""
+        incident = self.desk.state.incident
+        return None if incident is None else incident.id
 
     def exit_code(self, process: Process) -> int:
         """Return the exit code to pass on for a process that has ended. Any thread."""

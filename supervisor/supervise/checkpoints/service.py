@@ -6,6 +6,7 @@ time, in a process of its own), pins, and removes surplus pins. The loop only ta
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from .retention import Retention
 from .tracker import CheckpointTracker, RunPosition, save_report
 from .verification import LIMIT_S, CheckpointVerifier
 
+_log = logging.getLogger(__name__)
 EVERY_S = 1.0
 IDLE = 20.0  # pause between two scans, in durations of the last scan; project default
 LEAST_S = 0.25  # shortest pause, also after a report of a save; project default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ..app.launcher import Launcher
 from ..app.loop import App
 from ..app.run_status import closed
 from ..app.settings import Settings
+from ..app.supervisor_log import NAME, SupervisorLog
 from ..catalog import load_policy
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -29,6 +31,8 @@ from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 from ._records import Tell
 from ._streams import leave
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def watch_started(
     Args:
         launched: the policy, or what `_policy_cache` kept of it.
     """
-    run = started.run
+    run, tell = started.run, logged(tell)
     policy = launched if launched.detectors else _whole(launched, started)
     senders, unset = build({"console": {}, **policy.notify}, os.environ)
     for warning in (*unset, *_twice(started.argv, policy)):
@@ -134,6 +138,7 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
             except SuperviseError as error:
                 tell(f"supervise: {error}")
             except Exception as error:
+                _log.exception("the end of the run was not recorded in full")
                 tell(f"supervise: {type(error).__name__}: {error}")
         for line in lines:
             tell(line)
@@ -141,10 +146,23 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
 
     # The handlers stay: a signal that comes now must not cost the last record or the exit code.
     atexit.register(forwarder.ignore)
+    log = SupervisorLog(run.path / NAME, run.id, app.open_incident, app.settings.redactor)
+    log.start()
     code, done = Foreground(app, process, outbox, forwarder).attend(work)
     if not done:
         leave(code)  # a thread hangs: nobody may wait for it
+    log.stop()
     return code
+
+
+def logged(tell: Tell) -> Tell:
+    """Return what shows a line and logs it, also where nothing is shown."""
+
+    def both(line: str) -> None:
+        _log.info(line)
+        tell(line)
+
+    return both
 
 
 def _twice(argv: Sequence[str], policy: Policy) -> list[str]:

@@ -32,7 +32,7 @@ from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 from ._records import Record, Tell, record, teller
-from ._watching import watch
+from ._watching import logged, watch
 
 
 @click.command(name="adopt")
@@ -58,6 +58,7 @@ def command(run: Path, quiet: bool) -> int:
 
 def adopt(path: Path, tell: Tell, record: Record = record) -> int:
     """Watch the run in the directory `path` to its end; return the exit code to pass on."""
+    tell = logged(tell)
     run = RunDir.open(path.absolute())
     described = run.read_json("run.json")
     if described["host"] != socket.gethostname():

@@ -157,7 +157,7 @@ def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     """Return the pid of the newest launch and whether it runs; the journal may lack that one."""
     # Here, not above: a living supervisor is told without them.
     from ..app.launcher import LAUNCHED
-    from ..job.process import start_ticks
+    from ..job.proc_stat import start_ticks
 
     with suppress(StoreError), understood(LAUNCHED, ""):
         made = run.read_json(LAUNCHED)

@@ -13,6 +13,7 @@ Source: NVML device queries (what `nvidia-smi` prints); psutil.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ import psutil
 
 from .memory_growth import Growth
 
+_log = logging.getLogger(__name__)
 EVERY_S = 2.0  # between two looks
 MEMBERS_S = 10.0  # between two searches for the processes of the job, which read all of /proc
 STALE_S = 30.0  # an answer older than that is no answer
@@ -147,6 +149,7 @@ class Hardware:
             if self._strikes[subject] == STRIKES:
                 what = f"{subject} cannot be measured: {type(error).__name__}: {error}"
                 self._troubles.append(what)
+                _log.exception("%s", what)
             return otherwise
         self._strikes[subject] = 0
         return answer

@@ -17,7 +17,8 @@ from collections.abc import Callable
 import psutil
 
 from .environment import LAUNCH
-from .process import EXIT, STARTED, STATE, UNKNOWN, Process, start_ticks, stat_fields
+from .proc_stat import EXIT, STARTED, STATE, start_ticks, stat_fields
+from .process import UNKNOWN, Process
 from .process_tree import Tree, alive, group_of
 
 Recorded = Callable[[int, int], int | None]

@@ -27,9 +27,10 @@ import psutil
 from supervise_probe.wire import WireError
 
 from ..errors import ActionError, SuperviseError
-from .activity import suspended, work
 from .lease import Lease
 from .pending_command import Ack, PendingCommand, Rank, Ranks, ending, judge
+from .phase_inference import work
+from .proc_stat import suspended
 from .process import Process
 from .quarantine_broadcast import Manifest, quarantine
 from .termination import LOOP_S, halt

@@ -13,7 +13,8 @@ import psutil
 
 from ..core.model.action import busy
 from ..core.model.events import LOADING, SUSPENDED, Beat, Notice
-from .activity import counters, difference, suspended
+from .proc_stat import suspended
+from .process import Process
 
 STARTUP = "startup"
 LOOK_S = 10.0  # over which a start-up is asked for work; the idle watch of the shipped runbooks
@@ -90,3 +91,32 @@ def _stopped(rank: int, pid: int) -> str:
         f"rank {rank} is stopped by a signal: its silence is not judged; "
         f"`kill -CONT {pid}` lets it go on"
     )
+
+
+def work(process: Process, within_s: float) -> dict[str, float]:
+    """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
+    before = counters(process.tree.members())
+    process.wait(within_s)
+    return difference(before, counters(process.tree.members()))
+
+
+def difference(
+    before: dict[int, tuple[float, int]], after: dict[int, tuple[float, int]]
+) -> dict[str, float]:
+    return {
+        "cpu_s": sum(cpu - before.get(pid, (0.0, 0))[0] for pid, (cpu, _) in after.items()),
+        "bytes": sum(moved - before.get(pid, (0.0, 0))[1] for pid, (_, moved) in after.items()),
+    }
+
+
+def counters(members: Iterable[psutil.Process]) -> dict[int, tuple[float, int]]:
+    """Return per pid its CPU seconds, and the bytes that it moved by calls or page faults."""
+    found = {}
+    for member in members:
+        try:
+            times, io = member.cpu_times(), member.io_counters()
+            moved = max(io.read_chars + io.write_chars, io.read_bytes + io.write_bytes)
+            found[member.pid] = (times.user + times.system, moved)
+        except (psutil.Error, OSError):
+            continue
+    return found

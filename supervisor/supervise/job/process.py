@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .launch import spawn
+from .proc_stat import start_ticks
 from .terminal import Terminal, stop_ourselves
 
 if TYPE_CHECKING:  # psutil takes 20 ms to import, and a job is not kept waiting for it
     from .process_tree import Tree
 
-STATE, STARTED, EXIT = 0, 19, 49  # places in `stat_fields`
 UNKNOWN = 255  # stands for an exit code that nobody has
 _INTERRUPTED = 128 + signal.SIGINT  # what a shell calls the end by SIGINT
 _PAUSE_S = 0.01  # between two looks while waiting
@@ -232,20 +232,6 @@ class Process:
             if self._continues != continues:
                 return  # the handler of SIGCONT did it; once more could undo the next Ctrl-Z
         self.continued()
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when process `pid` was started, in clock ticks since boot; None when it is gone."""
-    stat = stat_fields(pid)
-    return None if stat is None else int(stat[STARTED])
-
-
-def stat_fields(pid: int) -> list[bytes] | None:
-    """Return what `/proc/<pid>/stat` has behind the name; None when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
 
 
 def _children() -> Iterable[int]:

@@ -18,7 +18,7 @@ from collections.abc import Set
 
 import psutil
 
-from .process import start_ticks
+from .proc_stat import start_ticks
 
 _PAUSE_S = 0.02  # between two looks at processes that are about to end
 

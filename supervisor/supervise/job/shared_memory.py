@@ -19,7 +19,7 @@ from pathlib import Path
 from supervise_probe import wire
 
 from ..store import files
-from .process import STATE, start_ticks, stat_fields
+from .proc_stat import STATE, start_ticks, stat_fields
 
 DEFAULT = Path("/dev/shm")  # noqa: S108 - the kernel's tmpfs; the segments in it are private
 LEAST_SLOTS = 256

@@ -8,6 +8,7 @@ what it says later is dropped. Knows nothing of what an action does.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import traceback
@@ -19,6 +20,7 @@ from ..core.model.action import Action, Job
 from ..core.model.events import Finished
 from ..errors import ActionError
 
+_log = logging.getLogger(__name__)
 SLACK_S = 2.0  # an action gets a moment beyond its deadline to report its own failure
 
 
@@ -99,6 +101,7 @@ def _perform(
             facts["hint"] = error.hint
         finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))
     except Exception as error:  # a bug of ours must not leave the incident without an outcome
+        _log.exception("action %s failed with an internal error", action_id)
         facts = {"retryable": False, "traceback": traceback.format_exc()}
         text = f"internal error: {type(error).__name__}: {error}"
         finished = Finished(time.monotonic_ns(), action_id, False, facts, text)

@@ -10,8 +10,10 @@ Every message that the channel accepts gets exactly one Result. Decides nothing.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ from ..core.model.interfaces import Message, NotifyError
 from .channel_health import Health, Trouble
 from .messages import PAGES, RANKS, Item, Result, Sender, Undelivered
 
+_log = logging.getLogger(__name__)
 MAX_WAITING = 256
 MAX_TRIES = 8
 MAX_BACKOFF_S = 300.0
@@ -284,7 +287,9 @@ class ChannelQueue:
             except NotifyError as error:
                 detail, ok, retry_after_s = str(error), False, error.retry_after_s
             except Exception as error:  # a bug there must not silence the channel
-                # Only its type: its text might hold an address.
+                # Only its type and place: its text might hold an address.
+                where = "".join(traceback.format_tb(error.__traceback__))
+                _log.error("%s in the notifier of %s\n%s", type(error).__name__, self.name, where)
                 detail, ok = f"{type(error).__name__} in the notifier", False
             self._settle(item, ok, detail, retry_after_s)
         self._emptied.set()

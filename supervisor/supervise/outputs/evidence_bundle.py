@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from ..core.model.redaction import Redactor
 from ..store import files
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 SHARDS = "shards.json"
@@ -54,6 +57,7 @@ class Bundle:
         try:
             return get()
         except Exception as error:  # one broken source must not cost the others
+            _log.warning("evidence without %s", what, exc_info=True)
             self.missing(what, str(error) or type(error).__name__)
             return None
 

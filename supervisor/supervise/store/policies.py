@@ -8,6 +8,7 @@ in: what YAML means is not known here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..errors import StoreError, SuperviseError, UsageError
 from . import files
 from .run_directory import RunDir
 
+_log = logging.getLogger(__name__)
 DIRECTORY = "policies"
 NO_MEANS = "mode {} needs a restart: the probe was started without the means to act"
 NO_SAVEPOINTS = "the probe was started without savepoints; the reloaded policy's need a restart"
@@ -129,6 +131,7 @@ class Reloader:
         except SuperviseError as error:
             return policy, [replace(event, refused=_sentence(error))]
         except Exception as error:  # a bug here must not end the watching
+            _log.exception("a reload failed with an internal error")
             text = f"internal error: {type(error).__name__}: {error}"
             return policy, [replace(event, refused=text)]
         self.source, self.mode = source, mode

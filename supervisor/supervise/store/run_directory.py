@@ -7,6 +7,7 @@
     control/       words of operators                           run.json      what was started
     launch.json    the newest process of the job                relaunch/     stages of each one
     environ.json   the job's environment    command.json  its command, as it was given
+    supervisor.log  errors of our own, as JSON lines
     quarantine.json  data that is passed over, once there is any
 
 Secrets of the job are in `environ.json` and `command.json` alone: send somebody the rest. Knows
