@@ -85,7 +85,7 @@ def _of_else(record: Mapping[str, Any], case: Case) -> bool:
 
 def _is_action(record: Mapping[str, Any]) -> bool:
     data = record.get("data") or {}
-    reflex = record["kind"] == "note" and data.get("what") == "standing-order"
+    reflex = record["kind"] == "note" and data.get("what") == "safeguard"
     return reflex or (record["kind"] == "intent" and data["action"]["touches_job"])
 
 

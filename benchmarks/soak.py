@@ -88,7 +88,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
         for one in records
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
-    reflexes = [r for r in records if (r.get("data") or {}).get("what") == "standing-order"]
+    reflexes = [r for r in records if (r.get("data") or {}).get("what") == "safeguard"]
     loss = re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)
     return {
         "seed": seed,

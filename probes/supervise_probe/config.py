@@ -23,7 +23,7 @@ class Config(NamedTuple):
             beside the marks. `max_disk_bytes`: of all that are there, without it any number.
             `portable`: `{"every", "directory", "keep"}` of those that are written for another
             process.
-        standing_orders: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
+        safeguards: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
             "update_clip": {"window", "sigma", "max_gb"}}`, or some of them.
         drills: `[{"fault", "step", "params"}]`.
         lease_s: the longest that a pause lasts unless the supervisor renews it.
@@ -48,7 +48,7 @@ class Config(NamedTuple):
     slots: int = 8192
     capacity: int = 64
     savepoints: Optional[Dict[str, Any]] = None
-    standing_orders: Mapping[str, Any] = MappingProxyType({})
+    safeguards: Mapping[str, Any] = MappingProxyType({})
     drills: Sequence[Mapping[str, Any]] = ()
     lease_s: float = 60.0
     late: bool = False

@@ -193,7 +193,7 @@ class Probe:
                 steps=why and f"inferred from backward: {why}",
                 shards=parts.wired.shards.newest(),
                 quarantine=parts.wired.quarantine.describe(),
-                standing_orders=safeguards.standing(),
+                safeguards=safeguards.standing(),
                 in_force=safeguards.describe(),
             ),
         }

@@ -200,7 +200,7 @@ tests:
     after_rollback: [{train_loss_raw: "2.4x9"}]
     inject: [{at: 3, nan: [train_loss_raw], for: 2}]
     expect:
-      - {between: [1, 2], rule: nonfinite.lasting, is: quiet}
+      - {between: [1, 2], rule: nonfinite.sustained, is: quiet}
       - {end: true, budget: {rollback: 0}}
       - {never: [stop]}
 """

@@ -46,9 +46,21 @@ CHANGES = [
     ("for: 3", "for: ¦0", "rule dead.for should be at least 1, not 0"),
     ("for: 3", "for: ¦1.5", "rule dead.for should be a number of steps, not the number 1.5"),
     ("for: 3", "for: ¦1e30", "rule dead.for is too large"),
-    ("mode: enforce", "hold_max: ¦30", "hold_max is a time and needs a unit (write 30s, 30m)"),
-    ("mode: enforce", "hold_max: ¦30min", "hold_max should be a time such as 30s, not the text"),
-    ("mode: enforce", "hold_max: ¦-3s", "hold_max should be a time such as 30s, not the text"),
+    (
+        "mode: enforce",
+        "hold_reminder: ¦30",
+        "hold_reminder is a time and needs a unit (write 30s, 30m)",
+    ),
+    (
+        "mode: enforce",
+        "hold_reminder: ¦30min",
+        "hold_reminder should be a time such as 30s, not the text",
+    ),
+    (
+        "mode: enforce",
+        "hold_reminder: ¦-3s",
+        "hold_reminder should be a time such as 30s, not the text",
+    ),
     ("per: 5000", "per: ¦5 m", "budgets.lr_scale.per should be a time such as 30s"),
     (
         "mode: enforce",
@@ -157,7 +169,7 @@ CHANGES = [
     ("mode: enforce", "notify: {¦slak: {}}", "notify: no notifier 'slak' (did you mean 'slack'"),
     ("mode: enforce", "notify: {slack: ¦{}}", "notify.slack needs the key 'url_env'"),
     ("mode: enforce", "notify: {slack: {¦url: x}}", "notify.slack has no key 'url' (did you"),
-    ("mode: enforce", "standing_orders: {¦skip: {}}", "standing_orders has no key 'skip'"),
+    ("mode: enforce", "safeguards: {¦skip: {}}", "safeguards has no key 'skip'"),
     ("mode: enforce", "savepoints: ¦{keep: 4}", "savepoints needs the key 'every'"),
     ("mode: enforce", "job: {rollback: ¦relaunch}", "job.rollback should be 'in_process', not"),
     ("mode: enforce", "override: {high: ¦{gt: 1}}", "override of 'high': no pack in use has it"),
@@ -202,12 +214,12 @@ def test_all_mistakes_are_found_in_one_go_and_sorted(mistakes: Mistakes) -> None
     found = mistakes(
         "rules:\n  - {id: r, when: a or c, sev: SEV9}\n"
         "  - {id: s, when: a or b, sev: SEV2, run: x}\n"
-        "version: supervise/v1\nmode: enforce\nuse: [hang]\nhold_max: 3\n"
+        "version: supervise/v1\nmode: enforce\nuse: [hang]\nhold_reminder: 3\n"
         "detectors: {a: {kind: threshold, metric: m, gt: x}, b: {kind: nonfinite, z: 1}}\n"
     )
 
     places = [line.split(" ")[0] for line in found]
-    assert places == ["2:24:", "2:32:", "3:43:", "7:11:", "8:49:", "8:74:"]
+    assert places == ["2:24:", "2:32:", "3:43:", "7:16:", "8:49:", "8:74:"]
 
 
 def test_a_broken_detector_is_blamed_once(mistakes: Mistakes) -> None:

@@ -127,19 +127,19 @@ def test_only_enforce_arms_reflexes_and_keeps_savepoints() -> None:
 
     assert (acting.mode, looking.mode) == ("enforce", "shadow")
     assert acting.savepoints == {"every": 25, "keep": 4, "spill": "disk"}
-    assert acting.standing_orders == {"skip_nonfinite": {"max": 3, "per": 128}}
-    assert (looking.savepoints, looking.standing_orders) == ({}, {})
+    assert acting.safeguards == {"skip_nonfinite": {"max": 3, "per": 128}}
+    assert (looking.savepoints, looking.safeguards) == ({}, {})
     assert acting.digest != looking.digest
 
 
-def test_the_probe_gets_every_number_of_a_standing_order(load: Loader) -> None:
+def test_the_probe_gets_every_number_of_a_safeguard(load: Loader) -> None:
     """What is left out is the default; what is not named at all is not armed."""
     armed = load(
         "version: supervise/v1\nmode: enforce\n"
-        "standing_orders: {zero_nonfinite: {max: 1}, update_clip: {sigma: 3}}\n"
+        "safeguards: {zero_nonfinite: {max: 1}, update_clip: {sigma: 3}}\n"
     )
 
-    assert armed.standing_orders == {
+    assert armed.safeguards == {
         "zero_nonfinite": {"max": 1, "per": 128},
         "update_clip": {"window": 128, "sigma": 3.0, "max_gb": 4.0},
     }
@@ -208,7 +208,7 @@ notify: {console: {min_sev: SEV1}, webhook: {url_env: HOOK, secret_env: SECRET}}
 warmup: 7
 probation: 8
 blind_after: {steps: 9, time: 500ms}
-hold_max: 2h
+hold_reminder: 2h
 """
     policy = load(text)
     rule = policy.rules[0]
@@ -234,7 +234,11 @@ hold_max: 2h
     assert policy.notify["webhook"]["secret_env"] == "SECRET"
     assert policy.notify["console"] == {"min_sev": "SEV1"}
     assert (policy.warmup_steps, policy.probation_steps) == (7, 8)
-    assert (policy.blind_after_steps, policy.blind_after_s, policy.hold_max_s) == (9, 0.5, 7200.0)
+    assert (policy.blind_after_steps, policy.blind_after_s, policy.hold_reminder_s) == (
+        9,
+        0.5,
+        7200.0,
+    )
     assert policy.machine is None
 
 
@@ -263,13 +267,13 @@ def test_a_rule_can_hold_without_a_runbook(load: Loader) -> None:
 
 def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(load: Loader) -> None:
     """Spacing, comments, order of keys and spelling of numbers are not part of the digest."""
-    one = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 1e-3}}\nhold_max: 1h\n")
+    one = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 1e-3}}\nhold_reminder: 1h\n")
     other = load(
-        "# a comment\nhold_max: 60m\nversion: 'supervise/v1'\n"
+        "# a comment\nhold_reminder: 60m\nversion: 'supervise/v1'\n"
         "detectors:\n  a:\n    gt: 0.001\n    metric: m\n    kind: threshold\nmode: enforce\n"
     )
     different = load(
-        HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 2e-3}}\nhold_max: 1h\n"
+        HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 2e-3}}\nhold_reminder: 1h\n"
     )
 
     assert one.digest == other.digest

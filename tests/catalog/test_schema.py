@@ -115,11 +115,11 @@ runbooks:
   other: [notify]
 machine: null
 savepoints: {every: 10, keep: 2}
-standing_orders: {skip_nonfinite: {max: 3, per: 128}}
+safeguards: {skip_nonfinite: {max: 3, per: 128}}
 job: {rollback: in_process}
 notify: {console: {min_sev: SEV1}}
 blind_after: {steps: 9, time: 500ms}
-hold_max: 2h
+hold_reminder: 2h
 """
 TESTS = """\
 version: supervise/v1

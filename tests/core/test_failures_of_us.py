@@ -53,7 +53,7 @@ def everything(tell):
         detectors=detectors,
         rules=rules,
         blind_after_steps=20,
-        hold_max_s=600.0,
+        hold_reminder_s=600.0,
         inhibit=(Inhibit(mute=("high",), by_rule="huge"),),
     )
     story.frames(2.0, 2.1, 1.9, times=20)

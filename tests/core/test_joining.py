@@ -30,7 +30,7 @@ RULES = tuple(
         ("slow", "throughput.drift", "SEV2", None),
         ("host", "throughput.worse", "SEV2", None),
         ("wild", "gradients.large", "SEV2", None),
-        ("high", "loss_spike.far", "SEV1", "again"),
+        ("high", "loss_spike.extreme", "SEV1", "again"),
         ("nan", "nonfinite.contained", "SEV2", None),
     )
 )
@@ -165,7 +165,9 @@ def test_rules_that_join_in_one_step_are_one_message(slow):
     before = len(messages(story))
     story.rows(row(9.0, grad_global_norm=99.0))
 
-    assert [m["title"] for m in messages(story)[before:]] == ["inc-1: loss_spike.far at step 200"]
+    assert [m["title"] for m in messages(story)[before:]] == [
+        "inc-1: loss_spike.extreme at step 200"
+    ]
 
 
 def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
@@ -173,7 +175,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     story = slow()
     order = {"order": "skip_nonfinite"}
     text = "skip_nonfinite kept step 200 from the weights: the loss is nan"
-    story.send(Notice(story.at_ns, "standing-order", text, rank=0, step=200, data=order))
+    story.send(Notice(story.at_ns, "safeguard", text, rank=0, step=200, data=order))
     story.rows(skipped(NAN), *[row()] * 60)
     story.send(Exited(story.at_ns, 0))
     found = story.kinds("incident", "closed")[-1].data["spike"]

@@ -400,7 +400,7 @@ def test_a_tick_and_a_notice_after_it_are_judged_by_the_new_policy(tell):
     """Not only frames."""
     story = tell()
     story.frames(2.0, times=5)
-    load(story, replace(story.policy, hold_max_s=1.0))
+    load(story, replace(story.policy, hold_reminder_s=1.0))
     story.state.machine, story.state.held_ns = "holding", story.at_ns
     story.send(Notice(story.at_ns, "note", "x"))
     story.send(Tick(story.at_ns + 5_000_000_000))

@@ -312,7 +312,7 @@ def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
 
 def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
     """`ack` ends the reminders of a hold, and nothing else."""
-    story = held(tell, hold_max_s=100.0)
+    story = held(tell, hold_reminder_s=100.0)
     story.tick(200)
     reminded = [d for d in story.kinds("notify_intent") if "still held" in d.reason]
     assert len(reminded) == 1

@@ -82,4 +82,6 @@ def test_a_good_and_a_bad_one(supervise, tmp_path):
     assert (run.directory / "checkpoints/ckpt-1/data/a.pt").exists()
     assert not (out / "a.pt").exists() and run.actions == []
     (opened,) = run.kinds("incident", "opened")
-    assert opened["rule"] == "checkpoint.not_ok" and "checkpoint_ok 0" in opened["reason"]
+    assert (
+        opened["rule"] == "checkpoint.verification_failed" and "checkpoint_ok 0" in opened["reason"]
+    )

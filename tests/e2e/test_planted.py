@@ -42,7 +42,7 @@ def test_the_run_goes_on_beside_fifos(supervise):
 
     assert run.returncode == 3, run.stderr
     assert run.state["tier"] == "T1" and run.state["step"] == 149
-    assert run.kinds("note", "standing-order")
+    assert run.kinds("note", "safeguard")
     run.prove()
 
 

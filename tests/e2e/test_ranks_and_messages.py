@@ -61,7 +61,7 @@ def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, rec
     run = supervise.run("--policy", policy, "--drill", "nan_grad@100", job=job)
 
     assert run.returncode == 0 and "finite True" in run.stdout
-    assert run.kinds("note", "standing-order")[0]["data"]["at_step"] == 100
+    assert run.kinds("note", "safeguard")[0]["data"]["at_step"] == 100
     assert any("nonfinite" in json.dumps(body) for _, body in received) and refused
     assert len([r for r in run.kinds("notify_result") if r["data"]["ok"]]) >= 2
     failed = [line for line in run.stderr.splitlines() if "SEV2 webhook: " in line]

@@ -66,7 +66,7 @@ class Story:
 
 def command(at: int, word: str, **args: Any) -> InjectForm:
     """Return what an operator sends before frame `at`."""
-    return InjectForm(at=at, told=word, args=args)  # type: ignore[arg-type]
+    return InjectForm(at=at, command=word, args=args)  # type: ignore[arg-type]
 
 
 NAN = {"train_loss_raw": "2.4x200 nanx10", "update_norm": "0.1x210"}

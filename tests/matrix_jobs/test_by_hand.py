@@ -163,7 +163,7 @@ def test_a_hand_written_update_ends_a_step(pair, name, late):
     script, latest = LOOPS[name]
     script = MODEL + script + "finish(model)"
     untouched = pair.bare.run(script)
-    job = pair.probed.run(script, late=late, standing_orders={"skip_nonfinite": {"max": 3}})
+    job = pair.probed.run(script, late=late, safeguards={"skip_nonfinite": {"max": 3}})
     assert job.output == untouched.output and job.err == ""
     rows = {row["step"]: row for row in job.output[:-1]}
     seen = [frame["step"] for frame in job.frames]
@@ -182,7 +182,7 @@ def test_a_hand_written_update_ends_a_step(pair, name, late):
     status = job.segment().status()
     assert status["steps"].startswith("inferred from backward")
     assert "without an optimizer" in status["rollback"]
-    assert "without an optimizer" in status["standing_orders"]["skip_nonfinite"]
+    assert "without an optimizer" in status["safeguards"]["skip_nonfinite"]
     assert "out of reach" in job.notices[0].message
 
 

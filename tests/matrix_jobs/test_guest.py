@@ -184,7 +184,7 @@ def test_nothing_waits_for_a_device(pair, loop, below):
         "update_clip": {"window": 4, "sigma": 1e6},
     }
     script = watched(loop, below)
-    job = pair.probed.run(script, late=True, sampling=sampling, standing_orders=standing)
+    job = pair.probed.run(script, late=True, sampling=sampling, safeguards=standing)
     assert job.output[0]["waited"] == {} and job.err == ""
     assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
     if loop == "experts":

@@ -23,7 +23,7 @@ UNSEEN = {
         "inhibit of schedule.rate, schedule.restarted, schedule.phase, schedule.counters is gone"
     },
     # What else `torn` asks for has more samples by then.
-    "update_scale": {"update_scale.loss_up.min: 32 -> 16"},
+    "update_scale": {"update_scale.loss_z.min: 32 -> 16"},
 }
 
 

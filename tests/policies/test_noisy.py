@@ -232,7 +232,7 @@ TRAININGS = {
     "another-optimizer": OtherOptimizer,
     "a-density": Density,
 }
-PAGES = ("loss_spike.jump", "loss_spike.begun")
+PAGES = ("loss_spike.jump", "loss_spike.startup_spike")
 LOUD = 2  # of a healthy run: the first time that something rare comes, it looks like a spike
 
 

@@ -110,7 +110,7 @@ def test_observe_acts_never() -> None:
     """By its mode, whatever its packs would run."""
     assert policy("observe").mode == "observe"
     assert policy("observe").savepoints == {}
-    assert policy("observe").standing_orders == {}
+    assert policy("observe").safeguards == {}
 
 
 def test_large_and_canary_touch_a_job_only_to_end_it() -> None:
@@ -118,7 +118,7 @@ def test_large_and_canary_touch_a_job_only_to_end_it() -> None:
     for name in ("large", "canary"):
         assert verbs(policy(name)) == {*NO_TOUCH, "stop"}, name
         assert policy(name).savepoints == {}
-        assert policy(name).standing_orders == {}
+        assert policy(name).safeguards == {}
 
 
 def test_a_gate_stops_at_every_law_that_is_broken() -> None:

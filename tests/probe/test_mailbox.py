@@ -218,10 +218,10 @@ def test_values_that_json_lacks_still_arrive(mailbox, segment):
 
 def test_a_notice_becomes_an_event(mailbox, segment):
     """Kind, sentence, step and data; the rank is the segment's."""
-    mailbox.notice("standing-order", "step 3 skipped: grad norm is inf", 3, {"count": 1})
+    mailbox.notice("safeguard", "step 3 skipped: grad norm is inf", 3, {"count": 1})
     mailbox.notice("note", "no data", 4)
 
-    first = ("standing-order", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
+    first = ("safeguard", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
     made = segment.created_ns
     assert segment.poll() == [
         Notice(77, *first, made, 0),

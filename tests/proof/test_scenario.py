@@ -124,7 +124,7 @@ def test_an_action_that_fails_is_answered(outcome: Play) -> None:
 def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
     """Its deadline is 120 s and 30 s more; the late words of operators end the hold."""
     found = outcome(
-        SPIKE + "every: 5s\ninject: [{at: 0, lose_action: lr_scale}, {at: 80, told: release}]\n"
+        SPIKE + "every: 5s\ninject: [{at: 0, lose_action: lr_scale}, {at: 80, command: release}]\n"
     )
 
     assert kinds(found, "in_doubt")[0][0] == 30 + 31

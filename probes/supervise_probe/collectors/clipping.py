@@ -5,7 +5,7 @@ the same call saw: what is clipped while it is scaled is counted as the job coun
 Clips by value and by another norm than the 2-norm have no such limit.
 
 A skip has a number, since a frame holds numbers only: 0 applied, 1 overflow under a GradScaler,
-2 the standing order, 3 a command of the supervisor.
+2 the safeguard, 3 a command of the supervisor.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ METRICS = (
         "skip_reason",
         "1",
         "Why this step's update was not applied: 0 it was, 1 overflow under a GradScaler, "
-        "2 standing order, 3 command.",
+        "2 safeguard, 3 command.",
         "this project",
     ),
 )
 
 CLIPS = 300  # steps
-REASONS = {"overflow": 1.0, "standing order": 2.0, "command": 3.0}
+REASONS = {"overflow": 1.0, "safeguard": 2.0, "command": 3.0}
 EXCESS = "_clip_excess"  # norm over limit on its way to the host; never published
 
 

@@ -81,7 +81,7 @@ class Collector(Base):
         clips: the clips of the step under way.
     """
 
-    SHARE = 0.05  # without it the standing order is blind: dear, but the last to go
+    SHARE = 0.05  # without it the safeguard is blind: dear, but the last to go
 
     def __init__(self, context: ProbeContext, scaling: GradScalerState) -> None:
         super().__init__(context)

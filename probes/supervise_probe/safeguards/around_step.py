@@ -52,7 +52,7 @@ class Safeguards:
         self._profile = Profile(context, in_force)
         self._steps = (self.orders, self.skip, self.clip, self.update_clip, self._profile)
         # Who ordered it has weighed what it costs: no share of a step bounds them.
-        self._orders_part = guard.part("standing_orders", share=1.0)
+        self._orders_part = guard.part("safeguards", share=1.0)
         self._clip_part = guard.part("clip", share=1.0)
         self._update_part = guard.part("update_clip", share=1.0)
 
@@ -92,13 +92,13 @@ class Safeguards:
         self._profile.end("the job ended")
 
     def cannot(self, why: str) -> None:
-        """From now on no standing order can act, for that reason; "" takes it back."""
+        """From now on no safeguard can act, for that reason; "" takes it back."""
         self.orders.set_state(why)
         if self.update_clip.state:
             self.update_clip.state = f"cannot act: {why}" if why else ARMED
 
     def standing(self) -> Dict[str, str]:
-        """Return the state of each standing order, for the status."""
+        """Return the state of each safeguard, for the status."""
         clip = {"update_clip": self.update_clip.state} if self.update_clip.state else {}
         return {**self.orders.describe(), **clip}
 

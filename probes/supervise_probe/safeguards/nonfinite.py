@@ -137,7 +137,7 @@ class NonfiniteGuards:
     def __init__(self, context: ProbeContext, in_force: InForce, loss: LossCollector) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._in_force, self._loss = in_force, loss
-        orders = context.config.standing_orders
+        orders = context.config.safeguards
         skip, zero = orders.get("skip_nonfinite"), orders.get("zero_nonfinite")
         self._skip = None if skip is None else SkipNonfinite(skip)
         self._zero = None if zero is None else ZeroNonfinite(context.torch, zero)
@@ -154,9 +154,9 @@ class NonfiniteGuards:
         why = self._skip.why_skip((loss, norm))
         if why:
             self._in_force.acting = True
-            update.skip = "standing order"
+            update.skip = "safeguard"
             self._reporter.notice(
-                "standing-order",
+                "safeguard",
                 f"skip_nonfinite kept step {self._position.step} from the weights: {why}",
                 {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
             )
@@ -174,7 +174,7 @@ class NonfiniteGuards:
         if not isinstance(fired, float) or not fired:
             return False
         self._reporter.notice(
-            "standing-order",
+            "safeguard",
             f"zero_nonfinite set what was not finite in the gradients of step "
             f"{self._position.step} to zero",
             {"order": "zero_nonfinite", "gradient_norm": str(norm)},

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Skip:
-    """Counts skips that were commanded; those of standing orders have a cap of their own."""
+    """Counts skips that were commanded; those of safeguards have a cap of their own."""
 
     def __init__(self, in_force: InForce) -> None:
         self._in_force = in_force

@@ -1,4 +1,4 @@
-"""The verb and standing order `update_clip`: an update that is much larger than usual is shortened.
+"""The verb and safeguard `update_clip`: an update that is much larger than usual is shortened.
 
 Usual is the mean of the newest `window` update norms plus `sigma` of their standard deviations,
 once half of them are known. A longer update keeps its direction and is cut to that length, and
@@ -64,7 +64,7 @@ class UpdateClip:
     """The rule in force, and the old weights of each optimizer.
 
     Attributes:
-        state: what the status says of the standing order; "" where there is none.
+        state: what the status says of the safeguard; "" where there is none.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class UpdateClip:
         """`past`: the newest norms."""
         self._context, self._in_force = context, in_force
         self._gradient, self._past, self._optimizers = gradient, past, optimizers
-        order = context.config.standing_orders.get("update_clip")
+        order = context.config.safeguards.get("update_clip")
         self._standing = None if order is None else read_rule(order)
         self.state = "" if order is None else ARMED
         self._ordered: Optional[Rule] = None
@@ -87,7 +87,7 @@ class UpdateClip:
 
     @property
     def rule(self) -> Optional[Rule]:
-        """The rule in force: the commanded one, else that of the standing order."""
+        """The rule in force: the commanded one, else that of the safeguard."""
         return self._standing if self._ordered is None else self._ordered
 
     def do_update_clip(self, args: Dict[str, Any]) -> Dict[str, Any]:

@@ -16,7 +16,7 @@ class SkipStep(Action):
     """Do not apply the next `count` optimizer steps; the job's loop and data go on as usual.
 
     Weights and optimizer state stay bit-identical over a skipped step. It is how a known bad batch
-    is passed over. For non-finite gradients use the standing order `skip_nonfinite`: a command
+    is passed over. For non-finite gradients use the safeguard `skip_nonfinite`: a command
     from outside comes a step too late. No more than `most` updates are skipped so in any 128
     steps; the probe counts them and refuses the rest. To pass over a longer stretch of data, `most`
     has to be raised by hand.
@@ -27,7 +27,7 @@ class SkipStep(Action):
     Undo: none; what a skipped batch would have taught is lost.
     Source: torch.amp.GradScaler skips steps in the same way; PaLM, arXiv:2204.02311, section 5.1,
         passed over 200 to 500 batches after a spike. 3 in 128 steps is the most that we hold for
-        safe unattended, as for the standing order.
+        safe unattended, as for the safeguard.
     """
 
     destructive: ClassVar[bool] = True

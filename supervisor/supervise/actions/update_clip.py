@@ -18,7 +18,7 @@ class UpdateClip(Action):
     A cut update keeps its direction, and counts as cut from then on. Nothing is cut until half of
     the window is known; the newest steps before the action count. It ends by itself after `for`
     steps; `for: 0` stays until `lift: true`. To have it from the first step on, and with several
-    ranks, use the standing order `update_clip`.
+    ranks, use the safeguard `update_clip`.
 
     It keeps a copy of all weights on their device, and moves as many bytes in a step as the
     optimizer does. Where the copy takes more than `max_gb`, it is refused.

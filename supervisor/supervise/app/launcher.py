@@ -210,7 +210,7 @@ def probe_config(
         "slots": shared_memory.slots(directory, SLOTS),
         "capacity": CAPACITY,
         "savepoints": _savepoints(run, policy) if may_act and policy.savepoints else None,
-        "standing_orders": dict(policy.standing_orders) if may_act else {},
+        "safeguards": dict(policy.safeguards) if may_act else {},
         "sampling": dict(policy.sampling),
         "tape": may_act and policy.job.get("relaunch") is not None,
         "peak_flops": policy.job.get("peak_flops"),

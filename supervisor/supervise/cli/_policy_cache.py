@@ -30,7 +30,7 @@ MAX_BYTES = 4 << 20  # of one
 MAX_FILES = 500  # beside a policy; a folder with more is not for policies alone
 PARTS = ("packs", "runbooks")  # folders beside a policy
 # What a launch reads; the rest of the policy is made again once the job runs.
-_KEPT = ("name", "digest", "mode", "savepoints", "sampling", "standing_orders", "notify", "job")
+_KEPT = ("name", "digest", "mode", "savepoints", "sampling", "safeguards", "notify", "job")
 
 Load = Callable[[list[str]], Policy]  # appends its warnings to what it is given
 

@@ -38,7 +38,7 @@ def command(run: Path, policy: str | None, mode: str | None, by: str | None) -> 
     later reloads too, until one names a policy: that is taken with the mode of its file.
 
     What the job was told at its start stays as it was until it is started again: savepoints,
-    standing orders, drills, channels of messages. So a run that was started below `enforce`, or
+    safeguards, drills, channels of messages. So a run that was started below `enforce`, or
     below `approve`, cannot be reloaded into it. Exit status: 0 reloaded, 65 refused.
 
     \b

@@ -194,7 +194,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
     approval_answers.on_tick(ctx)
     if incident is not None and incident.acknowledged_by:
         return
-    if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_max_s * 1e9:
+    if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
         ctx.notify(
             "SEV1", "still held, a person is needed", then="release the hold, or stop the run"

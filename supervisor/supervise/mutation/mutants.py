@@ -237,7 +237,7 @@ def _inhibitions(subject: Subject) -> Iterator[Mutant]:
 # ── the rest of a policy ──────────────────────────────────────────────────────────────────────────
 
 # Changed above, part by part; or carried out by the probe, where no scenario looks.
-_ELSEWHERE = ("detectors", "rules", "inhibit", "runbooks", "override", "notify", "standing_orders")
+_ELSEWHERE = ("detectors", "rules", "inhibit", "runbooks", "override", "notify", "safeguards")
 
 
 def _sections(subject: Subject) -> Iterator[Mutant]:

@@ -311,9 +311,9 @@ def inject(runner: ScenarioRunner, injection: InjectForm) -> None:
     if injection.probe_restart:
         runner.pid += 1000
         runner.announce()
-    if injection.told is not None:
+    if injection.command is not None:
         runner.send(
-            OperatorCommand(runner.now_ns, "operator", injection.told, injection.args or {})
+            OperatorCommand(runner.now_ns, "operator", injection.command, injection.args or {})
         )
     if injection.notice is not None:
         runner.send(Notice(runner.now_ns, injection.notice, f"{injection.notice}, on purpose"))

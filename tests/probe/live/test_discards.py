@@ -269,10 +269,10 @@ ORDER = {"skip_nonfinite": {"max": 3, "per": 128}}
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_frame_is_of_what_reached_the_step(probed, bare, name):
-    """Loss, norm and tokens are those of the gradients that the optimizer got, no standing order
+    """Loss, norm and tokens are those of the gradients that the optimizer got, no safeguard
     takes thrown away ones for these, and the weights end as without the probe."""
     script = MODEL + LOOPS[name]
-    job = probed.run(script, standing_orders=ORDER)
+    job = probed.run(script, safeguards=ORDER)
     assert job.err == "" and job.output == bare.run(script).output
     *rows, _ = job.output
     at = [row.pop("at", step) for step, row in enumerate(rows)]
@@ -281,7 +281,7 @@ def test_a_frame_is_of_what_reached_the_step(probed, bare, name):
         frame = job.frames[step]
         for metric, value in row.items():
             assert math.isclose(frame[metric], value, rel_tol=1e-6), (metric, frame, value)
-    assert "standing-order" not in job.kinds()
+    assert "safeguard" not in job.kinds()
 
 
 FINGERPRINTS = (

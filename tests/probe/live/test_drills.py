@@ -91,13 +91,13 @@ def test_nan_grad_strikes_once(probed, clip):
 def test_skip_nonfinite_keeps_the_step_from_the_weights(probed, clip):
     """Weights and optimizer state are untouched, the step is counted as skipped and reported."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
-    job = probed.run(loop(clip), drills=[drill("nan_grad")], standing_orders=order)
+    job = probed.run(loop(clip), drills=[drill("nan_grad")], safeguards=order)
     assert all(row["finite"] for row in job.output[:-1])
     assert [row["step"] for row in job.output[:-1] if row["same"]] == [8]
     assert [s for s, n in enumerate(job.column("update_skipped")) if n] == [8]
     assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[8]["nan_inf_events"] == 1
-    assert job.kinds() == ["drill", "standing-order"] and job.notices[1].step == 8
-    assert job.segment().status()["standing_orders"] == {"skip_nonfinite": "armed"}
+    assert job.kinds() == ["drill", "safeguard"] and job.notices[1].step == 8
+    assert job.segment().status()["safeguards"] == {"skip_nonfinite": "armed"}
 
 
 STUBBORN = """
@@ -129,17 +129,17 @@ def test_a_run_that_is_not_finite_for_good_does_not_idle_on(probed, deferred):
     """At most `max` steps in `per` are skipped; then the trouble takes its course, visibly."""
     optimizer = "SGD(model.parameters(), lr=0.1)"
     script = STUBBORN.format(optimizer=optimizer, deferred=deferred)
-    job = probed.run(script, standing_orders={"skip_nonfinite": {"max": 2, "per": 100}})
+    job = probed.run(script, safeguards={"skip_nonfinite": {"max": 2, "per": 100}})
     assert [row["same"] for row in job.output] == [False] * 4 + [True] * 2 + [False] * 4
     assert {row["calls"] for row in job.output} == {1}
-    assert job.kinds() == ["standing-order"] * 2
+    assert job.kinds() == ["safeguard"] * 2
 
 
 def test_skip_nonfinite_leaves_the_state_of_a_closure_optimizer_alone(probed):
     """LBFGS evaluates its closure inside the step: it is left before the first update."""
     optimizer = "LBFGS(model.parameters(), lr=0.5, max_iter=3)"
     script = STUBBORN.format(optimizer=optimizer, deferred=True)
-    job = probed.run(script, standing_orders={"skip_nonfinite": {"max": 9, "per": 100}})
+    job = probed.run(script, safeguards={"skip_nonfinite": {"max": 9, "per": 100}})
     assert [row["same"] for row in job.output] == [False] * 4 + [True] * 6
     assert [row["calls"] for row in job.output][4:] == [1] * 6
     assert [frame["update_skipped"] for frame in job.frames] == [0] * 4 + [1] * 6
@@ -148,9 +148,9 @@ def test_skip_nonfinite_leaves_the_state_of_a_closure_optimizer_alone(probed):
 def test_on_a_device_the_order_says_that_it_cannot_act(probed):
     """A value that the host does not have is not waited for."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
-    job = probed.run(loop(), drills=[drill("nan_grad")], standing_orders=order, late=True)
+    job = probed.run(loop(), drills=[drill("nan_grad")], safeguards=order, late=True)
     assert not job.output[-2]["finite"]
-    assert "live on a device" in job.segment().status()["standing_orders"]["skip_nonfinite"]
+    assert "live on a device" in job.segment().status()["safeguards"]["skip_nonfinite"]
     assert next(s for s, n in enumerate(job.column("nan_inf_events")) if n) == 8
 
 

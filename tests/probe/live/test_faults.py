@@ -89,7 +89,7 @@ def test_an_overflow_storm_strikes_a_share_of_the_steps(probed):
     """Every second step; without a scaler the weights are gone after the first."""
     order = {"skip_nonfinite": {"max": 20, "per": 20}}
     storm = drill("overflow_storm", share=0.5, steps=6)
-    job = probed.run(LOOP, drills=[storm], standing_orders=order)
+    job = probed.run(LOOP, drills=[storm], safeguards=order)
     assert [s for s, n in enumerate(job.column("update_skipped")) if n] == [9, 11, 13]
     assert all(row["finite"] for row in job.output[:-1])
 

@@ -221,8 +221,8 @@ emit(finite=bool(weight.isfinite().all()))
 """
 
 
-def test_the_standing_order_protects_a_weight_that_came_later(probed):
+def test_the_safeguard_protects_a_weight_that_came_later(probed):
     """Its gradient is not finite, and does not reach it."""
-    job = probed.run(NAN, standing_orders={"skip_nonfinite": {"max": 3, "per": 128}})
+    job = probed.run(NAN, safeguards={"skip_nonfinite": {"max": 3, "per": 128}})
     assert job.output == [{"finite": True}]
     assert [frame["step"] for frame in job.frames if frame["update_skipped"]] == [7]

@@ -121,16 +121,16 @@ for step in range(12):
 
 
 def test_norms_are_those_that_the_first_attempt_found(probed):
-    """A bound and a standing order change the gradients before the step raises; the frame holds
+    """A bound and a safeguard change the gradients before the step raises; the frame holds
     what they were. Where the job makes new gradients, those count."""
     order = {"zero_nonfinite": {"max": 3, "per": 128}}
-    job = probed.start(CHANGED_AND_MADE_AGAIN, sampling=ALWAYS, standing_orders=order)
+    job = probed.start(CHANGED_AND_MADE_AGAIN, sampling=ALWAYS, safeguards=order)
     job.reached()
     key = job.send("clip", max_norm=0.01)
     job.go()
     assert job.answer(key).ok
     probed.wait(job)
-    assert job.err == "" and [n.kind for n in job.notices].count("standing-order") == 1
+    assert job.err == "" and [n.kind for n in job.notices].count("safeguard") == 1
     assert len(job.frames) == len(job.output) == 12
     for frame, row in zip(job.frames[2:], job.output[2:], strict=True):
         for metric, value in row.items():

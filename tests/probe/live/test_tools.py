@@ -136,7 +136,7 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     before = "optimizer.param_groups[0]['lr'] = 1e-2"
     script = loop(40, "AdamW(model.parameters(), lr=1e-2)", before=before)
     order = {"update_clip": {"window": 16, "sigma": 2.0, "max_gb": 1.0}}
-    job, _ = ordered(probed, script, drills=[spike], standing_orders=order, late=late)
+    job, _ = ordered(probed, script, drills=[spike], safeguards=order, late=late)
     moved = [row["moved"] for row in job.output[:-1]]
     own = [row["moved"] for row in untouched(bare, script).output[:-1]]
     cut = []
@@ -151,13 +151,13 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     assert job.frames[-1]["update_clip_rate"] == pytest.approx(100 * len(cut) / 40)
 
 
-def test_a_standing_order_that_cannot_act_says_so(probed):
+def test_a_safeguard_that_cannot_act_says_so(probed):
     """The weights are too many for its copy: told once, and training goes on without it."""
     order = {"update_clip": {"max_gb": 1e-9}}
-    job, _ = ordered(probed, loop(8), standing_orders=order)
+    job, _ = ordered(probed, loop(8), safeguards=order)
     (said,) = job.notices
     assert said.message.startswith("update_clip is off: a copy of the weights takes")
-    state = job.segment().status()["standing_orders"]["update_clip"]
+    state = job.segment().status()["safeguards"]["update_clip"]
     assert state.startswith("cannot act: a copy") and len(job.frames) == 8
 
 
@@ -185,13 +185,13 @@ def test_what_is_not_finite_is_zeroed_and_the_rest_applied(probed, late):
     """One bad gradient: the weights stay finite, the frame counts it, the host says it."""
     order = {"zero_nonfinite": {"max": 2, "per": 100}, "skip_nonfinite": {"max": 3, "per": 100}}
     drill = [{"fault": "nan_grad", "step": 8, "params": {}}]
-    job, _ = ordered(probed, loop(), drills=drill, standing_orders=order, late=late)
+    job, _ = ordered(probed, loop(), drills=drill, safeguards=order, late=late)
     assert all(row["finite"] and row["moved"] > 0 for row in job.output[:-1])
     assert [s for s, fired in enumerate(job.column("gradients_zeroed")) if fired] == [8]
     assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[-1]["steps_seen"] == 30
-    said = [n.data["order"] for n in job.notices if n.kind == "standing-order"]
+    said = [n.data["order"] for n in job.notices if n.kind == "safeguard"]
     assert said == ([] if late else ["zero_nonfinite"])
-    assert job.segment().status()["standing_orders"]["zero_nonfinite"] == "armed"
+    assert job.segment().status()["safeguards"]["zero_nonfinite"] == "armed"
 
 
 @DEVICES
@@ -201,7 +201,7 @@ def test_zeroing_has_a_cap(probed, late):
         12, after="model[0].weight.register_hook(lambda g: g * math.nan) if step > 5 else 0"
     )
     order = {"zero_nonfinite": {"max": 2, "per": 100}}
-    job, _ = ordered(probed, script, standing_orders=order, late=late)
+    job, _ = ordered(probed, script, safeguards=order, late=late)
     assert [row["finite"] for row in job.output[:-1]] == [True] * 9 + [False] * 3
     assert sum(job.column("gradients_zeroed")) == 2
 
@@ -345,7 +345,7 @@ def test_a_tool_that_never_binds_changes_no_bit(probed, bare, late):
         ("clip", {"max_norm": 1e6, "steps": 0}),
         ("update_clip", {"window": 16, "sigma": 100.0, "steps": 20}),
         ("raise_sampling", {"every": 2, "steps": 20}),
-        standing_orders=orders,
+        safeguards=orders,
         late=late,
     )
     assert all(ack.ok for ack in acks)

@@ -1,6 +1,6 @@
-"""The files people write, as dataclasses: fields are keys, hints say what fits, defaults are here.
+"""The files that people write, as dataclasses: fields are keys, type hints say what is valid.
 
-Nothing is resolved in this file. `json_schema` and the READMEs' tables are generated from it.
+The JSON Schemas and the tables of the READMEs are generated from them.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ State = Annotated[str, type_of(Literal[STATES])]
 
 @dataclass(frozen=True)
 class RuleForm:
-    """Detectors joined by and/or/not, with a severity and what to run."""
+    """Detectors joined by and/or/not, with a severity and a runbook."""
 
     id: Annotated[Name, Doc("name of the rule; from outside a pack it is pack.id")]
     when: Annotated[str, Doc("detector names joined by and, or, not, ( )")]
     sev: Annotated[Severity, Doc("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
-    run: Annotated[RunbookName | None, Doc("runbook, or hold; without it people are told")] = None
+    run: Annotated[RunbookName | None, Doc("runbook, or hold; without it people are notified")] = (
+        None
+    )
     see: Annotated[
-        RunbookName | None, Doc("runbook that people read; else `run`, else that of its severity")
+        RunbookName | None, Doc("runbook for people; default `run`, else that of its severity")
     ] = None
-    for_: Annotated[SomeSteps, Doc("consecutive true steps before it fires")] = 1
-    keep: Annotated[Steps, Doc("least number of steps it keeps firing")] = 0
+    for_: Annotated[SomeSteps, Doc("consecutive breaching steps before it fires")] = 1
+    keep: Annotated[Steps, Doc("minimum steps it keeps firing")] = 0
     cooldown: Annotated[
-        Steps, Doc("steps after its runbook in which a new breach climbs the ladder instead")
+        Steps, Doc("steps after its runbook in which a new breach escalates instead")
     ] = 0
-    unknown: Annotated[Literal["hold", "breach", "ok", "ignore"], Doc("what UNKNOWN counts as")] = (
+    unknown: Annotated[Literal["hold", "breach", "ok", "ignore"], Doc("how UNKNOWN is treated")] = (
         "hold"
     )
-    mode: Annotated[Mode | None, Doc("weaker than the policy's, to try one rule out")] = None
+    mode: Annotated[Mode | None, Doc("weaker than the policy's, to try the rule out")] = None
 
 
 @dataclass(frozen=True)
 class InhibitForm:
-    """While a rule fires, or in a state of the run, other rules do not act."""
+    """While a rule fires, or in certain states of the run, other rules do not act."""
 
     mute: Annotated[tuple[Name, ...], Doc("rules that do not act; SEV0 cannot be muted")]
     by_rule: Annotated[Name | None, Doc("while this rule fires")] = None
@@ -71,37 +73,40 @@ DeferredChange = Annotated[Node, Deferred("override")]
 
 @dataclass(frozen=True)
 class BudgetForm:
-    """How often a class of action may be started; counted when it is intended."""
+    """How often actions of a class may start; an action counts when it is planned."""
 
-    max: Annotated[int, AtLeast(0), Doc("most starts")]
-    per: Annotated[SomeSteps | Seconds | None, Doc("window: steps, or a time; none: the run")] = (
-        None
-    )
+    max: Annotated[int, AtLeast(0), Doc("maximum number of starts")]
+    per: Annotated[
+        SomeSteps | Seconds | None, Doc("window: steps, or a time; default: the whole run")
+    ] = None
 
 
 @dataclass(frozen=True)
 class ApprovalForm:
-    """How people are asked before the job is touched."""
+    """Approval by a person before the job is touched."""
 
-    timeout: Annotated[Seconds, Doc("how long the request stands")] = 900.0
+    timeout: Annotated[Seconds, Doc("how long the request is valid")] = 900.0
     on_timeout: Annotated[
-        Literal["deny", "allow"], Doc("what silence means; deny holds the run")
+        Literal["deny", "allow"], Doc("the answer after the timeout; deny holds the run")
     ] = "deny"
     unless: Annotated[
-        Severity | None, Doc("incidents this severe, or more, are not asked for in mode enforce")
+        Severity | None, Doc("in mode enforce no approval for incidents of this severity or above")
     ] = None
 
 
 @dataclass(frozen=True)
 class BaselineForm:
-    """Baseline of detectors that compare with a recent past; each may have its own."""
+    """Baseline of detectors that compare with recent values; each may set its own."""
 
-    window: Annotated[SomeSteps, Doc("steps it looks back")] = 128
-    min: Annotated[SomeSteps | None, Doc("samples before it answers; none: 64, or window")] = None
+    window: Annotated[SomeSteps, Doc("steps in the baseline")] = 128
+    min: Annotated[
+        SomeSteps | None,
+        Doc("samples before a detector answers; default: 64, or the window if smaller"),
+    ] = None
 
     @property
     def least(self) -> int:
-        """Return `min`; where it is not said 64, or the window when that is smaller."""
+        """Return `min`; by default 64, or the window if that is smaller."""
         return min(64, self.window) if self.min is None else self.min
 
     def check(self) -> list[tuple[str, str]]:
@@ -112,58 +117,60 @@ class BaselineForm:
 
 @dataclass(frozen=True)
 class EscalateForm:
-    """Rungs of rising force; a relapse or a failed verification climbs one."""
+    """Escalation levels; a relapse or a failed verification goes one level up."""
 
-    ladder: Annotated[tuple[RunbookName, ...], Doc("runbooks in rising force, or hold")] = ()
-    reset_after: Annotated[Steps, Doc("clean steps after which it starts below again")] = 5000
+    ladder: Annotated[tuple[RunbookName, ...], Doc("runbooks from mild to strong, or hold")] = ()
+    reset_after: Annotated[
+        Steps, Doc("clean steps after which it starts at the first level again")
+    ] = 5000
 
 
 @dataclass(frozen=True)
 class SamplingForm:
-    """Steps between two samples of what is not looked at in each step; 0 is never."""
+    """Steps between two samples of metrics that are not taken at each step; 0 is never."""
 
     attention: Annotated[Steps | None, Doc("logits and entropy of attention")] = None
     activations: Annotated[Steps | None, Doc("outputs of blocks, and output logits")] = None
     routing: Annotated[Steps | None, Doc("routers of experts")] = None
     weights: Annotated[Steps | None, Doc("copies of a few matrices")] = None
-    gradients: Annotated[Steps | None, Doc("what a pass over the gradients costs")] = None
+    gradients: Annotated[Steps | None, Doc("metrics that need a pass over the gradients")] = None
 
 
 @dataclass(frozen=True)
 class SkipNonfinite:
-    """Skip an update whose gradients are not finite, before a weight is touched."""
+    """Skip an update whose gradients are not finite, before the weights change."""
 
-    max: Annotated[Count, Doc("skips before it is left to the rules")]
-    per: Annotated[SomeSteps, Doc("window of steps they are counted in")]
+    max: Annotated[Count, Doc("maximum skips before the rules take over")]
+    per: Annotated[SomeSteps, Doc("steps in which they are counted")]
 
 
 @dataclass(frozen=True)
 class ZeroNonfinite:
-    """Set what is not finite in the gradients to zero, and make the step with the rest."""
+    """Set non-finite gradient entries to zero, and apply the step with the rest."""
 
-    max: Annotated[Count, Doc("steps so mended before it is left to the rules")] = 3
-    per: Annotated[SomeSteps, Doc("window of steps they are counted in")] = 128
+    max: Annotated[Count, Doc("maximum steps repaired before the rules take over")] = 3
+    per: Annotated[SomeSteps, Doc("steps in which they are counted")] = 128
 
 
 @dataclass(frozen=True)
 class UpdateClipForm:
-    """Shorten updates above mean + sigma deviations of the newest ones; copies all weights."""
+    """Scale down updates above mean + sigma deviations of recent ones; copies all weights."""
 
-    window: Annotated[Steps, AtLeast(2), Doc("steps whose update norms are usual")] = 128
+    window: Annotated[Steps, AtLeast(2), Doc("steps whose update norms are the reference")] = 128
     sigma: Annotated[float, AtLeast(0), Doc("standard deviations above their mean")] = 2.0
-    max_gb: Annotated[float, AtLeast(0), Doc("most memory for the copies, in GB")] = 4.0
+    max_gb: Annotated[float, AtLeast(0), Doc("maximum memory for the copies, in GB")] = 4.0
 
 
 @dataclass(frozen=True)
-class StandingOrdersForm:
-    """Reflexes inside the probe: an outside process would come a step too late."""
+class SafeguardsForm:
+    """Reactions inside the probe: an outside process would be one step too late."""
 
     skip_nonfinite: Annotated[SkipNonfinite | None, Doc("skip updates that are not finite")] = None
     zero_nonfinite: Annotated[
-        ZeroNonfinite | None, Doc("zero what is not finite in the gradients; also on devices")
+        ZeroNonfinite | None, Doc("set non-finite gradient entries to zero; also on devices")
     ] = None
     update_clip: Annotated[
-        UpdateClipForm | None, Doc("shorten updates that are much larger than usual")
+        UpdateClipForm | None, Doc("scale down updates that are much larger than usual")
     ] = None
 
 
@@ -177,13 +184,14 @@ class BlindForm:
 
 @dataclass(frozen=True)
 class PlannedForm:
-    """A change that was announced: what it does to the loss is no trouble. SEV0 still speaks."""
+    """An announced change: its effect on the loss opens no incident. SEV0 still fires."""
 
     from_: Annotated[Steps, Doc("first step of it")]
     to: Annotated[Steps, Doc("last step of it")]
-    what: Annotated[str, Doc("what changes, for people")]
+    what: Annotated[str, Doc("what changes, in words or a metric")]
     expect: Annotated[
-        Literal["up", "down", "either"], Doc("where the loss goes; the other way is trouble")
+        Literal["up", "down", "either"],
+        Doc("direction of the loss; the other one is still a breach"),
     ] = "either"
 
     def check(self) -> list[tuple[str, str]]:
@@ -192,22 +200,22 @@ class PlannedForm:
 
 @dataclass(frozen=True)
 class PackFile:
-    """policies/packs/<name>.yaml: detectors and rules to be used by policies."""
+    """policies/packs/<name>.yaml: detectors and rules that policies use."""
 
     version: Version
-    pack: Annotated[Local, Doc("the file's own name, in front of its detectors and rules")]
+    pack: Annotated[Local, Doc("the file's name; the prefix of its detectors and rules")]
     summary: Annotated[str, Doc("one line")]
     status: Annotated[
-        Literal["experimental", "canary", "stable"], Doc("how far it has been proven")
+        Literal["experimental", "canary", "stable"], Doc("how far it has been validated")
     ]
     source: Annotated[tuple[str, ...], Doc("where the thresholds come from")]
-    false_alarms: Annotated[tuple[str, ...], Doc("what sets it off without trouble")]
+    false_alarms: Annotated[tuple[str, ...], Doc("healthy situations in which it fires")]
     detectors: Annotated[Mapping[Local, DeferredDetector], Doc("name: {kind: ..., its keys}")]
     rules: Annotated[tuple[DeferredRule, ...], Doc("see the keys of a rule")]
     inhibit: Annotated[
-        tuple[DeferredInhibition, ...], Doc("which rules stay quiet while another fires")
+        tuple[DeferredInhibition, ...], Doc("rules that are muted while another fires")
     ] = ()
-    scenarios: Annotated[tuple[ScenarioForm, ...], Doc("series, and what must come of them")] = ()
+    scenarios: Annotated[tuple[ScenarioForm, ...], Doc("series, and the expected decisions")] = ()
 
 
 @dataclass(frozen=True)
@@ -215,69 +223,68 @@ class PolicyFile:
     """policies/<name>.yaml"""
 
     version: Version
-    policy: Annotated[str | None, Doc("name; the file's own when left out")] = None
+    policy: Annotated[str | None, Doc("name; default: the file's name")] = None
     summary: Annotated[str, Doc("one line")] = ""
-    mode: Annotated[Mode, Doc("how much it may do; new policies start in shadow")] = "shadow"
+    mode: Annotated[Mode, Doc("what it may do; new policies start in shadow")] = "shadow"
     use: Annotated[tuple[Local, ...], Doc("packs to use")] = ()
     override: Annotated[
         Mapping[Name, Annotated[Node, Deferred("override")]],
-        Doc("pack.detector or pack.rule: keys to change in it"),
+        Doc("pack.detector or pack.rule: keys to change"),
     ] = field(default_factory=dict)
     baseline: Annotated[
-        BaselineForm, Doc("for detectors that compare with a recent past and do not say more")
+        BaselineForm, Doc("default baseline of detectors that compare with recent values")
     ] = field(default_factory=BaselineForm)
     detectors: Annotated[Mapping[Name, DeferredDetector], Doc("name: {kind: ..., its keys}")] = (
         field(default_factory=dict)
     )
     rules: Annotated[tuple[DeferredRule, ...], Doc("see the keys of a rule")] = ()
     inhibit: Annotated[
-        tuple[DeferredInhibition, ...], Doc("which rules stay quiet while another fires")
+        tuple[DeferredInhibition, ...], Doc("rules that are muted while another fires")
     ] = ()
     planned: Annotated[
         tuple[PlannedForm, ...],
-        Doc(
-            "announced changes: {from, to, what, expect: up|down|either}; they mute what they move"
-        ),
+        Doc("announced changes: {from, to, what, expect: up|down|either}; rules on them are muted"),
     ] = ()
-    budgets: Annotated[Mapping[str, BudgetForm], Doc("class of action: how often at most")] = field(
-        default_factory=dict
-    )
-    approvals: Annotated[
-        Mapping[str, ApprovalForm], Doc("verb, runbook or `all`: people are asked before it runs")
+    budgets: Annotated[
+        Mapping[str, BudgetForm], Doc("class of action: maximum number of starts")
     ] = field(default_factory=dict)
-    escalate: Annotated[EscalateForm, Doc("runbooks in rising force")] = field(
+    approvals: Annotated[
+        Mapping[str, ApprovalForm], Doc("verb, runbook or `all`: a person approves before it runs")
+    ] = field(default_factory=dict)
+    escalate: Annotated[EscalateForm, Doc("escalation levels")] = field(
         default_factory=EscalateForm
     )
     runbooks: Annotated[
         Mapping[RunbookName, DeferredRunbook],
-        Doc("name: a list of steps, or the form of a runbook"),
+        Doc("name: a list of steps, or a runbook as in its own file"),
     ] = field(default_factory=dict)
     machine: Annotated[
         Mapping[str, Mapping[str, str]] | None, Doc("state: {event: state}; replaces the default")
     ] = None
     savepoints: Annotated[
-        SavepointsForm | None, Doc("model state kept in the job's process, for a rollback")
+        SavepointsForm | None, Doc("model state kept in the job's process, for rollbacks")
     ] = None
     sampling: Annotated[
-        SamplingForm | None, Doc("how often the probe takes what it does not take in each step")
+        SamplingForm | None,
+        Doc("how often the probe takes metrics that it does not take at each step"),
     ] = None
-    standing_orders: Annotated[
-        StandingOrdersForm, Doc("reflexes inside the probe, where the supervisor would be late")
-    ] = field(default_factory=StandingOrdersForm)
-    job: Annotated[JobForm, Doc("what may be relied on in the job")] = field(
+    safeguards: Annotated[
+        SafeguardsForm, Doc("reactions inside the probe, where the supervisor would be too late")
+    ] = field(default_factory=SafeguardsForm)
+    job: Annotated[JobForm, Doc("properties of the job that the policy relies on")] = field(
         default_factory=JobForm
     )
     notify: Annotated[
-        Mapping[str, Mapping[str, Any]], NotifiersType(), Doc("who is told, and of what")
+        Mapping[str, Mapping[str, Any]],
+        NotifiersType(),
+        Doc("who is notified, from which severity"),
     ] = field(default_factory=dict)
-    warmup: Annotated[Steps, Doc("frames before the run counts as nominal")] = 64
-    probation: Annotated[Steps, Doc("steps a contained incident is watched")] = 100
+    warmup: Annotated[Steps, Doc("frames before the run is nominal")] = 64
+    probation: Annotated[Steps, Doc("steps that a contained incident stays open")] = 100
     blind_after: Annotated[
-        BlindForm, Doc("how long a rule may be UNKNOWN before that is an incident")
+        BlindForm, Doc("how long a rule may be UNKNOWN before it is an incident")
     ] = field(default_factory=BlindForm)
-    hold_max: Annotated[
-        Seconds, Doc("how often people are reminded of a hold that nobody ended")
-    ] = 14400.0
+    hold_reminder: Annotated[Seconds, Doc("time between two reminders of a hold")] = 14400.0
 
 
 @dataclass(frozen=True)
@@ -285,10 +292,12 @@ class ScenarioFile:
     """policies/tests/<name>.yaml: scenarios for a whole policy."""
 
     version: Version
-    policy: Annotated[str, Doc("the policy: a path from this file on, else a shipped one's name")]
-    tests: Annotated[tuple[ScenarioForm, ...], Doc("series, and what must come of them")]
+    policy: Annotated[
+        str, Doc("the policy: a path relative to this file, else the name of a shipped one")
+    ]
+    tests: Annotated[tuple[ScenarioForm, ...], Doc("series, and the expected decisions")]
     use: Annotated[
-        tuple[str, ...], Doc("other files of tests, by their paths: theirs are played here too")
+        tuple[str, ...], Doc("other test files, by path: their scenarios run here too")
     ] = ()
     summary: Annotated[str, Doc("one line")] = ""
-    mode: Annotated[Mode | None, Doc("takes the place of the policy's own")] = None
+    mode: Annotated[Mode | None, Doc("replaces the policy's mode")] = None

@@ -1,4 +1,4 @@
-"""The forms of a policy's sections `job`, what it may rely on there, and `savepoints`."""
+"""The forms of a policy's sections `job` and `savepoints`."""
 
 from __future__ import annotations
 
@@ -16,42 +16,45 @@ SomeSteps = Annotated[int, "steps", AtLeast(1)]
 
 @dataclass(frozen=True)
 class SavepointsForm:
-    """Model state kept inside the job's process, for a rollback."""
+    """Model state kept inside the job's process, for rollbacks."""
 
-    every: Annotated[SomeSteps, Doc("steps between two")]
+    every: Annotated[SomeSteps, Doc("steps between two savepoints")]
     keep: Annotated[Count, Doc("how many are kept")] = 4
     max_bytes: Annotated[
-        Count | None, Doc("most host memory for all of them; else an eighth of the machine's")
+        Count | None,
+        Doc("maximum host memory for all of them; default: an eighth of the machine's"),
     ] = None
     spill: Annotated[
-        Literal["disk", "none"], Doc("where those go that do not fit; none: they are given up")
+        Literal["disk", "none"],
+        Doc("where savepoints go that do not fit in memory; none: they are dropped"),
     ] = "disk"
     max_disk_bytes: Annotated[
-        Count | None, Doc("most disk for these; else a quarter of what is free at the start")
+        Count | None,
+        Doc("maximum disk space for them; default: a quarter of what is free at the start"),
     ] = None
 
 
 @dataclass(frozen=True)
 class CheckpointsForm:
-    """The job's own checkpoints, and how they are guarded."""
+    """The job's own checkpoints, and how they are protected."""
 
     glob: Annotated[
         tuple[str, ...],
         Doc(
-            "where they are, from the job's working directory; without it those it announces. What "
-            "another job wrote there does not count: name one directory, without wildcards"
+            "paths, relative to the job's working directory; default: those that it announces. "
+            "Files of another job do not count: name one directory, without wildcards"
         ),
     ] = ()
     verify: Annotated[
         tuple[Literal["load", "finite", "optimizer"], ...],
-        Doc("what must hold of one besides size and hash"),
+        Doc("checks besides size and hash"),
     ] = ("load", "finite")
-    keep_good: Annotated[Count, Doc("newest good ones that are pinned")] = 2
+    keep_good: Annotated[Count, Doc("newest verified ones that are pinned")] = 2
     pin: Annotated[
         Literal["copy", "link"],
-        Doc("a link costs nothing, and is lost when the job writes into the same file again"),
+        Doc("a link costs no space, and is lost if the job overwrites the file in place"),
     ] = "copy"
-    settle: Annotated[Seconds, Doc("how long one that nobody announced must have been still")] = 5.0
+    settle: Annotated[Seconds, Doc("how long an unannounced one must be unchanged")] = 5.0
     restore_test: Annotated[
         Seconds | None, Doc("how often the newest pinned one is verified again")
     ] = 3600.0
@@ -59,11 +62,9 @@ class CheckpointsForm:
 
 @dataclass(frozen=True)
 class OrphansForm:
-    """Processes that train on when the job's first process has ended."""
+    """Processes that go on training after the job's first process has ended."""
 
-    watch: Annotated[Seconds, Doc("how long they are watched at most; 0: the run ends at once")] = (
-        600.0
-    )
+    watch: Annotated[Seconds, Doc("maximum time they are watched; 0: the run ends at once")] = 600.0
 
 
 PLACEHOLDERS = ("checkpoint", "directory", "step")
@@ -81,7 +82,7 @@ class RelaunchForm:
     resume: Annotated[
         Literal["args", "library", "savepoint"],
         Doc(
-            "args: by what is given here; library: Trainer or Lightning are told; savepoint: the "
+            "args: by `args` and `env`; library: through Trainer or Lightning; savepoint: the "
             "probe restores its own state after the first step"
         ),
     ] = "args"
@@ -91,30 +92,31 @@ class RelaunchForm:
 
 @dataclass(frozen=True)
 class JobForm:
-    """What the policy may rely on in the job."""
+    """Properties of the job that the policy relies on."""
 
     rollback: Annotated[Literal["in_process"], Doc("savepoints inside the job's own process")] = (
         "in_process"
     )
     peak_flops: Annotated[
         Annotated[float, AtLeast(1.0)] | None,
-        Doc("FLOP/s of its device, for mfu; else by its name"),
+        Doc("FLOP/s of its device, for mfu; default: by the device's name"),
     ] = None
     checkpoints: Annotated[CheckpointsForm, Doc("the job's own checkpoints")] = field(
         default_factory=CheckpointsForm
     )
     on_crash: Annotated[
-        RunbookName | None, Doc("runbook when it ends by itself, such as restart; none: it ends")
+        RunbookName | None,
+        Doc("runbook when it ends by itself, such as restart; default: the run ends"),
     ] = None
     relaunch: Annotated[
-        RelaunchForm | None, Doc("how it is started again; without it, it never is")
+        RelaunchForm | None, Doc("how it is started again; default: it never is")
     ] = None
-    orphans: Annotated[OrphansForm, Doc("processes that train on when the first one has ended")] = (
-        field(default_factory=OrphansForm)
-    )
+    orphans: Annotated[
+        OrphansForm, Doc("processes that go on training after the first one has ended")
+    ] = field(default_factory=OrphansForm)
     probe_batch: Annotated[
         bool,
-        Doc("run two rows of the first batch again at each savepoint and save, to compare by"),
+        Doc("run two rows of the first batch again at each savepoint and save, for comparison"),
     ] = False
     manifest: Annotated[
         tuple[str, ...],

@@ -1,7 +1,7 @@
-"""The form of a runbook: what is done, and what the person who comes next should know.
+"""The form of a runbook: its steps, and what the person on call should know.
 
-`steps`, `verify`, `if_it_fails` and `if_refused` are carried out; everything else is read by
-people, and named in every message about an incident. The rest of the forms is in `file_forms`.
+`steps`, `verify`, `if_it_fails` and `if_refused` are executed; everything else is for people, and
+is linked in each message of an incident. The other forms are in `file_forms`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Lines = tuple[str, ...]
 
 @dataclass(frozen=True)
 class LocalizeForm:
-    """The four places where a cause can be; each list begins with the cheapest look."""
+    """Four areas where a cause can be; each list begins with the cheapest check."""
 
     optimization: Annotated[Lines, Doc("learning rate, batch size, moments, precision")] = ()
     model: Annotated[Lines, Doc("attention, activations, routing")] = ()
@@ -33,29 +33,27 @@ class LocalizeForm:
     hardware: Annotated[Lines, Doc("devices, network, storage, the machine")] = ()
 
     def lists(self) -> Mapping[str, Lines]:
-        """Return the lists that say something, by place."""
+        """Return the lists that are not empty, by area."""
         found = vars(self).items()
         return {place: lines for place, lines in found if lines}
 
 
 Meaning = Annotated[str, Doc("what has happened when this runs")]
 Impact = Annotated[str, Doc("what it costs the run")]
-Handles = Annotated[Lines, Doc("ids of the metrics that lead here")]
+Handles = Annotated[Lines, Doc("ids of the metrics that it is for")]
 Evidence = Annotated[Lines, Doc("what to look at in the evidence bundle")]
-Containment = Annotated[Lines, Doc("what keeps it from getting worse while nobody knows why")]
+Containment = Annotated[Lines, Doc("what keeps it from getting worse until the cause is known")]
 StepList = Annotated[tuple[OneStep, ...], Doc("actions, in order")]
 Verify = Annotated[
-    Any, OneOf((KeysOf("verify"),), nullable=True), Doc("the last step: how it is judged")
+    Any, OneOf((KeysOf("verify"),), nullable=True), Doc("the last step: how the effect is verified")
 ]
-Replay = Annotated[Lines, Doc("how to see it again on purpose, away from the run")]
-OverWhen = Annotated[Lines, Doc("what must be true before a person calls it over")]
+Replay = Annotated[Lines, Doc("how to reproduce it, away from the run")]
+OverWhen = Annotated[Lines, Doc("what must be true before a person closes it")]
 IfItFails = Annotated[RunbookName, Doc("runbook to run when a step fails, or hold")]
-IfRefused = Annotated[
-    RunbookName | None, Doc("runbook that is tried instead when a step of this cannot work here")
-]
-Diagnose = Annotated[Lines, Doc("questions for the person who comes next, in this order")]
-Localize = Annotated[LocalizeForm, Doc("where to look in each of four places")]
-NOWHERE = LocalizeForm()
+IfRefused = Annotated[RunbookName | None, Doc("runbook that runs instead when a step is refused")]
+Diagnose = Annotated[Lines, Doc("questions for the person on call, in this order")]
+Localize = Annotated[LocalizeForm, Doc("where to look, in each of four areas")]
+NO_AREAS = LocalizeForm()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ class RunbookForm:
     if_it_fails: IfItFails = "hold"
     if_refused: IfRefused = None
     diagnose: Diagnose = ()
-    localize: Localize = NOWHERE
+    localize: Localize = NO_AREAS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +93,4 @@ class RunbookFile:
     if_it_fails: IfItFails = "hold"
     if_refused: IfRefused = None
     diagnose: Diagnose
-    localize: Localize = NOWHERE
+    localize: Localize = NO_AREAS

@@ -1,7 +1,7 @@
-"""Scenarios as people write them: series of metrics, what is done to them, what must come of it.
+"""Scenarios: series of metrics, injected faults, and the expected decisions.
 
-The forms and their checks are here; `policytest` plays them. Positions count frames from 0 and
-never go back; until the first rollback or jump they are the job's steps.
+`policytest` runs them. Positions count frames from 0 and never go back; until the first rollback
+or jump they are the job's steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..schema.dataclass_types import type_of
 from ..schema.field_types import AtLeast, Doc, ListOf, OneOf, Pattern
 from .series_notation import Series, count
 
-MAX_SAMPLES = 200_000  # of one series; a scenario is a story, not a run
+MAX_SAMPLES = 200_000  # of one series
 
 Position = Annotated[int, "steps"]
 Some = Annotated[int, AtLeast(1)]
@@ -43,14 +43,14 @@ DECIDED = Literal[
     "blind",
     "note",
 ]
-TOLD = Literal["release", "pause", "resume", "savepoint", "skip", "lr", "rollback", "stop"]
+COMMANDS = Literal["release", "pause", "resume", "savepoint", "skip", "lr", "rollback", "stop"]
 WINDOWS = ("at", "by", "between", "end")
 SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppressed", "never")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectForm:
-    """What must, or must never, come of a scenario."""
+    """A decision that a scenario must, or must never, lead to."""
 
     at: Annotated[Position | None, Doc("at this frame")] = None
     by: Annotated[Position | None, Doc("at this frame or before it")] = None
@@ -63,30 +63,30 @@ class ExpectForm:
     ] = None
     state: Annotated[State | None, Doc("state of the run")] = None
     actions: Annotated[
-        tuple[Word, ...] | None, Doc("verbs that are started in this order; [] is none at all")
+        tuple[Word, ...] | None, Doc("verbs that start, in this order; [] is none at all")
     ] = None
     severity: Annotated[
         Literal["SEV0", "SEV1", "SEV2"] | None,
         Doc("an incident is opened with it or raised to it"),
     ] = None
     budget: Annotated[
-        Mapping[str, Annotated[int, AtLeast(0)]] | None, Doc("class: intents that were counted")
+        Mapping[str, Annotated[int, AtLeast(0)]] | None, Doc("class: actions that were counted")
     ] = None
     message: Annotated[str | None, Doc("text in a message to people")] = None
     suppressed: Annotated[
-        str | None, Doc("what held an action back: budget:NAME, inhibit:RULE, cooldown, acting")
+        str | None, Doc("what suppressed an action: budget:NAME, inhibit:RULE, cooldown, acting")
     ] = None
     never: Annotated[
-        tuple[Word, ...] | None, Doc("rules, verbs, severities or states that must not come")
+        tuple[Word, ...] | None, Doc("rules, verbs, severities or states that must not occur")
     ] = None
-    count: Annotated[Annotated[int, AtLeast(0)] | None, Doc("exactly so often")] = None
+    count: Annotated[Annotated[int, AtLeast(0)] | None, Doc("exactly this many times")] = None
 
     def subject(self) -> str:
-        """Return the key that says what is expected."""
+        """Return the key of what is expected."""
         return next((name for name in SUBJECTS if getattr(self, name) is not None), "")
 
     def window(self, last: int) -> tuple[int, int]:
-        """Return the first and the last frame that it speaks of."""
+        """Return the first and the last frame of it."""
         if self.at is not None:
             return self.at, self.at
         if self.between is not None:
@@ -116,7 +116,7 @@ class ExpectForm:
         return wrong
 
 
-EVILS = (
+INJECTIONS = (
     "gap",
     "nan",
     "clock_jump",
@@ -126,7 +126,7 @@ EVILS = (
     "crash_after",
     "probe_restart",
     "silent_rank",
-    "told",
+    "command",
     "notice",
     "step",
     "checkpoint",
@@ -136,39 +136,43 @@ EVILS = (
 
 @dataclass(frozen=True, kw_only=True)
 class InjectForm:
-    """Something that is done to the run, or to its supervisor, before a frame."""
+    """A fault of the run or of its supervisor, or a command, before a frame."""
 
     at: Annotated[Position, Doc("before this frame")]
-    gap: Annotated[Some | None, Doc("so many frames are lost")] = None
+    gap: Annotated[Some | None, Doc("this many frames are lost")] = None
     nan: Annotated[tuple[Word, ...] | None, Doc("these metrics are NaN")] = None
-    clock_jump: Annotated[Seconds | None, Doc("nothing ran for so long")] = None
-    phase: Annotated[Word | None, Doc("the job says that it is in this phase")] = None
+    clock_jump: Annotated[Seconds | None, Doc("the machine was suspended for this time")] = None
+    phase: Annotated[Word | None, Doc("the job enters this phase")] = None
     fail_action: Annotated[Word | None, Doc("the next action with this verb fails")] = None
-    lose_action: Annotated[Word | None, Doc("the outcome of the next one never comes")] = None
+    lose_action: Annotated[
+        Word | None, Doc("the outcome of the next action with this verb never arrives")
+    ] = None
     crash_after: Annotated[
         DECIDED | None, Doc("the supervisor dies after the next such decision and starts again")
     ] = None
-    probe_restart: Annotated[bool | None, Doc("the job's process is another")] = None
+    probe_restart: Annotated[bool | None, Doc("true: the job's process is replaced")] = None
     silent_rank: Annotated[int | None, Doc("this rank sends nothing")] = None
-    told: Annotated[TOLD | None, Doc("a word from an operator")] = None
-    args: Annotated[Mapping[str, Any] | None, Doc("what goes with it: {value: 0.5}")] = None
-    notice: Annotated[Word | None, Doc("kind of a notice about the watching")] = None
+    command: Annotated[COMMANDS | None, Doc("a command of an operator")] = None
+    args: Annotated[Mapping[str, Any] | None, Doc("arguments of the command: {value: 0.5}")] = None
+    notice: Annotated[Word | None, Doc("a notice of this kind")] = None
     step: Annotated[Steps | None, Doc("the job's step number jumps to this")] = None
     checkpoint: Annotated[Steps | None, Doc("a good checkpoint of this step is found")] = None
     exit: Annotated[int | None, Doc("the job ends with this code")] = None
-    for_: Annotated[Some | None, Doc("frames that it lasts; 1, for a rank and a phase on")] = None
+    for_: Annotated[
+        Some | None, Doc("frames that it lasts; default: 1, and for a rank or a phase the rest")
+    ] = None
     count: Annotated[Some, Doc("how many actions fail")] = 1
 
     def check(self) -> list[tuple[str, str]]:
-        given = [name for name in EVILS if getattr(self, name) is not None]
+        given = [name for name in INJECTIONS if getattr(self, name) is not None]
         if self.probe_restart is False:
             return [("probe_restart", "is true or left out")]
         if len(given) != 1:
-            return [(given[1] if given else "at", f"give exactly one of {', '.join(EVILS)}")]
+            return [(given[1] if given else "at", f"give exactly one of {', '.join(INJECTIONS)}")]
         if self.for_ is not None and given[0] not in ("nan", "phase", "silent_rank"):
             return [("for_", f"means nothing with {given[0]}")]
-        if self.args is not None and self.told is None:
-            return [("args", "belongs to a word that is told")]
+        if self.args is not None and self.command is None:
+            return [("args", "belongs to a command")]
         if self.count != 1 and given[0] not in ("fail_action", "lose_action"):
             return [("count", f"means nothing with {given[0]}")]
         return []
@@ -179,11 +183,11 @@ _AFTER = type_of(Mapping[str, Series])
 
 @dataclass(frozen=True)
 class ScenarioForm:
-    """A series and what must come of it; played by `supervise policy test`."""
+    """A series and the expected decisions; run by `supervise policy test`."""
 
     name: Annotated[str, Doc("what it shows")]
     series: Annotated[Mapping[str, Series], Doc("metric: 'value+slope x count ...'")]
-    expect: Annotated[tuple[ExpectForm, ...], Doc("what must and must not happen")]
+    expect: Annotated[tuple[ExpectForm, ...], Doc("decisions that must, and must not, happen")]
     seed: Annotated[int, Doc("of the noise")] = 0
     noise: Annotated[Mapping[str, float], Doc("standard deviation per metric")] = field(
         default_factory=dict
@@ -194,7 +198,9 @@ class ScenarioForm:
         OneOf((_AFTER, ListOf(_AFTER))),
         Doc("series from the first frame after a rollback; a list: after the first, the second"),
     ] = ()
-    ranks: Annotated[Some, Doc("ranks of the job; all get the series, each its own noise")] = 1
+    ranks: Annotated[
+        Some, Doc("ranks of the job; all have the series, each with its own noise")
+    ] = 1
     every: Annotated[Seconds, Doc("time between two frames")] = 0.1
     delay: Annotated[Seconds, Doc("time that an action takes")] = 0.0
 
@@ -207,20 +213,20 @@ class ScenarioForm:
 
     @property
     def sequels(self) -> tuple[Mapping[str, str], ...]:
-        """The series after the first rollback, the second, ...; the last one serves on."""
+        """The series after the first rollback, the second, ...; the last one is used again."""
         after = self.after_rollback
         return tuple(after) if isinstance(after, list | tuple) else (after,)
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a scenario may speak of."""
+    """Names that a scenario may use."""
 
     rules: Collection[str]
     verbs: Collection[str]
     budgets: Collection[str]
-    metrics: Collection[str] | None  # that some detector reads; None when that is not known
-    clock: bool = False  # some detector listens for frames, whatever is in them
+    metrics: Collection[str] | None  # that some detector reads; None: not known
+    clock: bool = False  # some detector counts frames, whatever they hold
     scope: str = ""  # the pack whose short names it uses
 
     def rule(self, name: str) -> str | None:
@@ -233,7 +239,7 @@ class Names:
 
 
 def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
-    """Note what is wrong with a scenario beyond its form, whatever policy it is about."""
+    """Note what is wrong with a scenario beyond its schema, whatever the policy."""
     assert isinstance(node, MappingNode)
     for key, at, series in every(form, node):
         _lengths(series, at, f"{form.name!r}: {key}", problems)
@@ -254,11 +260,11 @@ def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
 
 
 def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> None:
-    """Note what a scenario speaks of that its policy does not have."""
+    """Note names that the policy of a scenario does not have."""
     assert isinstance(node, MappingNode)
     for i, expect in enumerate(form.expect):
         at = _item(node, "expect", i)
-        for word, known, what in _spoken(expect, names):
+        for word, known, what in _unknown_names(expect, names):
             place = first_text(at, word)
             if place is at and isinstance(at, MappingNode):  # it is a key
                 place = key_of(at.place("budget"), word)
@@ -288,8 +294,8 @@ def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems)
         problems.add(at, f"{what} is longer than {MAX_SAMPLES} steps")
 
 
-def _spoken(form: ExpectForm, names: Names) -> Iterator[tuple[str, Collection[str], str]]:
-    """Yield `(word, what there is, what it should be)` for every name that means nothing."""
+def _unknown_names(form: ExpectForm, names: Names) -> Iterator[tuple[str, Collection[str], str]]:
+    """Yield `(name, known names, what it should be)` for every unknown name."""
     if form.rule is not None and names.rule(form.rule) is None:
         yield form.rule, names.short(), "rule"
     for verb in form.actions or ():

@@ -73,7 +73,7 @@ _ROWS = (
         "Slowest over median time to the first gradient collective.",
         "NVIDIA Resiliency Extension",
     ),
-    ("straggler_rank", "1", "The rank that straggler_ratio is about.", SIMPLE),
+    ("straggler_rank", "1", "The rank that straggler_ratio refers to.", SIMPLE),
     ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
     # compute and hardware
     ("compute_time_frac", "%", "Kernel-busy time over step time.", SEEDS),

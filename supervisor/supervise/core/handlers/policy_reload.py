@@ -30,7 +30,7 @@ WORDS = frozenset({"when", "where", "see"})
 PARTS = ("detectors", "rules", "runbooks", "budgets")
 NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved"})
 # What the probe and the channels were told when the job was started.
-AT_START = ("savepoints", "standing_orders", "notify")
+AT_START = ("savepoints", "safeguards", "notify")
 
 
 def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:

@@ -96,11 +96,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something about the watching itself: a collector switched off, a standing order that fired,
+    """Something about the watching itself: a collector switched off, a safeguard that fired,
     a segment that cannot be read, no probe after its deadline.
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
-    `standing-order`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
+    `safeguard`, `drill`, `shard`, `quarantine`, `rollback-unavailable`, `continuity`,
     `resumed`, `resume-refused`, `portable-unavailable`, `pause-ended`, `report`, `suspended`,
     `stopped`, `slow-start`, `orphans`, `orphans-left`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as

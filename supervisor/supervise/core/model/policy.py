@@ -145,11 +145,11 @@ class Policy:
     warmup_steps: int = 64  # frames of rank 0 before `nominal`
     blind_after_steps: int = 256  # a rule UNKNOWN for longer is an incident of its own
     blind_after_s: float = 300.0
-    hold_max_s: float = 4 * 3600.0  # people are reminded of a hold so often
+    hold_reminder_s: float = 4 * 3600.0  # people are reminded of a hold so often
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
     sampling: Mapping[str, int] = field(default_factory=dict)  # set -> steps, as far as given
-    standing_orders: Mapping[str, Any] = field(default_factory=dict)
+    safeguards: Mapping[str, Any] = field(default_factory=dict)
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     verbs: Mapping[str, Callable[..., Action]] = field(default_factory=dict)  # for operators

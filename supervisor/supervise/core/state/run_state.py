@@ -31,7 +31,7 @@ EXPLAINS = {
     "commit": "action",
     "operator": "operator",
     "drill": "drill",
-    "standing-order": "reflex",
+    "safeguard": "reflex",
     "suspended": "suspended",
     "note": "note",
 }
