@@ -255,10 +255,10 @@ def channels() -> Iterator[str]:
     last = Message(RUN, None, "INFO", "", "", "", "", 120, HEAD)
     failing = channel_health.Trouble("slack", 100.0, 3, 2, "HTTP 503")
     for message in (
-        channel_health.broken(failing, last, 130.0),
-        channel_health.broken(replace(failing, undelivered=1, lost=1), last, 101.0),
-        channel_health.mended(failing, last),
-        channel_health.mended(replace(failing, lost=0), last),
+        channel_health.failed(failing, last, 130.0),
+        channel_health.failed(replace(failing, undelivered=1, lost=1), last, 101.0),
+        channel_health.recovered(failing, last),
+        channel_health.recovered(replace(failing, lost=0), last),
     ):
         yield console.render(message, colour=False).rstrip("\n")
 

@@ -33,7 +33,7 @@ def test_senders_know_their_severity():
         ({"slack": {"url_env": "U"}}, {"U": "hooks/topsecret"}, "U does not hold a URL"),
         ({"slack": {"url_env": "U"}}, {"U": "ftp://x/topsecret"}, "U does not hold a URL"),
         ({"slack": {"url_env": "U"}}, {"U": "https://[topsecret"}, "U does not hold a URL"),
-        ({"slack": {"url_env": "U"}}, {"U": "http://x/topsecret"}, "use https, or say"),
+        ({"slack": {"url_env": "U"}}, {"U": "http://x/topsecret"}, "use https, or set"),
         (HOOK, {"HOOK_URL": "https://x/topsecret"}, "HOOK_SECRET is not set"),
         (HOOK, {"HOOK_URL": "https://x/", "HOOK_SECRET": "topsecret"}, "HOOK_SECRET must hold"),
         (HOOK, {"HOOK_URL": "https://x/", "HOOK_SECRET": "whsec_AAAA"}, "24 to 64 bytes"),
@@ -65,7 +65,10 @@ def test_several_secrets_while_one_is_rotated():
 
 def test_a_wrong_key_is_refused_with_what_there_is():
     """The policy's file is wrong: exit code 65."""
-    for notify, text in (({"slakc": {}}, "no notifier"), ({"slack": {"url": "x"}}, "no key 'url'")):
+    for notify, text in (
+        ({"slakc": {}}, "unknown notifier"),
+        ({"slack": {"url": "x"}}, "no key 'url'"),
+    ):
         with pytest.raises(InputError, match=text) as caught:
             notifiers.build(notify, {})
         assert caught.value.exit_code == 65

@@ -32,7 +32,7 @@ def test_the_same_again_is_not_printed(message):
     sender.send(message(), key="1")
     size = len(stream.getvalue())
 
-    assert sender.send(message(step=153), key="2") == "nothing new"
+    assert sender.send(message(step=153), key="2") == "unchanged, not printed"
     assert len(stream.getvalue()) == size
     assert sender.send(message(title="loss spike: verified"), key="3") == "printed"
     assert (

@@ -16,7 +16,7 @@ import pytest
 from supervise.app.late_page_delivery import Courier, Flush, keep
 from supervise.cli import invoke
 from supervise.notifiers import build, destination, reopen
-from supervise.outputs.messages import Undelivered
+from supervise.outputs.outbox import Undelivered
 from supervise.store.late_page_spool import Spool, place
 
 WALL = "2026-01-05T10:11:12.345Z"

@@ -91,7 +91,7 @@ def test_words_on_one_incident_become_one_message(outbox):
         ("recovered", "SEV1"),
         ("another", "SEV2"),
     ]
-    assert sender.sent[0][1].facts == (("before that", "spike opened · rolled back"),)
+    assert sender.sent[0][1].facts == (("earlier", "spike opened · rolled back"),)
     assert outcome(box) == dict.fromkeys("abcd", True)
     assert ("a", "c", "d") in [result.keys for result in box.results]
 
@@ -140,9 +140,9 @@ def test_a_storm_becomes_a_few_messages_and_one_digest(outbox):
     box.close()
 
     assert len(sender.sent) == 22
-    assert sender.sent[19][1].facts[0][0] == "quiet now"
+    assert sender.sent[19][1].facts[0][0] == "rate limit"
     assert sender.titles[20] == "fire"
-    assert sender.titles[21] == "80 messages were held back"
+    assert sender.titles[21] == "digest of 80 messages"
     assert sender.sent[21][1].verdict.startswith("[SEV2] m20 · [SEV2] m21")
     assert len(outcome(box)) == 101 and all(outcome(box).values())
 
@@ -157,12 +157,12 @@ def test_after_the_hour_the_digest_comes_by_itself(outbox):
     while box.backlog() != {"fake": {"waiting": 0, "held": 3}}:
         time.sleep(0.001)
     now[0] = 3601.0
-    box.post(message("later"), key="later")  # any change wakes the lane up
+    box.post(message("later"), key="later")  # any change wakes the queue
 
     while len(sender.sent) < 4:
         time.sleep(0.001)
 
-    assert "3 messages were held back" in sender.titles
+    assert "digest of 3 messages" in sender.titles
     assert "later" in sender.titles
 
 

@@ -148,27 +148,27 @@ def test_a_channel_that_fails_is_told_once_on_the_others_and_again_when_it_works
     box.post(message("a", "SEV1", "inc-1"), key="run:a")
     while len(pager.tried) < 1:
         time.sleep(0.001)
-    assert box.look() == []  # a moment is no news
+    assert box.check_channels() == []  # a moment is no news
 
     now[0] = 20.0
-    [trouble] = box.look()
+    [trouble] = box.check_channels()
     assert (trouble.channel, trouble.since_s, trouble.undelivered) == ("pager", 0.0, 1)
     assert trouble.error == "500"
-    assert box.look() == [trouble]
+    assert box.check_channels() == [trouble]
     while not (console.sent and len(slack.sent) == 2):
         time.sleep(0.001)
 
     for _, told in (console.sent[0], slack.sent[1]):
         assert (told.severity, told.incident, told.run, told.step) == ("SEV2", None, "run-1", 7)
         assert told.title == "pager: 1 message was not delivered"
-        assert told.verdict == "no message got through for 20 s; last error: 500"
+        assert told.verdict == "no message was delivered for 20 s; last error: 500"
     box.post(message("b", "SEV0"), key="run:b")  # SEV0 is tried at once
     while len(pager.tried) < 2:
         time.sleep(0.001)
     box.post(message("c", "SEV0"), key="run:c")
     while not pager.sent:
         time.sleep(0.001)
-    while box.look():
+    while box.check_channels():
         time.sleep(0.001)
     box.close()
 
@@ -191,7 +191,7 @@ def test_a_channel_that_never_answers_is_told_too(outbox):
     gate.entered.wait()
     now[0] = 20.0
 
-    [trouble] = box.look()
+    [trouble] = box.check_channels()
 
     assert trouble.error == "no answer yet"
     gate.go.set()
@@ -206,7 +206,7 @@ def test_what_is_given_up_is_told_at_once_and_at_the_end_of_the_run(outbox):
     box.post(message("a", "SEV0"), key="run:a")
     while not refused.tried or not pager.tried:
         time.sleep(0.001)
-    while [t.channel for t in box.look()] != ["hook"]:
+    while [t.channel for t in box.check_channels()] != ["hook"]:
         time.sleep(0.001)
 
     box.close(0.5)
@@ -216,7 +216,7 @@ def test_what_is_given_up_is_told_at_once_and_at_the_end_of_the_run(outbox):
         "hook: 1 message was not delivered",
         "pager: 1 message was not delivered",
     ]
-    assert [(t.channel, t.undelivered, t.error) for t in box.look()] == [
+    assert [(t.channel, t.undelivered, t.error) for t in box.check_channels()] == [
         ("hook", 1, "410 Gone"),
         ("pager", 1, "not delivered before the supervisor ended; last try: 500"),
     ]
@@ -271,7 +271,7 @@ def test_what_was_given_up_long_ago_and_what_was_never_tried_is_owed_too(outbox)
     assert (waiting.keys, waiting.tries, waiting.error) == (("b", "c"), 0, "")
     assert waiting.age_s == now[0] - posted
     assert waiting.message.severity == "SEV1"
-    assert waiting.message.facts == (("before that", "opened"),)
+    assert waiting.message.facts == (("earlier", "opened"),)
     assert before.age_s == now[0] - 1.0
     assert outcome(box) == dict.fromkeys("abcd", False)
 
@@ -284,7 +284,7 @@ def test_without_a_thread_a_message_fails_and_the_next_one_tries_to_start_it(no_
     box.post(message("a"), key="a")
 
     assert results == [Result("fake", ("a",), False, "no thread could be started", 0)]
-    assert [trouble.channel for trouble in box.look()] == ["fake"]
+    assert [trouble.channel for trouble in box.check_channels()] == ["fake"]
 
     threading.stack_size(0)
     box.post(message("b"), key="b")

@@ -113,7 +113,7 @@ def test_an_overrun_fails_and_what_it_says_later_is_dropped():
     performer.start("slow", Hurried(slow), {}, key="k")
     found = finished(performer)
     assert (found.action_id, found.ok) == ("slow", False)
-    assert "what it has done is unknown" in found.error
+    assert "its effect is unknown" in found.error
 
     performer.start("next", Calls(lambda *_: late.wait(20) and {"next": True}), {}, key="k2")
     release.set()

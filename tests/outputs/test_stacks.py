@@ -131,7 +131,7 @@ def test_the_kernels_view_is_always_there(hung):
         time.sleep(0.01)
 
     assert text.startswith(f"process {job.pid}\n  thread {job.pid} python")
-    assert stacks.kernel(2**22 + 1) == f"process {2**22 + 1}: gone\n"
+    assert stacks.kernel(2**22 + 1) == f"process {2**22 + 1}: exited\n"
 
 
 @pytest.mark.skipif(shutil.which("py-spy") is not None, reason="py-spy is installed here")

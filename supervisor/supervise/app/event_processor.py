@@ -158,7 +158,7 @@ class EventProcessor:
 
     def broken_channels(self) -> list[Trouble]:
         """Return which channels do not deliver; people are told of each once, on the others."""
-        return self._outbox.look()
+        return self._outbox.check_channels()
 
     def relaunching(self) -> RunbookExecution:
         """Return the runbook whose relaunch is under way.

@@ -103,7 +103,7 @@ class Foreground:
         if self._hurry_s is None and asked > asked_before:
             self._hurry_s = self._now_s + VERIFY_NOW_S
         if self._hurry_s is not None and self._now_s >= self._hurry_s:
-            self._outbox.cut_short()
+            self._outbox.abort_close()
         return self._now_s - since_s
 
     def _tell_hanging(self, hanging: bool) -> None:

@@ -43,7 +43,7 @@ class CheckpointNotifications:
         """Report a bad checkpoint."""
         self._event(entry, False, f"is bad: {'; '.join(entry.problems[:3])}", measured=True)
 
-    def gone(self, entry: Entry, why: str) -> None:
+    def unavailable(self, entry: Entry, why: str) -> None:
         """Report that a checkpoint is no longer available for a rollback."""
         self._event(entry, False, f"is no longer available: {why}", measured=False)
 

@@ -132,8 +132,8 @@ class Register:
         self._next += 1
         self.entries.append(entry)
         old = [e for e in self.entries if not e.present and not e.pinned]
-        for gone in old[: max(0, len(self.entries) - KEPT)]:
-            self.entries.remove(gone)
+        for dropped in old[: max(0, len(self.entries) - KEPT)]:
+            self.entries.remove(dropped)
         return entry
 
     def get(self, name: str) -> Entry | None:

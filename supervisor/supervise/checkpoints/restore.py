@@ -179,6 +179,6 @@ class Restorer:
         """Record that the files were moved from the job's path."""
         entry.present = False
         if entry.state == VERIFIED and not entry.pinned:
-            self.kept.mark_gone(entry, "it was set aside")
+            self.kept.mark_unavailable(entry, "it was set aside")
         elif entry.state == FOUND:
             entry.state, entry.problems = VANISHED, ["it was set aside before it was verified"]

@@ -113,8 +113,8 @@ class HardLinkHolds:
 
     def verifiable(self, entries: Sequence[Entry], ready: Sequence[Entry]) -> list[Entry]:
         """Return those of `entries` that are ready, or held after the job removed the files."""
-        gone = {e.id for e in self._held.values() if e.state == FOUND and not e.present}
-        names = gone | {e.id for e in ready}
+        removed = {e.id for e in self._held.values() if e.state == FOUND and not e.present}
+        names = removed | {e.id for e in ready}
         return [e for e in entries if e.id in names]
 
     def remove(self, entry: Entry) -> None:
@@ -288,7 +288,7 @@ class Retention:
                 self.pins.drop(entry)
                 entry.pinned = False
                 if not entry.present and entry.state == VERIFIED:
-                    self.mark_gone(entry, "newer good ones are kept")
+                    self.mark_unavailable(entry, "newer good ones are kept")
             if drop:
                 self.write()
 
@@ -298,9 +298,9 @@ class Retention:
             self.pins.drop(entry)
             entry.pinned = False
         if entry.state == VERIFIED and not entry.pinned:
-            self.mark_gone(entry, "its files were changed or removed")
+            self.mark_unavailable(entry, "its files were changed or removed")
         elif entry.state == UNVERIFIED and entry.id in self.notifications.delivered:
-            self.notifications.gone(entry, "; ".join(entry.problems))
+            self.notifications.unavailable(entry, "; ".join(entry.problems))
 
     def stage(self, entry: Entry) -> Path:
         """See `PinStore.stage`. A damaged copy without another is marked as gone."""
@@ -309,14 +309,14 @@ class Retention:
         except StoreError as error:
             with self.lock:
                 if entry.state == VERIFIED and not entry.present:
-                    self.mark_gone(entry, str(error))
+                    self.mark_unavailable(entry, str(error))
                     self.write()
             raise
 
-    def mark_gone(self, entry: Entry, why: str) -> None:
+    def mark_unavailable(self, entry: Entry, why: str) -> None:
         """Record and report that no copy of a good checkpoint is left."""
         entry.state, entry.problems = VANISHED, [why]
-        self.notifications.gone(entry, why)
+        self.notifications.unavailable(entry, why)
 
     def has_room(self, entry: Entry) -> bool:
         """Whether the disk has room for a pinned copy; if not, a note says why."""

@@ -163,7 +163,7 @@ class CheckpointService:
             elif entry.state == BAD and ok is not False:
                 self._notifications.bad(entry)
             elif entry.state == VANISHED and ok:
-                self._notifications.gone(entry, "; ".join(entry.problems))
+                self._notifications.unavailable(entry, "; ".join(entry.problems))
 
     def poll(self) -> list[Event]:
         """Return the events since the last call, oldest first."""

@@ -302,9 +302,9 @@ class CheckpointTracker:
             pass  # the directory is being removed
         elif current is None or discovery.is_partial(entry.name):
             # A file that existed is removed, unless this scan caught it during a rename.
-            gone = current is None and pending.missed and (entry.stamp or pending.identity)
+            removed = current is None and pending.missed and (entry.stamp or pending.identity)
             pending.missed = current is None
-            if gone or still_s >= PATIENCE_S or not pending.reported:
+            if removed or still_s >= PATIENCE_S or not pending.reported:
                 entry.state, entry.problems, entry.present = VANISHED, [REMOVED], False
                 changes.any = True
         elif current != entry.stamp:

@@ -128,7 +128,7 @@ def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell
         lines[:] = [f"supervise: exit code {code}"]
         steps: tuple[Callable[[], None], ...] = (
             lambda: app.close(outbox, code),
-            lambda: closed(run, outbox.look()),
+            lambda: closed(run, outbox.check_channels()),
             lambda: shared_memory.remove(directory),
             look_back,
         )

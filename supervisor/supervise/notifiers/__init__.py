@@ -1,8 +1,8 @@
-"""Ways to tell people, one per file: the file name is the key under `notify` in a policy.
+"""Notification channels, one per file: the file name is the key under `notify` in a policy.
 
 Each file has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
-environment variables, which the fields ending in `_env` name; a page that outlives its run takes
-them along in a private file (`destination`), and they go nowhere else.
+environment variables, which the fields ending in `_env` name. The only copy is `destination`, kept
+in a private file for a page that was not delivered before its run ended.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def kinds() -> dict[str, type[Settings]]:
 def build(
     notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
 ) -> tuple[list[Sender], list[str]]:
-    """Return the senders of a policy's `notify` section, and one warning for each that cannot work.
+    """Return the senders of a policy's `notify` section, and one warning per unusable one.
 
     Raises:
-        InputError: no such notifier, or it has no such key.
+        InputError: unknown notifier or key.
     """
     known = kinds()
     senders: list[Sender] = []
     warnings = []
     for name, keys in notify.items():
         if name not in known:
-            raise InputError(f"no notifier {name!r}", hint=f"there are: {', '.join(known)}")
+            raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(known)}")
         allowed = [field.name for field in fields(known[name])]
         if unknown := [key for key in keys if key not in allowed]:
             raise InputError(
@@ -57,22 +57,22 @@ def build(
         try:
             senders.append(known[name](**keys).open(env))
         except UnsetError as error:
-            warnings.append(f"no {name} messages: {error}")
+            warnings.append(f"{name} notifications are off: {error}")
     return senders, warnings
 
 
 def destination(name: str, keys: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return all that `reopen` needs to make the sender again elsewhere. Holds secrets."""
+    """Return what `reopen` needs to create the sender in another process. Contains secrets."""
     named = [str(value) for key, value in keys.items() if key.endswith("_env")]
     return {"kind": name, "keys": dict(keys), "env": {n: env[n] for n in named if n in env}}
 
 
 def reopen(to: Mapping[str, Any]) -> Sender:
-    """Return the sender of a `destination`. Raises InputError, also for what is none."""
+    """Return the sender of a `destination`. Raises InputError if it is not usable."""
     try:
         senders, unset = build({to["kind"]: to["keys"]}, to["env"])
     except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"no destination: {type(error).__name__}") from None
+        raise InputError(f"not a destination: {type(error).__name__}") from None
     if not senders:
         raise InputError(unset[0])
     return senders[0]

@@ -1,8 +1,8 @@
-"""One POST to one address, and what its answer means for a retry.
+"""HTTP POST to one address, and whether a failure may be retried.
 
-The address is a secret: it is in no message, log line or exception from here. Redirects are not
-followed (a 3xx is a failure), answers are read for 64 bytes at most. httpx is imported at the
-first post, since most runs never send one.
+The address is a secret: no message, log line or exception contains it. Redirects are not followed
+(a 3xx is a failure), and at most 64 bytes of an answer are read. httpx is imported at the first
+post, since most runs send none.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 15.0
 MAX_RETRY_AFTER_S = 3600.0
 
-_WORD = re.compile(rb"[a-z_]{3,40}")  # an error code like `invalid_payload`, nothing else
-_TRY_AGAIN = (408, 425, 429)
+_ERROR_CODE = re.compile(rb"[a-z_]{3,40}")  # such as `invalid_payload`
+_RETRYABLE = (408, 425, 429)
 
 
 class Poster:
@@ -33,24 +33,24 @@ class Poster:
         self._url = url
         self._timeout_s = timeout_s
         self._client: httpx.Client | None = None
-        self._gone = False
+        self._is_disabled = False
 
     def post(self, content: bytes, headers: Mapping[str, str]) -> str:
-        """Send exactly these bytes as JSON and return a line that says so.
+        """Post these bytes as JSON and return a line about it.
 
         Raises:
-            NotifyError: any answer but 2xx, or none. After a 410 nothing is sent any more.
+            NotifyError: no answer, or one other than 2xx. After a 410 nothing more is sent.
         """
-        if self._gone:
-            raise NotifyError("switched off since the receiver said 410 Gone", retry_after_s=None)
-        failure = self._try(content, {"content-type": "application/json", **headers})
+        if self._is_disabled:
+            raise NotifyError("switched off after 410 Gone", retry_after_s=None)
+        failure = self._send(content, {"content-type": "application/json", **headers})
         if failure is not None:
             raise failure
         return f"delivered, {len(content)} bytes"
 
-    def _try(self, content: bytes, headers: Mapping[str, str]) -> NotifyError | None:
-        # Failures are returned and raised by the caller, outside of the `except`: an httpx error in
-        # `__context__` would carry the request and with it the address.
+    def _send(self, content: bytes, headers: Mapping[str, str]) -> NotifyError | None:
+        # Failures are returned, and raised outside of the `except`: an httpx error in `__context__`
+        # would contain the request and so the address.
         import httpx
 
         for name in ("httpx", "httpcore"):
@@ -62,25 +62,28 @@ class Poster:
             with self._client.stream(
                 "POST", self._url, content=content, headers=headers
             ) as response:
-                return self._judge(response)
+                return self._failure(response)
         except httpx.TimeoutException:
             return NotifyError(f"no answer within {self._timeout_s:g} s", retry_after_s=0.0)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-            return NotifyError("the address is not usable", retry_after_s=None)
+            return NotifyError("the URL is not usable", retry_after_s=None)
         except (httpx.HTTPError, OSError, ValueError) as error:
             return NotifyError(f"no connection ({type(error).__name__})", retry_after_s=0.0)
 
-    def _judge(self, response: httpx.Response) -> NotifyError | None:
+    def _failure(self, response: httpx.Response) -> NotifyError | None:
         status = response.status_code
         if 200 <= status < 300:
             return None
         if status == 410:
-            self._gone = True
-            return NotifyError("410 Gone: switched off", retry_after_s=None)
+            self._is_disabled = True
+            return NotifyError(
+                "410 Gone: channel switched off",
+                retry_after_s=None,
+            )
         if 300 <= status < 400:
             return NotifyError(f"{status}: redirects are not followed", retry_after_s=None)
         text = f"{status}{_error_code(response)}"
-        if status in _TRY_AGAIN or status >= 500:
+        if status in _RETRYABLE or status >= 500:
             return NotifyError(text, retry_after_s=_retry_after_s(response))
         return NotifyError(text, retry_after_s=None)
 
@@ -92,7 +95,7 @@ def _error_code(response: httpx.Response) -> str:
         start = next(response.iter_raw(64), b"").strip()
     except httpx.HTTPError:
         return ""
-    return f" {start.decode()}" if _WORD.fullmatch(start) else ""
+    return f" {start.decode()}" if _ERROR_CODE.fullmatch(start) else ""
 
 
 def _retry_after_s(response: httpx.Response) -> float:

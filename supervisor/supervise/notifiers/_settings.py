@@ -1,4 +1,4 @@
-"""What each notifier's file fills in."""
+"""The interface of a notifier's file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class UnsetError(Exception):
-    """It cannot work: a variable is unset or unusable. The sentence names it, never its value."""
+    """A variable is unset or unusable. The sentence has its name, never its value."""
 
 
 class Sender(Protocol):
-    """A `core.model.interfaces.Notifier`, and how fast people and services want to hear from it.
+    """A `core.model.interfaces.Notifier` and its limits of rate.
 
     Attributes:
-        min_sev: the least severe message it gets.
-        group_s: seconds that the first word on an incident waits for further ones to join it.
-        gap_s: least seconds between two messages.
-        per_hour: messages an hour after which the rest becomes one digest; None for no end.
+        min_sev: least severity it takes.
+        group_s: time for which the first message on an incident waits for others to merge.
+        gap_s: shortest time between two messages.
+        per_hour: messages per hour before the rest becomes one digest; None: no limit.
     """
 
     name: str
@@ -74,5 +74,5 @@ def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
     if scheme not in ("http", "https") or not host:
         raise UnsetError(f"the environment variable {name} does not hold a URL")
     if scheme == "http" and host not in _LOOPBACK and not allow_http:
-        raise UnsetError(f"{name} holds an http URL; use https, or say `allow_http: true`")
+        raise UnsetError(f"{name} holds an http URL; use https, or set `allow_http: true`")
     return url

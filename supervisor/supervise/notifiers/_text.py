@@ -1,6 +1,12 @@
-"""Cutting text from a job down to what a medium can take."""
+"""Fitting text from a job into the limits of a channel."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits of each field
 
 
 def clean(text: str) -> str:
@@ -13,6 +19,14 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
 
 
-def utf8(text: str) -> bytes:
-    """Return JSON text as bytes; a lone surrogate becomes its JSON escape."""
-    return text.encode("utf-8", "backslashreplace")
+def fit(payload: Callable[[float], Any], max_bytes: int) -> bytes:
+    """Return the JSON of `payload(share)` for the largest share of its limits that fits.
+
+    A lone surrogate becomes its JSON escape.
+    """
+    for share in _SHARES:
+        text = json.dumps(payload(share), ensure_ascii=False)
+        content = text.encode("utf-8", "backslashreplace")
+        if len(content) <= max_bytes:
+            break
+    return content

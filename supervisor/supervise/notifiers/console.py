@@ -1,7 +1,7 @@
 """The terminal: a few short lines on stderr, and only when something has changed.
 
-Standard error is shared with the job, so each line begins with our name and a message is written
-at once. Colour only on a terminal, and never when NO_COLOR is set (https://no-color.org).
+The job shares stderr, so each line starts with `supervise: ` and a message is one write. Colour
+only on a terminal, and not if NO_COLOR is set (https://no-color.org).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._settings import Sender, Settings, Severity
 from ._text import clean, clip
 
 PREFIX = "supervise: "
-WIDTH = 300  # a terminal wraps; a log file should not hold a page on one line
+WIDTH = 300  # characters; a terminal wraps, a log file does not
 
 _COLOURS = {"SEV0": "1;31", "SEV1": "31", "SEV2": "33"}
 
@@ -28,7 +28,7 @@ class Console(Settings):
     min_sev: Severity = "INFO"
 
     def open(self, env: Mapping[str, str]) -> Sender:
-        """Return the sender; it always works."""
+        """Return the sender."""
         stream = sys.stderr
         plain = env.get("NO_COLOR") or env.get("TERM") == "dumb" or not stream.isatty()
         return ConsoleSender(stream, colour=not plain, min_sev=self.min_sev)
@@ -49,24 +49,24 @@ class ConsoleSender:
         self._shown: dict[str | None, str] = {}
 
     def send(self, message: Message, *, key: str) -> str:
-        """Print, unless the same was printed last. Raises NotifyError when stderr is closed."""
+        """Print, unless it repeats the last message. Raises NotifyError if stderr is closed."""
         text = render(message, colour=self._colour)
-        said = text.replace(f"step {message.step}", "")
-        if self._shown.get(message.incident) == said:
-            return "nothing new"
+        content = text.replace(f"step {message.step}", "")
+        if self._shown.get(message.incident) == content:
+            return "unchanged, not printed"
         try:
             _write(self._stream, text)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            told = f"standard error cannot be written: {reason}"
-            raise NotifyError(told, retry_after_s=None) from None
-        self._shown[message.incident] = said
+            sentence = f"standard error cannot be written: {reason}"
+            raise NotifyError(sentence, retry_after_s=None) from None
+        self._shown[message.incident] = content
         return "printed"
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write `text`, and return when that is done. Raises OSError or ValueError."""
-    deliver = getattr(stream, "deliver", None)  # of a stream that only queues what it is given
+    """Write `text` and wait until it is written. Raises OSError or ValueError."""
+    deliver = getattr(stream, "deliver", None)  # of a stream that queues writes
     if deliver is not None:
         deliver(text)
         return

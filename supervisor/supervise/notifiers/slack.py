@@ -1,15 +1,14 @@
 """Slack, by an incoming webhook.
 
 Limits: header 150, section 3000, field 2000 characters, and an undocumented one near 13 000 for
-the whole; we stay under 8000 bytes. `& < >` are escaped, so nothing from a job can mention or link.
-Incoming webhooks can neither edit nor thread: each change of an incident is a new message.
+the whole; ours are under 8000 bytes. `& < >` are escaped, so that text from a job can neither
+mention nor link. Incoming webhooks cannot edit or thread: each change of an incident is a message.
 
 Source: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
 from ._settings import Sender, Settings, Severity, address
-from ._text import clip, utf8
+from ._text import clip, fit
 
 MAX_BYTES = 8000
-_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits below, until the message is small enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +60,7 @@ class SlackSender:
 
 def body(message: Message) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES."""
-    for share in _SHARES:
-        found = utf8(json.dumps(_payload(message, share), ensure_ascii=False))
-        if len(found) <= MAX_BYTES:
-            break
-    return found
+    return fit(lambda share: _payload(message, share), MAX_BYTES)
 
 
 def _payload(message: Message, share: float) -> dict[str, Any]:
@@ -74,8 +68,8 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
         return _escape(text, int(limit * share))
 
     title = f"[{message.severity}] {message.title}"
-    lines = (("What", message.verdict), ("Why", message.why), ("Next", message.next))
-    said = [f"*{head}* {cut(text, 900)}" for head, text in lines if text]
+    parts = (("What", message.verdict), ("Why", message.why), ("Next", message.next))
+    lines = [f"*{head}* {cut(text, 900)}" for head, text in parts if text]
     foot = [f"run {message.run}", f"step {message.step}"]
     if message.incident:
         foot.append(message.incident)
@@ -84,8 +78,8 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(title, 150)}}
     ]
-    if said:
-        blocks.append({"type": "section", "text": _mrkdwn("\n".join(said))})
+    if lines:
+        blocks.append({"type": "section", "text": _mrkdwn("\n".join(lines))})
     if message.facts:
         blocks.append(
             {
@@ -105,7 +99,7 @@ def _mrkdwn(text: str) -> dict[str, str]:
 
 
 def _escape(text: str, limit: int) -> str:
-    """Escape for mrkdwn; the result has at most `limit` characters and no half escape."""
+    """Escape for mrkdwn; the result has at most `limit` characters and no partial escape."""
     safe = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
     pieces = [safe.get(c, c) for c in text[:limit]]
     size = sum(map(len, pieces))

@@ -1,7 +1,7 @@
-"""Any service that takes Standard Webhooks 1.0.
+"""A service that accepts Standard Webhooks 1.0.
 
 The signature is an HMAC-SHA256 over `id.timestamp.body` with the bytes as sent. The id is the same
-in every try, so the receiver can drop a repetition; the timestamp is that of the try.
+for each retry, so that the receiver can deduplicate; the timestamp is that of the try.
 
 Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -12,7 +12,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,9 @@ from typing import Any
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
 from ._settings import Sender, Settings, Severity, UnsetError, address, variable
-from ._text import clip, utf8
+from ._text import clip, fit
 
 MAX_BYTES = 20_000
-_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +31,8 @@ class Webhook(Settings):
 
     Attributes:
         url_env: the environment variable that holds the URL.
-        secret_env: the one that holds the secret, `whsec_` and base64; several, separated by
-            spaces, while a secret is being rotated. Without it posts are not signed.
+        secret_env: the environment variable that holds the secret, `whsec_` and base64; several,
+            separated by spaces, while it is rotated. Without it posts are not signed.
         allow_http: accept a plain http URL of another machine.
     """
 
@@ -43,7 +41,7 @@ class Webhook(Settings):
     allow_http: bool = False
 
     def open(self, env: Mapping[str, str]) -> Sender:
-        """Return the sender. Raises UnsetError: what should be signed is never sent unsigned."""
+        """Return the sender. Raises UnsetError, also if the secret is missing."""
         url = address(env, self.url_env, allow_http=self.allow_http)
         secrets = []
         if self.secret_env is not None:
@@ -87,15 +85,8 @@ class WebhookSender:
 
 def body(message: Message) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES."""
-    for share in _SHARES:
-        payload = {
-            "type": "supervise.incident" if message.incident else "supervise.notice",
-            "data": _data(message, share),
-        }
-        found = utf8(json.dumps(payload, ensure_ascii=False))
-        if len(found) <= MAX_BYTES:
-            break
-    return found
+    kind = "supervise.incident" if message.incident else "supervise.notice"
+    return fit(lambda share: {"type": kind, "data": _data(message, share)}, MAX_BYTES)
 
 
 def _data(message: Message, share: float) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Runs actions off the main loop, one at a time, each with a deadline.
 
-The main loop calls `start` when an intent is on disk, and `poll` each time round; what an action
-came to leaves `poll` as a `Finished`, exactly once per start. An action that overruns its deadline
-is reported as failed and its thread is left behind: a daemon, so it cannot hold up our exit, and
-what it says later is dropped. Knows nothing of what an action does.
+The main loop calls `start` once an intent is on disk, and `poll` in each iteration, which returns
+exactly one `Finished` per start. An action that overruns its deadline is reported as failed; its
+thread is abandoned (a daemon, so that it cannot delay the exit) and its later result is dropped.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from ..core.model.events import Finished
 from ..errors import ActionError
 
 _log = logging.getLogger(__name__)
-SLACK_S = 2.0  # an action gets a moment beyond its deadline to report its own failure
+
+SLACK_S = 2.0  # time beyond the deadline for an action to report its own failure
 
 
 class Performer:
     """Performs actions on `job`. All methods are for the main loop's thread."""
 
     def __init__(self, job: Job, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` lets the main loop come to `poll` at once."""
+        """`wake` makes the main loop call `poll` at once."""
         self._wake = wake
         self._job = job
         self._running: str | None = None
@@ -38,21 +38,21 @@ class Performer:
 
     @property
     def running(self) -> str | None:
-        """Id of the action that is being performed, None when there is none."""
+        """Id of the action under way, None if there is none."""
         return self._running
 
     def start(self, action_id: str, action: Action, args: Mapping[str, Any], *, key: str) -> None:
-        """Begin `action.perform(job, args, key=key)` on a thread of its own.
+        """Start `action.perform(job, args, key=key)` on a thread of its own.
 
         Raises:
-            RuntimeError: another action is still running; the engine never asks for that.
+            RuntimeError: another action is running; the engine never does that.
         """
         if self._running is not None:
             raise RuntimeError(f"{action_id} was started while {self._running} is running")
         self._running = action_id
         self._deadline_s = action.limit_s(args)
         self._deadline_ns = time.monotonic_ns() + int((self._deadline_s + SLACK_S) * 1e9)
-        # A queue of its own: what an abandoned thread says later falls into one nobody reads.
+        # A new queue: the late result of an abandoned thread goes into one that is never read.
         self._done = SimpleQueue()
         thread = threading.Thread(
             target=_perform,
@@ -67,7 +67,7 @@ class Performer:
             self._done.put(Finished(time.monotonic_ns(), action_id, False, facts, text))
 
     def poll(self) -> Finished | None:
-        """Return what the running action came to, once it has finished or overrun its deadline."""
+        """Return the result of the action once it has finished or overrun its deadline."""
         if self._running is None:
             return None
         try:
@@ -76,7 +76,7 @@ class Performer:
             now_ns = time.monotonic_ns()
             if now_ns < self._deadline_ns:
                 return None
-            error = f"did not finish within {self._deadline_s:g} s; what it has done is unknown"
+            error = f"did not finish within {self._deadline_s:g} s; its effect is unknown"
             finished = Finished(now_ns, self._running, ok=False, error=error)
         self._running = None
         return finished

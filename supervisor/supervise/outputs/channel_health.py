@@ -1,7 +1,7 @@
-"""Whether a channel works, and what people are told when it does not.
+"""Whether a channel works, and the messages to the other channels when it does not.
 
-A channel is broken as soon as a message is given up, or when no try has succeeded for `BROKEN_S`.
-It works again with the next message that gets through.
+A channel has failed as soon as a message is given up, or when no try has succeeded for `FAILED_S`.
+It has recovered with the next message that is delivered.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 from ..core.model.interfaces import Message
 
-BROKEN_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
+FAILED_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a channel.
+    """State of a failed channel.
 
     Attributes:
-        since_s: when the first try without success began, on the monotonic clock.
-        undelivered: messages that were given up since, and those that were tried and still wait.
-        lost: the former alone.
-        error: what the newest try came to; without addresses or secrets.
+        since_s: start of the first failed try, on the monotonic clock.
+        undelivered: messages given up since, and those that were tried and still wait.
+        lost: messages given up.
+        error: of the newest try; without addresses or secrets.
     """
 
     channel: str
@@ -33,65 +33,64 @@ class Trouble:
 
 @dataclass(slots=True)
 class Health:
-    """The record of one channel; its owner's lock is held."""
+    """The record of one channel; callers hold the lock of its queue."""
 
     error: str = ""
     _since_s: float | None = None
     _lost: int = 0
 
-    def begins(self, now: float) -> None:
-        """A try begins."""
+    def on_try(self, now: float) -> None:
+        """Record the start of a try."""
         self._since_s = now if self._since_s is None else self._since_s
 
-    def came_to(self, error: str | None) -> None:
-        """It is over; None: the message got through."""
+    def on_answer(self, error: str | None) -> None:
+        """Record the end of a try; None: the message was delivered."""
         self.error = error or ""
         if error is None:
             self._since_s, self._lost = None, 0
 
-    def lost(self, count: int, error: str, now: float) -> None:
-        """So many messages were given up."""
-        self.begins(now)
+    def on_lost(self, count: int, error: str, now: float) -> None:
+        """Record messages that were given up."""
+        self.on_try(now)
         self._lost += count
         self.error = error
 
     def trouble(self, channel: str, waiting: int, now: float) -> Trouble | None:
-        """Return what is wrong; `waiting`: messages that were tried and are not given up."""
+        """Return the state if it has failed; `waiting`: messages tried and not given up."""
         since = self._since_s
-        if since is None or not (self._lost or now - since >= BROKEN_S):
+        if since is None or not (self._lost or now - since >= FAILED_S):
             return None
         lost = self._lost
         return Trouble(channel, since, lost + waiting, lost, self.error or "no answer yet")
 
 
-def broken(trouble: Trouble, last: Message, now: float) -> Message:
-    """Return what the other channels are told; `last`: any message, for the run and its step."""
-    count = trouble.undelivered
-    lasted = now - trouble.since_s
-    since = f"no message got through for {lasted:.0f} s; " if lasted >= BROKEN_S else ""
+def failed(trouble: Trouble, last: Message, now: float) -> Message:
+    """Return the message to the other channels; `last`: any message, for the run and its step."""
+    count, lasted = trouble.undelivered, now - trouble.since_s
+    since = f"no message was delivered for {lasted:.0f} s; " if lasted >= FAILED_S else ""
     return replace(
         last,
         incident=None,
         severity="SEV2",
         title=f"{trouble.channel}: {_messages(count)} not delivered",
         verdict=f"{since}last error: {trouble.error}",
-        why="a message that nobody gets is as good as none",
-        next=f"nobody hears of the run by {trouble.channel} until it works; supervise status",
+        why="notifications are not reaching this channel; the run itself goes on as before",
+        next=f"check the settings and the service of {trouble.channel}; supervise status RUN",
         facts=(),
     )
 
 
-def mended(trouble: Trouble, last: Message) -> Message:
-    """Return what is told when a message got through again."""
-    lost = f"{_messages(trouble.lost)} never delivered" if trouble.lost else ""
+def recovered(trouble: Trouble, last: Message) -> Message:
+    """Return the message after the next successful delivery."""
+    lost = f"{_messages(trouble.lost)} lost" if trouble.lost else ""
     return replace(
         last,
         incident=None,
         severity="SEV2",
         title=f"{trouble.channel} works again",
-        verdict=lost or "what waited is being delivered",
+        verdict=lost or "the waiting messages are being delivered",
         why="",
-        next="supervise why tells them" if lost else "",
+        next="read the lost ones with: supervise why RUN" if lost else "",
         facts=(),
     )
 

@@ -1,11 +1,9 @@
 """One channel's queue and the thread that empties it. A slow channel delays no other.
 
-Order: most severe first, then the fewest tries, then the oldest. Messages on one incident that
-still wait become one. More than `per_hour` in an hour are held back and become one digest; SEV0 may
-use twice that number. A failed try is repeated with a growing, jittered pause, or after the
-Retry-After that the receiver asked for.
-
-Every message that the channel accepts gets exactly one Result. Decides nothing.
+Order: most severe first, then the fewest tries, then the oldest. Waiting messages on one incident
+are merged. More than `per_hour` in an hour are held and become one digest; SEV0 may use twice that
+number. A failed try is repeated with exponential backoff and jitter, or after the receiver's
+Retry-After. Every accepted message gets exactly one Result.
 """
 
 from __future__ import annotations
@@ -17,17 +15,98 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ..core.model.interfaces import Message, NotifyError
 from .channel_health import Health, Trouble
-from .messages import PAGES, RANKS, Item, Result, Sender, Undelivered
 
 _log = logging.getLogger(__name__)
+
 MAX_WAITING = 256
 MAX_TRIES = 8
 MAX_BACKOFF_S = 300.0
 HOUR_S = 3600.0
+RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
+PAGES = ("SEV0", "SEV1")  # kept after the end of a run if not delivered
+
+
+class Sender(Protocol):
+    """A `core.model.interfaces.Notifier` with its pace; the same as `notifiers.Sender`."""
+
+    name: str
+    group_s: float
+    gap_s: float
+    per_hour: int | None
+
+    @property
+    def min_sev(self) -> str: ...
+
+    def send(self, message: Message, *, key: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Outcome of a delivery.
+
+    Attributes:
+        channel: name of the sender.
+        keys: of all messages merged into it.
+        detail: one line without addresses or secrets.
+        tries: calls of the sender.
+    """
+
+    channel: str
+    keys: tuple[str, ...]
+    ok: bool
+    detail: str
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """A page that was not delivered before the end of the run.
+
+    Attributes:
+        keys: of all messages merged into it; it is posted under the first one.
+        age_s: seconds since it was due.
+        error: of the newest try, "" without one.
+    """
+
+    channel: str
+    message: Message
+    keys: tuple[str, ...]
+    age_s: float
+    tries: int
+    error: str
+
+
+@dataclass(slots=True)
+class Item:
+    """A waiting message and the titles of those merged into it."""
+
+    message: Message
+    keys: list[str]
+    ready_s: float
+    number: int
+    due_s: float  # on the monotonic clock
+    tries: int = 0
+    error: str = ""  # of the newest try
+    earlier: list[str] = field(default_factory=list)
+
+    def add_earlier(self) -> None:
+        """List the merged messages in this one."""
+        if self.earlier:
+            facts = (*self.message.facts, ("earlier", " · ".join(self.earlier[-3:])))
+            self.message, self.earlier = replace(self.message, facts=facts), []
+
+    @property
+    def rank(self) -> int:
+        return RANKS[self.message.severity]
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.rank, self.tries, self.number
 
 
 class ChannelQueue:
@@ -49,133 +128,133 @@ class ChannelQueue:
         self._items: list[Item] = []
         self._held: list[Item] = []
         self._busy: Item | None = None
-        self._undelivered: deque[Item] = deque(maxlen=MAX_WAITING)  # pages, not refused for good
+        self._undelivered: deque[Item] = deque(maxlen=MAX_WAITING)  # pages that a retry may deliver
         self._sent: deque[float] = deque()  # when, within the last hour
-        self._known: set[str | None] = set()  # incidents that this channel has heard of
+        self._known: set[str | None] = set()  # incidents that this channel was notified of
         self._health = Health()
         self._number = 0
         self._wait_until = 0.0
-        self._asked_to_wait = False  # by the receiver, so not even SEV0 goes first
+        self._retry_after = False  # the receiver asked for a pause, which SEV0 keeps too
         self._deadline: float | None = None  # set when draining
-        self._over = False
+        self._closed = False
         self._emptied = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
-        self._begin()
+        self._start_thread()
 
-    def heard(self, incident: str | None) -> None:
-        """Take it that the receiver knows of an incident."""
+    def mark_known(self, incident: str | None) -> None:
+        """Record that the receiver knows of an incident."""
         with self._change:
             self._known |= {incident} - {None}
 
     def put(
-        self, message: Message, key: str, *, anyhow: bool = False, due_s: float | None = None
+        self, message: Message, key: str, *, force: bool = False, due_s: float | None = None
     ) -> bool:
-        """Queue a message; returns at once, False when it is not for this channel.
+        """Queue a message; returns at once, False if it is not for this channel.
 
         Args:
-            anyhow: it is, whatever severity the channel wants to hear of.
-            due_s: when it was posted first, None for now.
+            force: ignore the channel's least severity.
+            due_s: time of the first post, None for now.
         """
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
-            wanted = anyhow or rank <= RANKS[self._sender.min_sev] or incident in self._known
-            if ending := self.ending:
+            wanted = force or rank <= RANKS[self._sender.min_sev] or incident in self._known
+            if ending := self.is_ending:
                 dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
                 detail = "the supervisor is ending"
             elif not wanted:
                 return False
-            elif not self._begin():
+            elif not self._start_thread():
                 dropped = Item(message, [key], 0.0, 0, self._due(due_s))
                 detail = "no thread could be started"
             else:
-                self.heard(incident)
+                self.mark_known(incident)
                 dropped, detail = self._queue(message, key, self._due(due_s)), "queue full"
-                if rank == 0 and not self._asked_to_wait:
+                if rank == 0 and not self._retry_after:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
-            self._tell(dropped, False, detail, counts=not ending, for_good=not wanted)
+            self._report(dropped, False, detail, counts=not ending, final=not wanted)
         return True
 
     def backlog(self) -> dict[str, int]:
-        """Return how many messages wait to be sent, and how many are held back for a digest."""
+        """Return the number of messages that wait, and of those held for a digest."""
         with self._change:
             return {"waiting": len(self._items) + bool(self._busy), "held": len(self._held)}
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether nothing can be queued any more."""
-        return self._over or self._deadline is not None
+        return self._closed or self._deadline is not None
 
     def trouble(self) -> Trouble | None:
-        """Return what is wrong with the channel: messages are lost, or none got through lately."""
+        """Return the state of a failed channel: messages are lost, or none was delivered lately."""
         with self._change:
             tried = [item for item in (self._busy, *self._items) if item is not None and item.tries]
             waiting = sum(len(item.keys) for item in tried)
             return self._health.trouble(self.name, waiting, self._monotonic())
 
     def drain(self, deadline_s: float) -> None:
-        """Send what waits, without pauses, until `deadline_s` on the monotonic clock."""
+        """Send all waiting messages without pauses until `deadline_s` on the monotonic clock."""
         with self._change:
             self._deadline = deadline_s
-            if not self._asked_to_wait:
+            if not self._retry_after:
                 self._wait_until = 0.0
             self._change.notify_all()
 
-    def cut_short(self) -> None:
-        """Let `join` wait no longer. For any thread."""
+    def abort_join(self) -> None:
+        """Let `join` return at once. Thread-safe."""
         self._emptied.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread; what it has not delivered by then is reported as such."""
+        """Wait for the thread, then report undelivered messages."""
         if self._thread.ident is not None:
             self._emptied.wait(timeout_s)
         with self._change:
-            self._over = True
+            self._closed = True
             busy, left = self._busy, [*self._items, *self._held]
             last = f"; last try: {self._health.error}" if self._health.error else ""
             self._items, self._held, self._busy = [], [], None
             self._change.notify_all()
         if busy is not None:
-            self._tell(busy, False, "no answer before the supervisor ended")
+            self._report(busy, False, "no answer before the supervisor ended")
         for item in left:
             detail = "not delivered before the supervisor ended"
-            self._tell(item, False, detail + (last if item.tries else ""))
+            self._report(item, False, detail + (last if item.tries else ""))
 
     def undelivered(self) -> list[Undelivered]:
-        """End now if that has not happened, and return the pages that were not delivered."""
+        """End at once, and return the pages that were not delivered."""
         self.join(0.0)
         now = self._monotonic()
         with self._change:
             left, self._undelivered = list(self._undelivered), deque(maxlen=MAX_WAITING)
         for item in left:
-            item.tell_earlier()
+            item.add_earlier()
         return [
             Undelivered(
                 self.name,
-                each.message,
-                tuple(each.keys),
-                now - each.due_s,
-                each.tries,
-                each.error or ("no answer" if each.tries else ""),
+                item.message,
+                tuple(item.keys),
+                now - item.due_s,
+                item.tries,
+                item.error or ("no answer" if item.tries else ""),
             )
-            for each in left
+            for item in left
         ]
 
     # ── the queue; all with the lock held ─────────────────────────────────────────────────────────
 
     def _due(self, due_s: float | None) -> float:
         now = self._monotonic()
-        return now if due_s is None else min(due_s, now)  # later: before the machine was restarted
+        return now if due_s is None else min(due_s, now)  # later than now: posted before a reboot
 
     def _queue(self, message: Message, key: str, due_s: float) -> Item | None:
-        """Add a message, and return the one that had to go for it."""
+        """Add a message, and return the one dropped for it."""
         now = self._monotonic()
         urgent = message.severity == "SEV0" or message.incident is None
         for item in self._items:
             if message.incident is not None and item.message.incident == message.incident:
                 if item.tries:
-                    continue  # the receiver may know it already under its key: leave it as it is
+                    continue  # the receiver may have it under this key: leave it unchanged
                 item.earlier.append(item.message.title)
                 worst = min(item.message.severity, message.severity, key=RANKS.__getitem__)
                 item.message = replace(message, severity=worst)
@@ -192,9 +271,9 @@ class ChannelQueue:
         return least
 
     def _take(self) -> Item | None:
-        """Wait for the next thing to send; None when all is over."""
+        """Wait for the next message to send; None at the end."""
         with self._change:
-            while not self._over:
+            while not self._closed:
                 now = self._monotonic()
                 if self._deadline is not None and now >= self._deadline:
                     return None
@@ -202,18 +281,18 @@ class ChannelQueue:
                 if item is not None:
                     item.tries += 1
                     self._busy = item
-                    self._health.begins(now)
+                    self._health.on_try(now)
                     return item
                 if self._deadline is not None:
                     if not self._items and not self._held:
                         return None
                     if wait_s is None or now + wait_s > self._deadline:
-                        return None  # its turn comes too late
+                        return None  # after the deadline
                 self._change.wait(wait_s)
         return None
 
     def _choose(self, now: float) -> tuple[Item | None, float | None]:
-        """Return what to send now, or how long to wait (None: for a change)."""
+        """Return the message to send now, or how long to wait (None: until a change)."""
         if now < self._wait_until:
             return None, self._wait_until - now
         while self._sent and self._sent[0] <= now - HOUR_S:
@@ -242,13 +321,13 @@ class ChannelQueue:
         return most is None or len(self._sent) < (2 * most if rank == 0 else most)
 
     def _finish_text(self, item: Item) -> None:
-        """Say what joined this message; fixed at the first try, since its key stays the same."""
+        """Complete the text before the first try; later it must stay the same under its key."""
         if item.tries:
             return
-        item.tell_earlier()
+        item.add_earlier()
         most = self._sender.per_hour
         if most is not None and len(self._sent) == most - 1:
-            quiet = ("quiet now", f"{most} messages this hour; more come as one digest")
+            quiet = ("rate limit", f"{most} messages this hour; further ones come as one digest")
             item.message = replace(item.message, facts=(*item.message.facts, quiet))
 
     def _digest(self) -> Item:
@@ -258,10 +337,10 @@ class ChannelQueue:
         message = replace(
             held[0].message,
             incident=None,
-            title=f"{count} messages were held back",
+            title=f"digest of {count} messages",
             verdict=" · ".join(titles),
             why=f"more than {self._sender.per_hour} messages in an hour",
-            next="supervise status and supervise audit show tell them all",
+            next="list all of them with: supervise audit show RUN",
             facts=(),
         )
         self._number += 1
@@ -270,8 +349,8 @@ class ChannelQueue:
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self) -> bool:
-        """Start it unless it was; False at the limit of threads, and the next message tries it."""
+    def _start_thread(self) -> bool:
+        """Start the thread once; False at the limit of threads, the next message tries again."""
         if self._thread.ident is None:
             try:
                 self._thread.start()
@@ -286,8 +365,8 @@ class ChannelQueue:
                 detail, ok = self._sender.send(item.message, key=item.keys[0]), True
             except NotifyError as error:
                 detail, ok, retry_after_s = str(error), False, error.retry_after_s
-            except Exception as error:  # a bug there must not silence the channel
-                # Only its type and place: its text might hold an address.
+            except Exception as error:  # a bug there must not stop the channel
+                # Only the type and place: the text may contain an address.
                 where = "".join(traceback.format_tb(error.__traceback__))
                 _log.error("%s in the notifier of %s\n%s", type(error).__name__, self.name, where)
                 detail, ok = f"{type(error).__name__} in the notifier", False
@@ -296,34 +375,34 @@ class ChannelQueue:
 
     def _settle(self, item: Item, ok: bool, detail: str, retry_after_s: float | None) -> None:
         with self._change:
-            if self._over:
-                return  # `join` has told it
+            if self._closed:
+                return  # `join` has reported it
             self._busy = None
             item.error = "" if ok else detail
             now = self._monotonic()
             again = not ok and retry_after_s is not None and item.tries < MAX_TRIES
-            self._health.came_to(None if ok else detail)
+            self._health.on_answer(None if ok else detail)
             if ok:
                 self._sent.append(now)
-                self._asked_to_wait = False
+                self._retry_after = False
                 self._wait_until = now + (self._sender.gap_s if self._deadline is None else 0.0)
             elif again and retry_after_s is not None:
                 pause_s = min(self._backoff_s * 2 ** (item.tries - 1), MAX_BACKOFF_S)
                 pause_s *= random.uniform(0.5, 1.5)
-                self._asked_to_wait = retry_after_s > 0
+                self._retry_after = retry_after_s > 0
                 self._wait_until = now + max(retry_after_s, pause_s)
                 self._items.append(item)
         if not again:
-            self._tell(item, ok, detail, for_good=retry_after_s is None)
+            self._report(item, ok, detail, final=retry_after_s is None)
 
-    def _tell(
-        self, item: Item, ok: bool, detail: str, *, counts: bool = True, for_good: bool = False
+    def _report(
+        self, item: Item, ok: bool, detail: str, *, counts: bool = True, final: bool = False
     ) -> None:
-        """Report what came of a message; `for_good`: to send it later would not help either."""
+        """Report the outcome of a message; `final`: a later try would fail too."""
         with self._change:
             if counts and not ok:
-                self._health.lost(len(item.keys), detail, self._monotonic())
-            if not (ok or for_good) and item.message.severity in PAGES:
+                self._health.on_lost(len(item.keys), detail, self._monotonic())
+            if not (ok or final) and item.message.severity in PAGES:
                 self._undelivered.append(item)
         result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries)
         with suppress(Exception):  # a failing listener must not stop the channel

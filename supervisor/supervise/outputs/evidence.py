@@ -1,15 +1,14 @@
-"""The evidence bundle: all that is needed to understand an incident, taken before anything changes.
+"""The evidence bundle: the state of the job at an incident, collected before any action.
 
-A bundle is a directory `incidents/<id>/snapshot-<n>` in the run directory. Its `manifest.json` is
-what to read first: every file with size and SHA-256, what was redacted, and what is missing and
-why. The SHA-256 of the manifest stands for the whole bundle in the audit log.
+A bundle is a directory `incidents/<id>/snapshot-<n>` in the run directory. Its `manifest.json`
+lists every file with size and SHA-256, what was redacted, and what is missing and why. The audit
+log records the SHA-256 of the manifest.
 
-It is written aside and renamed, so a bundle is whole or not there. It never depends on the job's
-good will: the probe is asked for stacks, random state and batch fingerprints, and when it does not
-answer (the job hangs, or has no probe) the same is had from outside as far as the machine allows.
-Where the job tells of its shards, `shards.json` has those of the steps up to the first breach.
-One source that fails costs its own file only; a full disk fails the bundle. Samples of training
-data never enter it, only their fingerprints.
+A bundle is written to a temporary name and renamed, so it is complete or absent. The probe is asked
+for stacks, random state and batch fingerprints; if it does not answer (the job hangs, or has no
+probe) stacks are read from outside where the machine allows it. If the job reports its shards,
+`shards.json` has those of the steps up to the first breach. A failing source costs its own file
+only; a full disk fails the bundle. Samples of training data are never included, only fingerprints.
 
 Runs on the performer's thread; the segments and the metric window are read on the main loop through
 `EvidenceSource.on_loop`.
@@ -18,14 +17,17 @@ Runs on the performer's thread; the segments and the metric window are read on t
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -37,28 +39,31 @@ from ..core.model.redaction import Redactor
 from ..errors import ActionError
 from ..store import files
 from . import host_facts, shard_origins, stacks
-from .evidence_bundle import MANIFEST, SHARDS, Bundle, described
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 Window = Sequence[tuple[Sequence[str], Frame]]  # names of the values, and the frame
 
 LOOP_S = 2.0
-RESERVE_S = 15.0  # kept back for what replaces a probe that does not answer
-PATIENCE_S = 20.0  # a probe that was heard of just now gets this long to reach a step boundary
+RESERVE_S = 15.0  # for the sources that replace a probe without an answer
+PATIENCE_S = 20.0  # for a live probe to reach a step boundary
 HUNG_PATIENCE_S = 2.0
 HUNG_AFTER_S = 10.0
 PROCESSES = 64
+MANIFEST = "manifest.json"
+SHARDS = "shards.json"
 
 
 class Pending(Protocol):
-    """A command on its way."""
+    """A command under way."""
 
     def wait(self, timeout_s: float) -> Mapping[int, Any]: ...
 
 
 class EvidenceSource(Protocol):
-    """The job, as far as evidence needs it (see `job.controller.Control`)."""
+    """The part of `job.controller.Control` that evidence needs."""
 
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
@@ -70,15 +75,15 @@ class EvidenceSource(Protocol):
 
 
 class Evidence:
-    """Makes bundles for one run.
+    """Collects the bundles of one run.
 
     Args:
-        incidents: directory that gets one directory per incident.
-        marks: directory of the probe's marks, where it keeps the files of its stack dumps.
+        incidents: parent directory of the incidents' directories.
+        marks: directory of the probe's marks and stack dumps.
         window: returns the newest frames with their names; called on the main loop.
-        onset: returns the incident that is open; called on the main loop.
-        directory: working directory of the job, for the state of its code.
-        logs: log files that are known; files that the job's output goes to are found anyway.
+        onset: returns the open incident; called on the main loop.
+        directory: working directory of the job, for the version of its code.
+        logs: known log files; files that receive the job's output are found without it.
         redactor: knows the secrets of the job.
     """
 
@@ -104,39 +109,39 @@ class Evidence:
     def collect(
         self, job: EvidenceSource, incident: str, key: str, deadline_s: float
     ) -> dict[str, Any]:
-        """Make the bundle of `incident`; the same `key` again returns the bundle there is.
+        """Collect the bundle of `incident`; for the same `key` return the existing one.
 
         Returns:
-            `path` (relative to the run directory), `sha256` of its manifest, `bytes` in sum,
-            `files` (names), `missing` (what could not be had), and where the job tells of them
-            `shards`: in which steps before the first breach each was used.
+            `path` (relative to the run directory), `sha256` of its manifest, total `bytes`, `files`
+            (names), `missing` (what could not be read), and `shards` if the job reports them: in
+            which steps before the first breach each was used.
 
         Raises:
-            ActionError: it cannot be written, for instance on a full disk; nothing is left behind.
+            ActionError: it cannot be written, for instance on a full disk; no files are left.
         """
         home = self._incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
         try:
             files.make_directory(home)
             for made in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
-                with suppress(OSError, ValueError, KeyError, TypeError):  # no bundle of ours
+                with suppress(OSError, ValueError, KeyError, TypeError):  # not a bundle
                     if json.loads(files.read(made))["key"] == key:
                         return described(made)
-            for left in home.glob(".snapshot-*"):  # by a supervisor that was killed
+            for left in home.glob(".snapshot-*"):  # of a killed supervisor
                 shutil.rmtree(left, ignore_errors=True)
             number = 1 + sum(1 for _ in home.glob("snapshot-*"))
-            aside = files.unpredictable(home / f"snapshot-{number}")
-            files.make_directory(aside)
+            temporary = files.unpredictable(home / f"snapshot-{number}")
+            files.make_directory(temporary)
         except OSError as error:
             raise _unwritable(home, error) from error
-        bundle = Bundle(aside, deadline_s, self._redactor)
+        bundle = Bundle(temporary, deadline_s, self._redactor)
         try:
             self._fill(bundle, job, incident, key)
             bundle.seal(incident, key)
-            made = aside.rename(home / f"snapshot-{number}")
+            made = temporary.rename(home / f"snapshot-{number}")
         except OSError as error:
             raise _unwritable(home, error) from error
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         return described(made / MANIFEST)
 
     def _fill(self, bundle: Bundle, job: EvidenceSource, incident: str, key: str) -> None:
@@ -145,11 +150,11 @@ class Evidence:
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
         asked = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
         try:
-            seen = bundle.source("metrics", lambda: job.on_loop(self._seen, LOOP_S))
-            window, onset = seen or ((), None)
+            found = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))
+            window, onset = found or ((), None)
             bundle.text("metrics.csv", metrics_csv(window))
             bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
-            self._surroundings(bundle, members)
+            self._environment(bundle, members)
             answers = asked.wait(_patience_s(ranks, bundle.left_s()) if ranks else 0.0)
         finally:
             job.forget(asked)
@@ -163,10 +168,10 @@ class Evidence:
             if process.pid not in confirmed:
                 self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
 
-    def _seen(self) -> tuple[Window, shard_origins.Onset | None]:
+    def _window_and_onset(self) -> tuple[Window, shard_origins.Onset | None]:
         return self._window(), self._onset()
 
-    def _surroundings(self, bundle: Bundle, members: Sequence[psutil.Process]) -> None:
+    def _environment(self, bundle: Bundle, members: Sequence[psutil.Process]) -> None:
         clean = bundle.redactor
         leader = members[0].pid if members else os.getpid()
         bundle.json("environment.json", clean.environment(host_facts.environment_of(leader)))
@@ -184,15 +189,15 @@ class Evidence:
                 bundle.text(clean.text(f"log-{number}-{Path(name).name}"), text)
 
     def _stacks(self, bundle: Bundle, process: psutil.Process, *, wanted: bool) -> None:
-        """Get stacks without the probe's help; only failures of `wanted` ones are reported."""
-        ways = [partial(stacks.ask, process.pid, self._marks)]
+        """Read stacks without the probe; only failures of `wanted` ones are reported."""
+        readers = [partial(stacks.ask, process.pid, self._marks)]
         if wanted and bundle.left_s() > 1.0:
             limit_s = min(stacks.PY_SPY_S, bundle.left_s())
-            ways.append(partial(stacks.py_spy, process.pid, limit_s))
+            readers.append(partial(stacks.py_spy, process.pid, limit_s))
         why = []
-        for way in ways:
+        for read in readers:
             try:
-                text = way()
+                text = read()
             except OSError as error:
                 why.append(str(error))
             else:
@@ -223,10 +228,10 @@ def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
 
 
 def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
-    """Keep a rank's files only if its probe said they are complete."""
+    """Keep a rank's files only if its probe confirmed that they are complete."""
     if ack is not None and ack.ok:
-        for told in ("stacks.txt", "batches.json"):  # random states are numbers
-            name = f"rank-{rank}-{told}"
+        for file in ("stacks.txt", "batches.json"):  # random states are numbers
+            name = f"rank-{rank}-{file}"
             if (bundle.path / name).exists():
                 bundle.source(name, partial(bundle.clean, name))
         return
@@ -234,8 +239,8 @@ def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
     bundle.missing(
         f"stacks, random state and batch fingerprints from the probe of rank {rank}", why
     )
-    for half in bundle.path.glob(f"rank-{rank}-*"):
-        half.unlink(missing_ok=True)
+    for incomplete in bundle.path.glob(f"rank-{rank}-*"):
+        incomplete.unlink(missing_ok=True)
 
 
 def _shards(
@@ -271,3 +276,104 @@ def _unwritable(home: Path, error: OSError) -> ActionError:
         retryable=True,
         hint="free space on that disk, or choose another with --run-dir",
     )
+
+
+class Bundle:
+    """A bundle under construction.
+
+    Args:
+        path: its empty directory.
+        deadline_s: time limit.
+        redactor: knows the secrets of the job.
+
+    Attributes:
+        redactor: applied to all files; also records what it redacted here.
+    """
+
+    def __init__(self, path: Path, deadline_s: float, redactor: Redactor) -> None:
+        self.path = path
+        self.redactor = redactor.fresh()
+        self._missing: list[dict[str, str]] = []
+        self._end = time.monotonic() + deadline_s
+
+    def left_s(self) -> float:
+        """Return the seconds left until the deadline."""
+        return max(0.0, self._end - time.monotonic())
+
+    def missing(self, what: str, why: str) -> None:
+        """Record what could not be read."""
+        self._missing.append({"what": what, "why": why})
+
+    def source(self, what: str, get: Callable[[], T]) -> T | None:
+        """Return the result of `get`; record a failure as missing."""
+        try:
+            return get()
+        except Exception as error:  # one broken source must not cost the others
+            _log.warning("evidence without %s", what, exc_info=True)
+            self.missing(what, str(error) or type(error).__name__)
+            return None
+
+    def text(self, name: str, text: str) -> None:
+        """Write and sync one file without secrets."""
+        self._write(name, self.redactor.text(text))
+
+    def json(self, name: str, document: Any) -> None:
+        """Write one JSON file without secrets."""
+        plain = json.loads(json.dumps(document, default=str))
+        self._write(name, json.dumps(self.redactor.tree(plain), indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        fd = files.create(self.path / name)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def clean(self, name: str) -> None:
+        """Remove the secrets from a file that the probe wrote."""
+        path = self.path / name
+        text = files.read(path).decode("utf-8", "replace")
+        path.unlink()
+        try:
+            self.json(name, json.loads(text))
+        except ValueError:  # not JSON
+            self.text(name, text)
+
+    def seal(self, incident: str, key: str) -> None:
+        """Write the manifest of all files."""
+        rows = [
+            {"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(self.path.iterdir())
+            if path.is_file()
+        ]
+        manifest = {
+            "version": 1,
+            "incident": incident,
+            "key": key,
+            "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "files": rows,
+            "missing": self._missing,
+            "redacted": self.redactor.names,
+        }
+        self.json(MANIFEST, manifest)
+
+
+def described(manifest: Path) -> dict[str, Any]:
+    """Return the audit log's description of a sealed bundle."""
+    content = json.loads(files.read(manifest))
+    size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
+    traced = manifest.parent / SHARDS
+    shards = json.loads(files.read(traced))["shards"] if traced.exists() else {}
+    return {
+        "path": "/".join(manifest.parent.parts[-3:]),
+        "sha256": _sha256(manifest),
+        "bytes": size,
+        "files": [file["name"] for file in content["files"]],
+        "missing": [gap["what"] for gap in content["missing"]],
+        **({"shards": shards} if shards else {}),
+    }
+
+
+def _sha256(path: Path) -> str:
+    with os.fdopen(files.open_file(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Facts about the surroundings of a run: code, host, processes, logs. Reads only, briefly.
+"""Facts about the environment of a run: code, host, processes, logs. Reads only.
 
-Every function returns what it could find; what it could not is left out or said in a sentence,
-never raised, since a broken tool must not cost an incident its other evidence.
+Functions leave out what they cannot read, or describe it in a sentence, since a broken tool must
+not cost an incident its other evidence.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import psutil
 from .. import children
 from ..store import files
 
-TOOL_S = 5.0  # an outside tool gets this long
+TOOL_S = 5.0  # time limit of an external tool
 TAIL_BYTES = 64 * 1024
 DIRTY_FILES = 200
 
 
 def run_tool(argv: Sequence[str], timeout_s: float = TOOL_S, cwd: Path | None = None) -> bytes:
-    """Run an outside tool and return its stdout.
+    """Run an external tool and return its stdout.
 
     Raises:
         OSError: it is not installed, failed, or took longer than `timeout_s`.
@@ -47,10 +47,10 @@ def run_tool(argv: Sequence[str], timeout_s: float = TOOL_S, cwd: Path | None = 
 
 
 def git(directory: Path) -> dict[str, Any]:
-    """Return which code lies in `directory`: commit, branch, dirty files, hash of the difference.
+    """Return the version of the code in `directory`: commit, branch, dirty files, hash of the diff.
 
-    The difference itself stays out: it may hold secrets. Its SHA-256 tells whether two runs had
-    the same one.
+    The diff itself is left out: it may contain secrets. Its SHA-256 shows whether two runs had the
+    same one.
     """
     base = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false"]
     try:
@@ -71,7 +71,7 @@ def git(directory: Path) -> dict[str, Any]:
 
 
 def host(*disks: Path) -> dict[str, Any]:
-    """Return what the machine is and how busy it is; sizes in bytes."""
+    """Return the machine and its load; sizes in bytes."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     space: dict[str, dict[str, Any]] = {}
     for disk in disks:
@@ -117,7 +117,7 @@ def processes(members: Sequence[psutil.Process]) -> list[dict[str, Any]]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that process `pid` was started with; empty when it cannot be read."""
+    """Return the environment that process `pid` was started with; empty if unreadable."""
     try:
         return psutil.Process(pid).environ()
     except (psutil.Error, OSError):
@@ -125,11 +125,10 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def output_files(pid: int) -> dict[str, Path]:
-    """Return the regular files that the process' stdout and stderr go to.
+    """Return the regular files that stdout and stderr of a process go to.
 
     Returns:
-        Their names, and where to read them: through the process, which still has a file that was
-        rotated away meanwhile.
+        Their names, and the paths to read them by: below /proc, which also reaches a rotated file.
     """
     found: dict[str, Path] = {}
     for number in (1, 2):

@@ -1,7 +1,7 @@
-"""Messages to people, off the loop: every channel has a queue and a thread of its own.
+"""Messages to people: every channel has a queue and a thread of its own.
 
-Rule: `post` never waits for a network, a terminal or a disk. What came of each message is told
-through a callback, for the audit log; a failed delivery changes nothing else.
+Rule: `post` never waits for a network, a terminal or a disk. A callback reports the outcome of each
+message for the audit log; a failed delivery changes nothing else.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from ..core.model.decisions import Decision
 from ..core.model.interfaces import Message
 from . import channel_health
 from .channel_health import Trouble
-from .channel_queue import ChannelQueue
-from .messages import Result, Sender, Undelivered
+from .channel_queue import ChannelQueue, Result, Sender, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
 CONSOLE = "console"
 DRAIN_S = 5.0
-CONSOLE_SHARE = 0.1  # of the time that draining may take: what the others came to is told there
+CONSOLE_SHARE = 0.1  # of the draining time: it reports the failures of the others
 BACKOFF_S = 1.0
 
 
 def message_of(decision: Decision, run: str, audit_head: str) -> Message:
-    """Return what people are told by a `notify_intent`."""
-    said = decision.data["message"]
+    """Return the message of a `notify_intent`."""
+    text = decision.data["message"]
     return Message(
         run=run,
         incident=decision.incident,
-        severity=said["severity"],
-        title=said["title"],
-        verdict=said["verdict"],
-        why=said["why"],
-        next=said["next"],
-        step=said["step"],
+        severity=text["severity"],
+        title=text["title"],
+        verdict=text["verdict"],
+        why=text["why"],
+        next=text["next"],
+        step=text["step"],
         audit_head=audit_head,
     )
 
@@ -60,112 +59,112 @@ class Outbox:
             backoff_s: pause after a first failed try; it doubles from try to try.
         """
         self._monotonic = monotonic
-        self._lanes = [ChannelQueue(sender, on_result, monotonic, backoff_s) for sender in senders]
+        self._queues = [ChannelQueue(sender, on_result, monotonic, backoff_s) for sender in senders]
         self._newest: tuple[Message, str] | None = None
-        self._broken: dict[str, Trouble] = {}  # as they are; people have been told of each
-        self._said = 0
+        self._failed: dict[str, Trouble] = {}  # reported to the other channels
+        self._posts = 0
 
     def post(self, message: Message, *, key: str) -> None:
-        """Queue `message` for every channel that wants its severity; returns at once.
+        """Queue `message` for every channel that takes its severity; returns at once.
 
-        A channel that has heard of an incident hears all further words on it, so that nobody waits
-        for an end that has come.
+        A channel that was notified of an incident gets all further messages on it, down to its end.
 
         Args:
-            key: unique per message and constant over restarts: receivers drop repetitions by it.
+            key: unique per message and constant over restarts; receivers deduplicate by it.
         """
         self._newest = message, key
-        for lane in self._lanes:
-            lane.put(message, key)
+        for queue in self._queues:
+            queue.put(message, key)
 
     @property
     def channels(self) -> list[str]:
         """Names of the channels."""
-        return [lane.name for lane in self._lanes]
+        return [queue.name for queue in self._queues]
 
     def resume(
         self, messages: Sequence[tuple[Message, str, float]], settled: Mapping[str, Collection[str]]
     ) -> int:
-        """Queue what an outbox before this one did not come to; its channels only.
+        """Queue the messages without an outcome in the outbox of a supervisor that died.
 
         Args:
-            messages: all that were ever posted, each with its key and when that was, in seconds on
-                the monotonic clock.
-            settled: channel of the one before -> keys whose outcome is known.
+            messages: all that were posted, each with its key and time on the monotonic clock.
+            settled: channel of that outbox -> keys with a known outcome. Other channels get none.
 
         Returns:
-            The number of messages that are still owed to a channel.
+            The number of messages queued for at least one channel.
         """
         owed = set()
-        for lane in self._lanes:
-            if lane.name not in settled:
+        for queue in self._queues:
+            if queue.name not in settled:
                 continue
             for message, key, due_s in messages:
-                if key in settled[lane.name]:
-                    lane.heard(message.incident)
-                elif lane.put(message, key, due_s=due_s):
+                if key in settled[queue.name]:
+                    queue.mark_known(message.incident)
+                elif queue.put(message, key, due_s=due_s):
                     self._newest = message, key
                     owed.add(key)
         return len(owed)
 
     def backlog(self) -> dict[str, dict[str, int]]:
         """Return `{channel: {"waiting": n, "held": n}}`, for the status."""
-        return {lane.name: lane.backlog() for lane in self._lanes}
+        return {queue.name: queue.backlog() for queue in self._queues}
 
-    def look(self) -> list[Trouble]:
-        """Return which channels are broken. The others are told once of each, and of its mending.
+    def check_channels(self) -> list[Trouble]:
+        """Return the failed channels; the others get one message per failure and recovery.
 
-        To be called now and then by the thread that posts; returns at once.
+        Called now and then by the thread that posts; returns at once.
         """
-        for lane in self._lanes:
-            trouble, before = lane.trouble(), self._broken.get(lane.name)
+        for queue in self._queues:
+            trouble, before = queue.trouble(), self._failed.get(queue.name)
             if trouble is not None:
-                self._broken[lane.name] = trouble
+                self._failed[queue.name] = trouble
                 if before is None:
-                    told = partial(channel_health.broken, trouble, now=self._monotonic())
-                    self._say(told, [other for other in self._lanes if other is not lane])
+                    make = partial(channel_health.failed, trouble, now=self._monotonic())
+                    self._notify(make, [other for other in self._queues if other is not queue])
             elif before is not None:
-                del self._broken[lane.name]
-                # Who reads nothing else must know what is missing there.
-                readers = [each for each in self._lanes if each is not lane or before.lost]
-                self._say(partial(channel_health.mended, before), readers)
-        return list(self._broken.values())
+                del self._failed[queue.name]
+                # Readers of this channel only must know what it has lost.
+                readers = [each for each in self._queues if each is not queue or before.lost]
+                self._notify(partial(channel_health.recovered, before), readers)
+        return list(self._failed.values())
 
-    def _say(self, told: Callable[[Message], Message], lanes: Iterable[ChannelQueue]) -> None:
-        """Post a word on a channel to others: to the console whatever it wants to hear of."""
+    def _notify(self, make: Callable[[Message], Message], queues: Iterable[ChannelQueue]) -> None:
+        """Post a message about a channel to others; to the console at any severity."""
         if self._newest is None:
             return
-        self._said += 1
-        message, key = self._newest  # no key of the same run is given twice, so neither is this
-        for lane in lanes:
-            if not lane.ending:
-                lane.put(told(message), f"{key}:channel-{self._said}", anyhow=lane.name == CONSOLE)
+        self._posts += 1
+        message, key = self._newest  # keys are unique in a run, so the derived key is too
+        for queue in queues:
+            if not queue.is_ending:
+                queue.put(
+                    make(message), f"{key}:channel-{self._posts}", force=queue.name == CONSOLE
+                )
 
-    def cut_short(self) -> None:
-        """Let `close`, on another thread, wait no longer for anybody's answer."""
-        for lane in self._lanes:
-            lane.cut_short()
+    def abort_close(self) -> None:
+        """Let `close`, on another thread, return without waiting for receivers."""
+        for queue in self._queues:
+            queue.abort_join()
 
     def close(self, deadline_s: float = DRAIN_S) -> None:
-        """Deliver what waits, most severe first, and return after `deadline_s` at the latest.
+        """Deliver waiting messages, most severe first, within `deadline_s`.
 
-        The console comes last, so that it can say which other channel did not deliver.
+        The console comes last, so that it reports which other channel failed.
         """
-        began = self._monotonic()
-        near = [lane for lane in self._lanes if lane.name == CONSOLE]
-        far = [lane for lane in self._lanes if lane.name != CONSOLE]
-        for lanes, share in ((far, 1.0 - CONSOLE_SHARE if near else 1.0), (near, 1.0)):
-            until = began + share * deadline_s
-            for lane in lanes:
-                lane.drain(until)
-            for lane in lanes:
-                lane.join(max(until - self._monotonic(), 0.0))
-            self.look()
+        start_s = self._monotonic()
+        near = [queue for queue in self._queues if queue.name == CONSOLE]
+        far = [queue for queue in self._queues if queue.name != CONSOLE]
+        for queues, share in ((far, 1.0 - CONSOLE_SHARE if near else 1.0), (near, 1.0)):
+            until = start_s + share * deadline_s
+            for queue in queues:
+                queue.drain(until)
+            for queue in queues:
+                queue.join(max(until - self._monotonic(), 0.0))
+            self.check_channels()
 
     def undelivered(self) -> list[Undelivered]:
-        """End all channels, also where `close` was cut short, and return the pages they owe.
+        """End all channels, also after `abort_close`, and return the undelivered pages once.
 
-        Each page is returned once. The terminal owes none: nobody reads it later.
+        The console has none: it is not read after the run.
         """
-        far = [lane for lane in self._lanes if lane.name != CONSOLE]
-        return [page for lane in far for page in lane.undelivered()]
+        far = [queue for queue in self._queues if queue.name != CONSOLE]
+        return [page for queue in far for page in queue.undelivered()]

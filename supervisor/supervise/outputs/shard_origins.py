@@ -1,7 +1,7 @@
-"""Which shards the steps before an incident had their data from, for its evidence.
+"""The data shards of the steps before an incident, for its evidence. Pure functions.
 
-The probe's tape of the newest batches knows it best. Of a rank that does not answer, the numbers in
-its frames are left, and the names in its last status. Pure: reads what it is given.
+The probe's record of the newest batches is the best source. For a rank that does not answer, the
+shard numbers in its frames and the names in its last status are used.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from ..core.model.events import Frame
 
-BEFORE = 5  # steps before the first breach: its cause may have been fed a little earlier
-NAMED = 12  # shards in the short account
+BEFORE = 5  # steps before the first breach: the cause may be a slightly earlier batch
+NAMED = 12  # shards in the summary
 
 Window = Iterable[tuple[Sequence[str], Frame]]
 Row = dict[str, Any]
 
 
 class Onset(Protocol):
-    """What is asked of an incident."""
+    """The part of an incident that is needed."""
 
     @property
     def id(self) -> str: ...
@@ -33,27 +33,27 @@ def trace(
     window: Window,
     breach_step: int | None,
 ) -> dict[str, Any] | None:
-    """Return the shards of the steps from 5 before the first breach to it; None where nobody says.
+    """Return the shards of the steps from `BEFORE` before the first breach to it; None if unknown.
 
     Args:
-        tapes: what the probe of each rank wrote of its newest batches, by rank.
-        ranks: what is known of each rank, its `status` among it.
+        tapes: the probe's record of the newest batches, by rank.
+        ranks: the view of each rank, with its `status`.
         window: the newest frames with their names.
         breach_step: None takes the newest steps instead.
 
     Returns:
         `breach_step`, `steps` (rank, attempt, step, fingerprint, shards with their offsets) and
-        `shards`: name -> in which of the steps, in words.
+        `shards`: name -> its steps, as text.
     """
     rows = [row for rank, tape in tapes.items() for row in _of_tape(rank, tape)]
-    told = {row["rank"] for row in rows}
-    rows += [row for row in _of_frames(window, ranks) if row["rank"] not in told]
+    recorded = {row["rank"] for row in rows}
+    rows += [row for row in _of_frames(window, ranks) if row["rank"] not in recorded]
     if not rows:
         return None
     last = max(row["step"] for row in rows) if breach_step is None else breach_step
     rows = [row for row in rows if last - BEFORE <= row["step"] <= last]
     rows.sort(key=lambda row: (row["attempt"], row["step"], row["rank"]))
-    return {"breach_step": breach_step, "steps": rows, "shards": _in_words(rows)}
+    return {"breach_step": breach_step, "steps": rows, "shards": _summary(rows)}
 
 
 def _of_tape(rank: int, tape: Any) -> Iterable[Row]:
@@ -84,20 +84,20 @@ def _of_frames(window: Window, ranks: Mapping[int, Mapping[str, Any]]) -> Iterab
         }
 
 
-def _in_words(rows: Sequence[Row]) -> dict[str, str]:
-    """Return for each shard the steps it was in; those of the newest step come first."""
+def _summary(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the steps of each shard; shards of the newest step come first."""
     steps: dict[str, dict[int, set[int]]] = {}
     for row in reversed(rows):
         for origin in row["shards"]:
-            of = steps.setdefault(str(origin["shard"]), {})
-            of.setdefault(row["attempt"], set()).add(row["step"])
-    told = {
-        shard: ", ".join(_span(attempt, found) for attempt, found in sorted(of.items()))
-        for shard, of in list(steps.items())[:NAMED]
+            by_attempt = steps.setdefault(str(origin["shard"]), {})
+            by_attempt.setdefault(row["attempt"], set()).add(row["step"])
+    summary = {
+        shard: ", ".join(_span(attempt, found) for attempt, found in sorted(by_attempt.items()))
+        for shard, by_attempt in list(steps.items())[:NAMED]
     }
     if len(steps) > NAMED:
-        told["more"] = f"{len(steps) - NAMED} shards"
-    return told
+        summary["more"] = f"{len(steps) - NAMED} shards"
+    return summary
 
 
 def _span(attempt: int, steps: set[int]) -> str:

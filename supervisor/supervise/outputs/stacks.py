@@ -1,11 +1,11 @@
-"""What every thread of the job is doing, seen from outside: for a job that hangs.
+"""Stacks of every thread of a hung job, read from outside.
 
-Three ways, best first. The probe answers a signal with all stacks once the main thread runs Python
-again, or, where that stands still in C code, another with the main thread's (see `listen` in the
-probe's `evidence`). py-spy, where it is installed and allowed. The kernel's view in /proc, which is
-always there and tells at least running from waiting.
+Three sources, best first. The probe answers a signal with all stacks once the main thread runs
+Python again; if that is stuck in C code, it answers another signal with the main thread's stack
+(see `listen` in the probe's `evidence`). py-spy, if installed and permitted. The kernel's view in
+/proc, which is always available and distinguishes running from waiting.
 
-A signal is only sent to a process that catches it: its default action is death.
+A signal is sent only to a process that has a handler for it: the default action is termination.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..store import files
 from .host_facts import run_tool
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
-ALL_TOLD = b"(all threads)\n"
-ANSWER_S = 1.0  # within milliseconds where Python runs; a swapped-out process takes longer
+END_OF_ALL = b"(all threads)\n"
+ANSWER_S = 1.0  # milliseconds if Python runs; more for a swapped-out process
 SETTLED_S = 0.1
-BUSY_S = 0.1  # Python looks for signals at every call and loop: so long without is C code
+BUSY_S = 0.1  # Python checks for signals at every call and loop: longer means C code
 PY_SPY_S = 10.0
 _THREADS = 64  # per process, in the kernel's view
 
@@ -44,14 +44,14 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S) -> str:
-    """Have the probe write the stacks of all threads, or of the main one; return what it wrote.
+    """Signal the probe to write the stacks of all threads, or of the main one, and return them.
 
-    Each of the two is waited for up to `timeout_s`. Reading frames while they change kills the job,
-    so the second is asked only of a main thread that sleeps in the kernel, or that had `BUSY_S` of
-    a CPU since the first signal and did not come back to Python.
+    Each of the two may take `timeout_s`. Reading frames while they change kills the job, so the
+    second signal is sent only if the main thread sleeps in the kernel, or has used `BUSY_S` of CPU
+    since the first signal without returning to Python.
 
     Raises:
-        OSError: the probe listens to no signals, or nothing came.
+        OSError: the probe has no handler, or there was no answer.
     """
     file = marks / f"stacks.{pid}.txt"
     if not file.exists() or not (catches(pid, STACKS) and catches(pid, MAIN_STACK)):
@@ -63,7 +63,7 @@ def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S) -> str:
         main.send_signal(STACKS)
         if text := _written(file, start, timeout_s):
             return text
-        if not _standing(main, cpu_s):
+        if not _is_outside_python(main, cpu_s):
             raise OSError(f"no answer to the signal within {timeout_s:g} s")
     except psutil.Error as error:
         raise OSError(str(error)) from error
@@ -73,8 +73,8 @@ def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S) -> str:
     raise OSError(f"no answer to two signals within {timeout_s:g} s each")
 
 
-def _standing(main: psutil.Process, since_cpu_s: float) -> bool:
-    """Return True when the main thread, asked before, cannot be running Python."""
+def _is_outside_python(main: psutil.Process, since_cpu_s: float) -> bool:
+    """Whether the main thread, which did not answer, cannot be running Python code."""
     state = main.status()
     if state == psutil.STATUS_RUNNING:
         return _main_cpu_s(main) - since_cpu_s >= BUSY_S
@@ -90,7 +90,7 @@ def _main_cpu_s(process: psutil.Process) -> float:
 
 
 def _signal_main_thread(pid: int, signum: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.kill is for processes: any thread may get it
+    libc = ctypes.CDLL(None, use_errno=True)  # os.kill signals a process: any thread may receive it
     if not hasattr(libc, "tgkill"):
         raise OSError("this C library cannot signal a thread")
     if libc.tgkill(pid, pid, signum) != 0:
@@ -98,7 +98,7 @@ def _signal_main_thread(pid: int, signum: int) -> None:
 
 
 def _written(file: Path, start: int, timeout_s: float, settled_s: float = math.inf) -> str:
-    """Return what is in `file` from `start` on once all is told or it has settled; else ""."""
+    """Return the text of `file` after `start` once it is complete or stable; else ""."""
     deadline = time.monotonic() + timeout_s
     text, since = b"", time.monotonic()
     while time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def _written(file: Path, start: int, timeout_s: float, settled_s: float = math.i
             newest = handle.read()
         if newest != text:
             text, since = newest, time.monotonic()
-        if text.endswith(ALL_TOLD) or (text and time.monotonic() - since >= settled_s):
+        if text.endswith(END_OF_ALL) or (text and time.monotonic() - since >= settled_s):
             return text.decode("utf-8", "replace")
         time.sleep(0.005)
     return ""
@@ -122,22 +122,22 @@ def py_spy(pid: int, timeout_s: float = PY_SPY_S) -> str:
     tool = shutil.which("py-spy")
     if tool is None:
         raise OSError("py-spy is not installed")
-    command = [tool, "dump", "--nonblocking", "--pid", str(pid)]  # a healthy job is not stopped
+    command = [tool, "dump", "--nonblocking", "--pid", str(pid)]  # does not stop the job
     return run_tool(command, timeout_s).decode("utf-8", "replace")
 
 
 def kernel(pid: int) -> str:
-    """Return state, wait channel and kernel stack of every thread, as far as /proc shows them."""
+    """Return state, wait channel and kernel stack of every thread from /proc."""
     lines = [f"process {pid}"]
     try:
         threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))
     except OSError:
-        return f"process {pid}: gone\n"
+        return f"process {pid}: exited\n"
     for thread in threads[:_THREADS]:
         status = dict(
             line.split(":\t", 1) for line in _read(thread / "status").splitlines() if ":\t" in line
         )
-        name, state = status.get("Name", "?"), status.get("State", "gone")
+        name, state = status.get("Name", "?"), status.get("State", "exited")
         waits = _read(thread / "wchan").strip("\0\n") or "-"
         lines.append(f"  thread {thread.name} {name}: {state}, waits in {waits}")
         call = _read(thread / "syscall").split()
@@ -151,5 +151,5 @@ def kernel(pid: int) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:  # gone, or for root only
+    except OSError:  # exited, or root only
         return ""

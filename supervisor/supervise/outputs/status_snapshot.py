@@ -1,5 +1,7 @@
-"""The newest status of a run as plain data, for `state.json`. Reads the engine's state, changes
-nothing, and is never read back by the supervisor: the journal is the truth."""
+"""The current status of a run as plain data, for `state.json`.
+
+The supervisor never reads it back: the journal is authoritative.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ def snapshot(
     last: Decision | None,
     trouble: str | None,
 ) -> dict[str, Any]:
-    """Return what `supervise status` shows.
+    """Return the content of `supervise status`.
 
     Args:
         ranks: per rank `pid`, `phase`, `seen_ns` and the probe's `status`.
-        trouble: why decisions cannot be recorded, None while all is well.
+        trouble: why decisions cannot be recorded, None if they can.
     """
     pending = state.approvals.pending
     found: dict[str, Any] = {
@@ -42,7 +44,7 @@ def snapshot(
         "world_size": state.job.world_size,
         "incidents": {"opened": state.history.opened, "open": _open(state.incident)},
         "approvals": [] if pending is None else [_request(pending, now_ns)],
-        "silenced": {rule: who for rule in state.rules.silenced if (who := state.silence(rule))},
+        "silenced": {rule: text for rule in state.rules.silenced if (text := state.silence(rule))},
         "checkpoints_good": [found.id for found in state.checkpoints.good()][-3:],
         "budgets": state.ledger.usage(policy.budgets, state.frame_count, state.at_ns),
         "rules": rules(policy, state),
@@ -66,7 +68,7 @@ def snapshot(
 
 
 def _open(incident: Incident | None) -> dict[str, Any] | None:
-    """Return what is shown of the open incident."""
+    """Return the summary of the open incident."""
     if incident is None:
         return None
     return {
@@ -86,7 +88,7 @@ def _awaited(policy: Policy, state: State) -> str:
 
 
 def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:
-    """Return what waits for a person, and for how many seconds more."""
+    """Return an approval request and its remaining time in seconds."""
     return {
         "id": pending.id,
         "incident": pending.incident,
@@ -99,11 +101,11 @@ def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:
 
 
 def no_probe(marks: Collection[str], reason: str | None) -> str | None:
-    """Say why no step was seen, as exactly as the probe's marks allow; None: the probe said it.
+    """Return why no step was seen, from the probe's marks; None: the probe has reported it.
 
     Args:
-        marks: names of the marks that the probe left (`boot`, `armed`, `off`).
-        reason: why none was to be expected, None when one was.
+        marks: names of the probe's marks (`boot`, `armed`, `off`).
+        reason: why no step was expected, None if one was.
     """
     if "off" in marks:
         return None
@@ -114,14 +116,14 @@ def no_probe(marks: Collection[str], reason: str | None) -> str | None:
     elif "boot" in marks:
         why = "the job runs Python, but has not imported torch"
     else:
-        why = "the probe never came in: no Python with our PYTHONPATH was started"
+        why = "the probe was not loaded: no Python with our PYTHONPATH was started"
     return f"no step was seen: {why}; only exit and signals are watched"
 
 
 def rules(policy: Policy, state: State) -> dict[str, str]:
     """Return each rule's state: `firing`, `flapping`, `inactive`, `blind`, else its worst code.
 
-    `inactive`: a metric that it needs does not exist in this job.
+    `inactive`: a required metric does not exist in this job.
     """
     found: dict[str, str] = {}
     for r, rule in enumerate(policy.rules):
