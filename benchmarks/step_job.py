@@ -42,6 +42,7 @@ from floor import Floor
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano" / "train.py"
 STEPS = 100_000  # of the learning-rate schedule; no run gets there
+RISEN = 50  # of them lie behind: while a rate rises, the policy asks for denser samples
 WARM_UP = 100  # steps; what is too dear or cannot work has been switched off by then
 STEADY = 400  # steps whose frames tell the probe's own time; one in four does
 IN_A_ROW = 2  # steps
@@ -79,7 +80,7 @@ def nano_step(
 
     def step(number: int) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = nano.learning_rate(number, STEPS, 2e-3, 50)
+            group["lr"] = nano.learning_rate(number + RISEN, STEPS, 2e-3, 50)
         starts = torch.randint(len(training) - shape.context, (sequences,))
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "bf16"):
             loss = call(*nano.windows(training, starts, shape.context))

@@ -21,6 +21,8 @@ class MetricSpec(NamedTuple):
             that can be measured.
         every: steps between two samples as the probe takes them by default; 1 is each step. In
             the others the metric is absent.
+        sparsest: the most steps between two samples of a metric that is taken less often where
+            steps are short; 0: it never is.
     """
 
     id: str
@@ -29,3 +31,4 @@ class MetricSpec(NamedTuple):
     source: str
     cost: str = ""
     every: int = 1
+    sparsest: int = 0

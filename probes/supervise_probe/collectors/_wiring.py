@@ -85,7 +85,7 @@ def make(
     batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
     return Wired(
         batch=batches,
-        batch_sanity=batch_sanity.Collector(context),
+        batch_sanity=batch_sanity.Collector(context, sources.sets),
         counters=counters.Collector(context),
         flops=flops.Collector(context),
         gradient=gradients,
@@ -96,7 +96,7 @@ def make(
         quarantine=quarantine.Collector(context, batches, origins),
         shards=origins,
         tokens=tokens.Collector(context),
-        updates=updates.Collector(context),
+        updates=updates.Collector(context, sources.sets),
     )
 
 

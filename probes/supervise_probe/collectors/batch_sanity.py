@@ -5,7 +5,7 @@ is of; at the first 16384 of each micro-batch. Ids that a table of a million cou
 counted, others are sorted, as are all on an accelerator, where the length of a table of counts
 would have to be waited for.
 
-Each step where that costs less than a thousandth of it, else every 2nd, 4th ... 16th.
+Each step where that costs less than SHARE of it, else every 2nd, 4th ... 16th.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from math import log
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
 
+from ..sampling.pace import SPARSEST, Pace
 from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Step
 
 COST = "one pass over the input and a table of its ids; a sort of them on a device"
@@ -31,6 +33,7 @@ METRICS = (
         "Entropy of the batch's own token histogram; absent without whole numbers as input.",
         "-sum p log p, p: counts of the first 16384 values of each micro-batch over their number",
         COST,
+        sparsest=SPARSEST,
     ),
     MetricSpec(
         "batch_unique_ratio",
@@ -38,6 +41,7 @@ METRICS = (
         "Different tokens over tokens of the batch, as far as they are looked at.",
         "the same counts",
         COST,
+        sparsest=SPARSEST,
     ),
     MetricSpec(
         "batch_top1_share",
@@ -45,6 +49,7 @@ METRICS = (
         "Share of the batch's commonest token.",
         "the same counts",
         COST,
+        sparsest=SPARSEST,
     ),
 )
 
@@ -52,23 +57,22 @@ LONGEST = 16384  # values of one micro-batch
 MICRO_BATCHES = 16  # of a step that are looked at
 FEW = 1024  # values that Python counts faster than torch, from cold caches
 LARGEST = 1 << 20  # ids above are sorted
-SHARE_OF_STEP = 1000
+SHARE = 0.0004  # of a step, for a look divided by the steps between two
 FLOOR_NS = 5_000  # a step, in any case
-FIRST_WAIT, LONGEST_WAIT = 4, 16  # steps between two looks
+FIRST = 4  # steps between two looks, until their cost is known
 
 
 class Collector(Base):
     """Keeps a copy of the values until the step is over, and counts them then.
 
     Attributes:
-        every: steps between two looks. due: whether this step is one of them.
+        pace: how often.
     """
 
-    def __init__(self, context: ProbeContext) -> None:
+    def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
         super().__init__(context)
-        # A metric that once was in two frames running is missed when it is not: begin sparsely.
-        self.every = FIRST_WAIT
-        self.due = self._dear = False
+        self.pace = Pace("batch_sanity", context.reporter, FIRST, SHARE, FLOOR_NS, least=2)
+        sets.paces["batch_sanity"] = self.pace
         self._kept: List[Any] = []
 
     def saw(self, tensor: Any) -> None:
@@ -89,11 +93,10 @@ class Collector(Base):
             began = thread_time_ns()
             self._count(kept, values)
             if step.elapsed_ns is not None:
-                self._stretch(thread_time_ns() - began, step.elapsed_ns)
-        self.due = (step.number + 1) % self.every == 0
+                self.pace.weigh(thread_time_ns() - began, step.elapsed_ns)
 
     def rewind(self, state: Mapping[str, float]) -> None:
-        self._kept, self.due = [], False
+        self._kept = []
 
     def _count(self, kept: List[Any], values: Dict[str, Number]) -> None:
         flat = [ids.reshape(-1) for ids in kept]
@@ -124,11 +127,3 @@ class Collector(Base):
     def _summed(self, each: Any) -> Tuple[Number, Number, Number]:
         value = self.scalars.value
         return value(each.log().mean()), value(each.reciprocal().sum()), value(each.max())
-
-    def _stretch(self, cost_ns: int, step_ns: int) -> None:
-        allowed = max(step_ns // SHARE_OF_STEP, FLOOR_NS)
-        dear, self._dear = self._dear, cost_ns > allowed * self.every
-        if dear and self._dear:
-            self.every, self._dear = min(2 * self.every, LONGEST_WAIT), False
-        elif 5 * cost_ns < 2 * allowed * self.every and self.every > 1:
-            self.every //= 2

@@ -19,14 +19,17 @@ the weights is within 1.2 %, and measured every WEIGHT_EVERY steps.
 from __future__ import annotations
 
 import weakref
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+from ..sampling.pace import ALARM_STEPS, SPARSEST, Pace, Unrest
 from ..spec import MetricSpec
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number, Scalars
+    from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Step, Update
 
 METRICS = (
@@ -36,12 +39,14 @@ METRICS = (
         "2-norm of the change of all parameters by this step; 0 when it was skipped.",
         "|theta_t - theta_(t-1)|",
         "one pass over the parameters and two copies of them, or of a sample of 8192",
+        sparsest=SPARSEST,
     ),
     MetricSpec(
         "update_to_weight",
         "1",
         "update_norm / 2-norm of the parameters before the step.",
         "|theta_t - theta_(t-1)| / |theta_(t-1)|",
+        sparsest=SPARSEST,
     ),
 )
 
@@ -64,12 +69,19 @@ class Collector(Base):
 
     SHARE = 0.0015
     FLOOR_US = 60
-    SAMPLED_SHARE = 0.01  # a sample cannot be made much cheaper, and is the last to go
-    SAMPLED_FLOOR_US = 300
+    SAMPLED_SHARE = 0.004  # a sample cannot be made much cheaper: above, it is taken less often
+    SAMPLED_FLOOR_US = 60
 
-    def __init__(self, context: ProbeContext) -> None:
+    def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
         super().__init__(context)
         self.mode = "exact"
+        self._sets, self._position = sets, context.position
+        floor_ns = self.SAMPLED_FLOOR_US * 1000
+        self.pace = Pace("updates", context.reporter, 1, self.SAMPLED_SHARE, floor_ns)
+        sets.paces["updates"] = self.pace
+        self._unrest = Unrest()
+        self._passed = False  # steps that were not measured since the newest that was
+        self._cost_ns = 0
         self._guard = context.guard
         self._status_changed = context.reporter.status_changed
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
@@ -77,6 +89,17 @@ class Collector(Base):
         self._squares: Optional[Tuple[Number, Number]] = None
 
     def before_update(self, update: Update) -> None:
+        if self.pace.every == 1:
+            self._before(update)
+            return
+        if not self.pace.due:
+            self._passed = True
+            return
+        began = thread_time_ns()
+        self._before(update)
+        self._cost_ns += thread_time_ns() - began
+
+    def _before(self, update: Update) -> None:
         params = update.all_params
         kept = self._kept.get(update.optimizer)
         if kept is None or kept.params is not params:
@@ -84,14 +107,17 @@ class Collector(Base):
                 self._sample()
             kept = Kept(self.torch, self.scalars, params, self.mode == "sampled")
             self._kept[update.optimizer] = kept
-        kept.freshen()
+        kept.freshen(self._passed)
         self._stepping = kept
 
     def after_update(self, update: Update) -> None:
         kept, self._stepping = self._stepping, None
         if kept is None:
             return
+        began = thread_time_ns() if self.pace.every > 1 else 0
         moved, weight = (0.0, kept.weight) if update.skip else kept.advance()
+        if began:
+            self._cost_ns += thread_time_ns() - began
         if self._squares is not None:
             moved, weight = moved + self._squares[0], weight + self._squares[1]
         self._squares = moved, weight
@@ -100,16 +126,27 @@ class Collector(Base):
         squares, self._squares = self._squares, None
         if squares is None:
             return
+        if self._cost_ns:
+            cost_ns, self._cost_ns = self._cost_ns, 0
+            if step.elapsed_ns is not None and self._passed:
+                self.pace.weigh(cost_ns, step.elapsed_ns)
+        self._passed = False
         moved, weight = squares[0] ** 0.5, squares[1] ** 0.5
         values["update_norm"] = moved
         if not self.scalars.on_host(weight) or weight != 0.0:
             values["update_to_weight"] = moved / weight
 
+    def finish(self, values: Dict[str, float]) -> None:
+        if self.pace.every > 1 and self._unrest.look(values):
+            self._sets.dense_until = self._position.step + 1 + ALARM_STEPS
+
     def relax(self) -> bool:
         if self.mode == "sampled":
-            return False
-        self._sample()
-        self._kept.clear()
+            if self.pace.every == 1:
+                self.pace.stretch()
+        else:
+            self._sample()
+            self._kept.clear()
         return True
 
     def _sample(self) -> None:
@@ -134,17 +171,20 @@ class Kind:
         sizes = [sum(source.numel() for source in sources) for sources, _ in strata]
         weights = [weight for _, weight in strata]
         first = self._sources[0]
+        self._dot = first.is_cpu and first.dtype in (torch.float32, torch.float64)
+        self._wide = torch.float64 if first.dtype is torch.float64 else torch.float32
         self._new, self._old = (
             self._side(torch.empty(sum(sizes), device=first.device, dtype=first.dtype), sizes)
             for _ in range(2)
         )
         self._weights = weights
 
-    def _side(self, flat: Any, sizes: List[int]) -> Tuple[Any, List[Any], List[Any]]:
-        """Return `flat`, its pieces in the shapes of the sources, and its strata."""
+    def _side(self, flat: Any, sizes: List[int]) -> Tuple[Any, List[Any], List[List[Any]]]:
+        """Return `flat`, its pieces in the shapes of the sources, and its strata in runs."""
         each = flat.split([source.numel() for source in self._sources])
         pieces = [part.view(source.shape) for part, source in zip(each, self._sources)]
-        return flat, pieces, list(flat.split(sizes))
+        strata = flat.split(sizes)
+        return flat, pieces, [list(s.split(RUN)) if self._dot else [s] for s in strata]
 
     def read(self) -> None:
         """Take the values as they are now; what was new is old."""
@@ -160,17 +200,16 @@ class Kind:
         self._old[0].sub_(self._new[0])
         return self._square(self._old[2], scalars)
 
-    def _square(self, strata: List[Any], scalars: Scalars) -> Number:
-        torch, total = self._torch, 0.0
-        for flat, weight in zip(strata, self._weights):
-            if flat.is_cpu and flat.dtype in (torch.float32, torch.float64):
-                square: Number = 0.0
-                for part in flat.split(RUN) if flat.numel() > RUN else (flat,):
-                    square = square + scalars.value(torch.dot(part, part))
-            else:
-                wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
-                norm = scalars.value(torch.linalg.vector_norm(flat, dtype=wide))
-                square = norm * norm
+    def _square(self, strata: List[List[Any]], scalars: Scalars) -> Number:
+        torch, total, value = self._torch, 0.0, scalars.value
+        for runs, weight in zip(strata, self._weights):
+            square: Number = 0.0
+            for run in runs:
+                if self._dot:
+                    square = square + value(torch.dot(run, run))
+                else:
+                    norm = value(torch.linalg.vector_norm(run, dtype=self._wide))
+                    square = square + norm * norm
             total = total + (square if weight == 1.0 else square * weight)
         return total
 
@@ -196,22 +235,29 @@ class Kept:
         self.weight: Number = 0.0
         self._kinds: List[Kind] = []
 
-    def freshen(self) -> None:
-        """Read the weights again if somebody changed them since the last step."""
+    def freshen(self, passed: bool) -> None:
+        """Read the weights again if they changed since the last measured step.
+
+        Args:
+            passed: steps were made since then that were not measured.
+        """
         self._age += 1
         tensors, known = self._tensors, self._stamps
         if not tensors:
             return
-        if self._age % LOOK and known[0] == _stamp(tensors[0]):
-            return
-        stamps = list(map(_stamp, tensors))
-        rotate = self._sampled and self._age and self._age % ROTATE == 0
-        if stamps == known and not rotate:
-            return
-        if rotate or [place for _, place in stamps] != [place for _, place in known]:
-            self._turn += 1
-            self._kinds = self._layout()
-        self._stamps = stamps
+        first = _stamp(tensors[0])
+        if self._age % LOOK and (known[0] == first or (passed and known[0][1] == first[1])):
+            if not passed:
+                return
+        else:
+            stamps = list(map(_stamp, tensors))
+            rotate = self._sampled and self._age and self._age % ROTATE == 0
+            if stamps == known and not rotate and not passed:
+                return
+            if rotate or [place for _, place in stamps] != [place for _, place in known]:
+                self._turn += 1
+                self._kinds = self._layout()
+            self._stamps = stamps
         self.weight = 0.0
         for kind in self._kinds:
             kind.read()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, Callable, FrozenSet, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Mapping
 
 if TYPE_CHECKING:
     from ..runtime.guard import Guard
+    from .pace import Pace
 
 # Steps between two samples where nobody says otherwise: the cost of one is then below SHARE.
 DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
@@ -39,6 +40,8 @@ class SampleSets:
         due: the sets that are sampled in the step under way.
         waiting: a set is due that is looked at in the forward, and no forward came yet.
         wanted: the input of the next forward is wanted as the probe batch.
+        paces: the intervals of collectors that cost depends on the step, by name of the collector.
+        dense_until: the first step in which these may be sparse again.
     """
 
     def __init__(self, guard: Guard, asked: Mapping[str, Any]) -> None:
@@ -46,6 +49,8 @@ class SampleSets:
         self.by_name = {name: Interval(int(asked.get(name, n))) for name, n in DEFAULTS.items()}
         self.due = NONE
         self.waiting = self.wanted = False
+        self.paces: Dict[str, Pace] = {}
+        self.dense_until = 0
 
     def is_due(self, name: str) -> bool:
         """Whether the step under way is one in which `name` is sampled."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step
-SHARE = 0.003  # of the time between two samples, for each set
-FLOOR_NS = 20_000  # per step, in any case: a toy's step is hardly longer
+SHARE = 0.0005  # of the time between two samples, for each set
+FLOOR_NS = 10_000  # per step, in any case: a toy's step is hardly longer
 LONGEST_NS = 1_000_000_000  # one sample
 LONGEST_STEPS = 20  # one sample, in steps, but for SHORT_NS
 SHORT_NS = 50_000_000
@@ -82,10 +82,14 @@ class SamplingSchedule:
         if step >= self._next or step < self._step:
             self._plan(step)
         self._step = step
+        dense = self.tight or self._raised_left > 0 or step < sets.dense_until
+        for pace in sets.paces.values():
+            pace.due = dense or step % pace.every == 0
 
     def describe(self) -> Dict[str, Any]:
         """Return the intervals in steps, as they are now; or why there is none."""
         found: Dict[str, Any] = {name: each.off or self._every(each) for name, each in self._all()}
+        found.update({name: pace.every for name, pace in self._sets.paces.items()})
         if self.tight:
             found["tight"] = True
         refused = self._sampler.refused

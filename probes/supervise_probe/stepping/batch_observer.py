@@ -131,5 +131,5 @@ class BatchObserver:
                 self._flops.saw(hashed.shape[:-1])
                 continue
             self._tokens.saw_inputs(self._flops.saw(hashed.shape))
-            if self._sanity.due:
+            if self._sanity.pace.due:
                 self._guard.run(self._sanity_part, self._sanity.saw, hashed)

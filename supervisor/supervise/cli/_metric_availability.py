@@ -113,6 +113,8 @@ def arrived(trial: Trial) -> set[str]:
 def _of_probe(metric: str, trial: Trial, seen: set[str]) -> str:
     spec = metrics.known()[metric]
     often = f"every {spec.every} steps" if spec.every > 1 else ""
+    if spec.sparsest:
+        often = f"every step, up to every {spec.sparsest} where steps are short"
     condition, met = _condition(metric)
     if metric not in seen and (met or not condition):
         return f"no: {_why_absent(metric, trial)}"

@@ -34,6 +34,28 @@ def test_a_sampled_update_is_close_to_the_exact_one(probed):
     assert job.column("update_norm")[5] != pytest.approx(exact[5], rel=1e-6)
 
 
+THINNED = SAMPLED.replace("range(6)", "range(60)").replace(
+    "    if step == 2:\n        updates.relax()\n",
+    "    if step == 2:\n        updates.relax()\n        updates.relax()\n"
+    "    if step == 40:\n        optimizer.param_groups[0]['lr'] *= 3\n",
+)
+
+
+def test_a_costly_update_is_measured_in_every_fourth_step_until_something_changes(probed):
+    """Absent in between; in every step again for a while after the learning rate jumps."""
+    job = probed.run(THINNED)
+    measured = [frame["step"] for frame in job.frames if "update_norm" in frame]
+    assert [step for step in measured if 4 <= step <= 40] == list(range(4, 44, 4))
+    assert [step for step in measured if 40 < step < 60] == list(range(41, 57))
+    for step in measured:
+        for metric, value in job.output[step].items():
+            assert math.isclose(job.frames[step][metric], value, rel_tol=0.1)
+    assert job.segment().status()["sampling"]["updates"] == 4
+    assert [notice.data for notice in job.notices if notice.kind == "sampling"] == [
+        {"set": "updates", "every": 4}
+    ]
+
+
 TOKENS = """
 class Words(nn.Module):
     def __init__(self):

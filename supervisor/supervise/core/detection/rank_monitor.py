@@ -22,7 +22,8 @@ Values = tuple[float | None, ...]
 Sampler = Callable[[Values], Any]
 Feed = Callable[[Any, int], int]
 
-FEW = 32  # frames, when time has passed and few frames came: twice the rarest regular sample
+SPARSEST = 16  # frames: the probe takes a costly metric of short steps this rarely at most
+FEW = 32  # frames, when time has passed and few frames came: twice SPARSEST
 
 
 class RuleWatch:
@@ -272,11 +273,11 @@ class RankMonitor:
         return found
 
     def lacks_metrics(self, rule: int) -> bool:
-        """Return whether a rule cannot be judged because the newest frame lacks what it reads.
+        """Return whether a rule cannot be judged because the newest frames lack what it reads.
 
         One that still collects samples, as after a new start, or that is sampled, is not that.
         """
-        return self.active(rule) and self._lacking(rule, 1)
+        return self.active(rule) and self._lacking(rule, SPARSEST)
 
     def _lacking(self, rule: int, frames: int) -> bool:
         """Return whether the rule cannot fire by what is in the newest `frames`.

@@ -6,14 +6,23 @@ from ..model.policy import Policy
 from ..model.state_machine import UNEASY
 from ..state.run_state import State
 
-OWN_COST = frozenset({"probe_overhead_frac", "probe_self_time"})
+SPEED = frozenset(
+    {
+        "probe_overhead_frac",
+        "probe_self_time",
+        "step_time",
+        "tokens_per_sec",
+        "mfu",
+        "dataloader_stall_frac",
+    }
+)
 
 
 def needs_dense_sampling(policy: Policy, state: State) -> bool:
-    """Return whether there is unrest that samples may explain.
+    """Return whether an incident is open that samples may explain.
 
-    An incident that is only about what watching costs is none: denser samples would cost more, and
-    it would never end.
+    One that is only about speed, or about what the probe costs, is not: denser samples would make
+    the steps slower still, and the incident would never end.
     """
     incident = state.incident
     if incident is None or state.machine not in UNEASY:
@@ -25,4 +34,4 @@ def needs_dense_sampling(policy: Policy, state: State) -> bool:
         for name in policy.detectors_of(rule)
         for metric in policy.detectors[name].metrics
     }
-    return not read or not read <= OWN_COST
+    return not read or not read <= SPEED

@@ -1,0 +1,71 @@
+"""How often a costly value of a short step is taken."""
+
+import pytest
+
+from supervise_probe.sampling.pace import SAMPLES, Pace, Unrest
+
+
+class Reporter:
+    def __init__(self):
+        self.notices = []
+
+    def notice(self, kind, message, data):
+        self.notices.append(data["every"])
+
+    def status_changed(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("least", "first", "costs_us", "every"),
+    [
+        (2, 4, (900, 900, 900, 900), (8, 16, 16, 16)),
+        (2, 4, (50, 50, 50, 50), (2, 1, 1, 1)),
+        (4, 4, (300, 90, 500, 500), (4, 1, 4, 8)),
+        (4, 8, (500, 200, 200), (8, 4, 4)),
+    ],
+)
+def test_the_interval_follows_the_median_cost(least, first, costs_us, every):
+    """Doubled above the share, halved well below it; 1 again where that is affordable."""
+    reporter = Reporter()
+    pace = Pace("updates", reporter, first, share=0.005, floor_ns=1000, least=least)
+    found = []
+    for cost_us in costs_us:
+        for number in range(SAMPLES):  # one outlier of five decides nothing
+            pace.weigh(10**9 if number == 2 else cost_us * 1000, step_ns=20_000_000)
+        found.append(pace.every)
+    assert tuple(found) == every
+    higher = [n for n in dict.fromkeys(every) if n > first]
+    assert reporter.notices == higher
+
+
+CALM = {
+    "train_loss_raw": 2.0,
+    "learning_rate": 1e-3,
+    "update_norm": 0.1,
+    "grad_spike_score": 1.0,
+    "nan_inf_events": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "unusual"),
+    [
+        ({}, False),
+        ({"train_loss_raw": 2.02}, False),
+        ({"train_loss_raw": 3.0}, True),
+        ({"train_loss_raw": float("nan")}, True),
+        ({"learning_rate": 2e-3}, True),
+        ({"learning_rate": 4e-4}, True),
+        ({"update_norm": 0.25}, True),
+        ({"update_norm": 0.03}, True),
+        ({"grad_spike_score": 3.5}, True),
+        ({"nan_inf_events": 1.0}, True),
+    ],
+)
+def test_a_frame_far_from_those_before_it_is_unusual(change, unusual):
+    """So samples are dense again before the supervisor asks for it."""
+    unrest = Unrest()
+    for number in range(100):
+        assert not unrest.look({**CALM, "train_loss_raw": 2.0 + 0.02 * (-1) ** number})
+    assert unrest.look({**CALM, **change}) == unusual
