@@ -31,7 +31,7 @@ def test_a_good_log_is_exit_0(supervise, recorded):
         f"good: {report.records} records are as they were written",
         f"head: {report.records} {report.root}",
     ]
-    assert "not seen: records that were cut off" in out
+    assert "not checked: records that were cut off" in out
 
 
 def test_a_changed_byte_is_exit_1_and_names_the_record(supervise, recorded):

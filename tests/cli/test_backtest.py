@@ -204,7 +204,7 @@ def test_a_metric_that_nobody_reads_and_a_run_that_is_not_there_are_told(
 
     assert wrong[0] == right[0] == 0
     assert wrong[2].splitlines() == [
-        "supervise: warning: --alias nll=train_los_raw: nobody reads a metric 'train_los_raw'; "
+        "supervise: warning: --alias nll=train_los_raw: no policy reads a metric 'train_los_raw'; "
         "did you mean 'train_loss_raw'?",
         "supervise: warning: labels name 1 run that is not among these: 'nann'",
     ]

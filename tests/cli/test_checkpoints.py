@@ -22,7 +22,7 @@ def filled(path):
 
 
 def test_the_table(keep_run, supervise):
-    """One line each, problems below, nothing that steers a terminal."""
+    """One line each, with its problems; no control characters."""
     run = keep_run([]).path
     filled(run)
 
@@ -35,15 +35,27 @@ def test_the_table(keep_run, supervise):
             "2026-01-05T10:11:12",
             "/data/out/a.pt",
         ],
-        ["ckpt-2", "?", "1", "bad", "no", "0", "B", "/data/out/b", "[31m.pt"],
-        ["model.w", "has", "NaN"],
+        [
+            "ckpt-2",
+            "?",
+            "1",
+            "bad",
+            "no",
+            "0",
+            "B",
+            "/data/out/b",
+            "[31m.pt;",
+            "model.w",
+            "has",
+            "NaN",
+        ],
     ]
 
 
 def test_json_and_an_empty_register(keep_run, supervise):
     """For scripts; a run that saved nothing is no error, one that is none is."""
     run = keep_run([]).path
-    assert supervise("checkpoints", run)[:2] == (0, "no checkpoint was seen\n")
+    assert supervise("checkpoints", run)[:2] == (0, "no checkpoints\n")
     filled(run)
 
     code, out, _ = supervise("checkpoints", "--json", run)

@@ -36,7 +36,7 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "detected: yes, contained: yes, verified: yes, loss back in its band: yes" in story
-    for word in ("broken", "seen", "decided", "done", "contained", "verified"):
+    for word in ("fault", "detected", "decided", "done", "contained", "verified"):
         assert f"\n{word} " in story
     assert "rollback: from step" in story
     assert "same: " in story  # replay's word

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog.inventory import metrics
-from supervise.cli._metric_availability import outlook, script_of, world_size
-from supervise.cli._probe_check import Trial
-from supervise.cli._supervisor_metrics import METRICS
-from supervise.cli.doctor import _judge, _show
+from supervise.cli._metric_availability import (
+    SUPERVISOR_METRICS,
+    availability,
+    script_of,
+    world_size,
+)
+from supervise.cli._probe_check import ProbeCheck
+from supervise.cli.doctor import print_checks, probe_checks
 from supervise_probe.spec import MetricSpec
 
 
@@ -36,7 +40,7 @@ def test_a_sound_machine_is_called_sound(doctor, tmp_path):
     assert code == 0
     assert found["ok"]
     assert checks["shared memory"][0] == "ok"
-    assert checks["run directory"] == ("ok", f"{tmp_path / 'deep' / 'runs'} can be written")
+    assert checks["run directory"] == ("ok", f"{tmp_path / 'deep' / 'runs'} is writable")
     assert "nano" in checks["policies"][1]
 
 
@@ -57,7 +61,7 @@ def test_a_person_gets_a_line_per_check(supervise):
 
     assert code == 0
     assert "\nok    shared memory  /dev/shm: " in text
-    assert "supervise doctor -- COMMAND looks into a job's own Python too" in text
+    assert "supervise doctor -- COMMAND also checks the job's Python" in text
 
 
 def test_a_command_that_is_not_there_is_a_failure(doctor):
@@ -94,7 +98,10 @@ def test_a_python_without_torch_is_told_from_one_that_is_broken(doctor):
     code, checks, found = doctor("--", python, __file__)
 
     assert code == 0
-    assert checks["torch"] == ("note", "not there; a job without it is seen from outside only")
+    assert checks["torch"] == (
+        "note",
+        "not installed; without torch only exit, output and signals are watched",
+    )
     assert set(found["metrics"].values()) == {"no: there is no torch"}
 
 
@@ -118,7 +125,7 @@ def test_what_it_promises_is_what_arrived(doctor):
     assert code == 0, checks
     assert checks["probe"][0] == "ok"
     assert checks["rollback"][0] == "ok"
-    assert checks["rollback"][1].startswith("ready, for a training loop that is a `while`")
+    assert checks["rollback"][1].startswith("ready in mode enforce, for a `while` training loop")
     assert float(checks["cost"][1].split()[0]) == pytest.approx(1e6 * found["probe_s"], abs=1)
     certain = {name for name, answer in answers.items() if answer.startswith("yes")}
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain
@@ -131,14 +138,14 @@ def test_what_it_promises_is_what_arrived(doctor):
     assert answers["microbench_score"] == "only where the job reports it"
     assert answers["disk_free"] == "yes, every 2 s"
     assert answers["checkpoint_ok"].startswith("only where the job saves checkpoints")
-    assert answers["restart_rate"].startswith("no: nothing measures it")
-    assert answers["clip_bound"] == "only while `clip` is in force"
-    assert set(answers) == {*metrics.everything(), *METRICS}
+    assert answers["restart_rate"].startswith("no: not measured yet")
+    assert answers["clip_bound"] == "only while `clip` is active"
+    assert set(answers) == {*metrics.everything(), *SUPERVISOR_METRICS}
 
 
-def trial(*names, **status):
-    """What a trial looks like that went well."""
-    return Trial(["3.11.0", "2.0.0", "trained"], "", True, names, [], status)
+def good_check(*names, **status):
+    """A probe check that went well."""
+    return ProbeCheck(["3.11.0", "2.0.0", "trained"], "", True, names, [], status)
 
 
 def test_a_metric_that_nobody_thought_of_is_told_as_it_was_seen(monkeypatch):
@@ -147,32 +154,38 @@ def test_a_metric_that_nobody_thought_of_is_told_as_it_was_seen(monkeypatch):
     monkeypatch.setattr(metrics, "known", lambda: {"new_thing": new})
     monkeypatch.setattr(metrics, "spec_of", {"new_thing": new}.get)
 
-    assert outlook(trial("new_thing"), None, 1)["new_thing"] == "yes, every 7 steps"
-    assert outlook(trial("other"), None, 1)["new_thing"] == "no: it did not arrive in the trial"
+    assert availability(good_check("new_thing"), None, 1)["new_thing"] == "yes, every 7 steps"
+    assert (
+        availability(good_check("other"), None, 1)["new_thing"]
+        == "no: it did not arrive in the check"
+    )
 
 
 def test_a_collector_that_went_off_is_the_reason():
     """What should have come and did not is no condition of the job."""
-    tried = trial("step_time", collectors={"timing": "off: ValueError: x", "loss": "on"})
-    answers = outlook(tried, None, 1)
+    tried = good_check("step_time", collectors={"timing": "off: ValueError: x", "loss": "on"})
+    answers = availability(tried, None, 1)
 
     assert answers["input_time"] == "no: its collector is off: ValueError: x"
-    assert answers["train_loss_raw"] == "no: it did not arrive in the trial"
+    assert answers["train_loss_raw"] == "no: it did not arrive in the check"
     assert answers["step_time"] == "yes"
     assert answers["epoch"] == "only under Trainer of transformers or Lightning"
 
 
 def test_what_needs_several_ranks_follows_the_command():
     """One, several, or nobody knows."""
-    assert outlook(trial("step_time"), None, 1)["straggler_ratio"] == "no: one rank"
-    assert outlook(trial("step_time"), None, 8)["straggler_ratio"] == "yes: of all ranks"
-    assert outlook(trial("step_time"), None, None)["straggler_ratio"] == "only with several ranks"
+    assert availability(good_check("step_time"), None, 1)["straggler_ratio"] == "no: one rank"
+    assert availability(good_check("step_time"), None, 8)["straggler_ratio"] == "yes: of all ranks"
+    assert (
+        availability(good_check("step_time"), None, None)["straggler_ratio"]
+        == "only with several ranks"
+    )
 
 
 @pytest.mark.parametrize("world", [2, None])
 def test_what_ranks_tell_together_needs_what_each_has_to_tell(world):
     """Without checksums of each rank nobody can compare them."""
-    answers = outlook(trial("step_time"), None, world)
+    answers = availability(good_check("step_time"), None, world)
 
     assert answers["param_digest_mismatch"] == answers["param_digest.<i>"]
     assert answers["param_digest.<i>"].endswith(
@@ -180,13 +193,13 @@ def test_what_ranks_tell_together_needs_what_each_has_to_tell(world):
     )
     assert answers["grad_direction_consistency"] == answers["grad_sketch.<i>"]
     assert answers["grad_sketch.<i>"].endswith("only with several ranks, of replicated weights")
-    assert outlook(trial("step_time"), None, 1)["param_digest.<i>"] == "no: one rank"
+    assert availability(good_check("step_time"), None, 1)["param_digest.<i>"] == "no: one rank"
 
 
 @pytest.mark.parametrize("metric", ["clip_bound", "update_clip_rate", "gradients_zeroed"])
 def test_what_a_tool_measures_is_there_while_it_is_in_force(metric):
     """It does not arrive in the trial, and that is nothing that is broken."""
-    assert outlook(trial("step_time"), None, 1)[metric].startswith("only while `")
+    assert availability(good_check("step_time"), None, 1)[metric].startswith("only while `")
 
 
 @pytest.mark.slow
@@ -196,7 +209,7 @@ def test_a_script_that_is_not_there_is_a_failure(doctor, tmp_path):
 
     assert code == 1
     assert checks["command"][0] == "fail"
-    assert checks["command"][1].startswith(f"{tmp_path / 'nofile.py'}: no such file, so it ends")
+    assert checks["command"][1].startswith(f"{tmp_path / 'nofile.py'}: no such file")
 
 
 @pytest.mark.parametrize(
@@ -218,14 +231,12 @@ def test_only_a_script_that_is_to_be_here_is_looked_for(line, script):
 
 def test_a_trial_that_broke_off_is_no_success():
     """Metrics arrived, and then the Python ended."""
-    broken = trial("step_time")
+    broken = good_check("step_time")
     broken.lines, broken.error = broken.lines[:2], "RuntimeError: out of luck"
-    checks = {check.name: check for check in _judge(broken, 1)}
+    checks = {check.name: check for check in probe_checks(broken, 1)}
 
     assert checks["probe"].status == "fail"
-    assert (
-        checks["probe"].detail == "the trial ended before its last step: RuntimeError: out of luck"
-    )
+    assert checks["probe"].detail == "training ended early: RuntimeError: out of luck"
 
 
 @pytest.mark.parametrize(
@@ -250,17 +261,21 @@ def test_how_many_ranks_a_command_starts(line, environ, ranks):
 
 def test_a_person_reads_groups_with_their_reason(capsys):
     """Short enough to be read: ids under the one sentence that holds for them."""
-    _show([], outlook(trial("step_time", "loss_scale", "grad_global_norm"), None, 1), asked=True)
+    print_checks(
+        [],
+        availability(good_check("step_time", "loss_scale", "grad_global_norm"), None, 1),
+        asked=True,
+    )
     text = capsys.readouterr().out
-    assert "\nintervals are the defaults; `sampling` in a policy changes them\n" in text
+    assert "\nintervals are defaults; `sampling` in a policy changes them\n" in text
     heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
 
     assert heads[1:] == [
         "metrics in every frame",
-        "metrics now and then",
+        "metrics in some frames",
         "metrics that depend on the job",
-        "not here",
-        "where the job reports it: supervise_probe.report(id=number)",
+        "not available",
+        "if the job reports it: supervise_probe.report(id=number)",
     ]
     assert text.partition("\n\n")[2].startswith(
         "metrics in every frame\n  grad_global_norm, step_time\n"

@@ -26,7 +26,7 @@ def test_chosen_metrics_into_a_file(supervise, recorded, tmp_path):
     )
 
     assert (code, out) == (0, "")
-    assert err == f"120 rows in {target}\n"
+    assert err == f"wrote 120 rows to {target}\n"
     assert target.read_text().splitlines()[0] == "step,rank,attempt,update_norm,learning_rate"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.csv"]
 

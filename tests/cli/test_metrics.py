@@ -8,7 +8,7 @@ import pytest
 
 from supervise.catalog.inventory import metrics, standard_metrics
 from supervise.checkpoints import notifications
-from supervise.cli._supervisor_metrics import METRICS
+from supervise.cli._metric_availability import SUPERVISOR_METRICS
 from supervise.inputs import cross_rank_metrics, hardware
 
 
@@ -22,8 +22,8 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     assert all(row["unit"] and row["meaning"] and row["source"] for row in rows)
     by = {row["id"]: row["measured_by"] for row in rows}
     assert {name for name in by if by[name] == "probe"} == set(metrics.known())
-    assert {name for name in by if by[name] == "supervisor"} == set(METRICS)
-    assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *METRICS}
+    assert {name for name in by if by[name] == "supervisor"} == set(SUPERVISOR_METRICS)
+    assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *SUPERVISOR_METRICS}
     assert by["spike_score"] == by["fixed_probe_loss"] == "job"
     assert {by[name] for name in ("restart_rate", "heartbeat_missing")} == {"nobody"}
     assert all(row["cost"] for row in rows)
@@ -31,8 +31,12 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
-    assert set(METRICS) <= {spec.id for spec in standard_metrics.METRICS}
-    assert {*cross_rank_metrics.METRICS, *hardware.METRICS, *notifications.METRICS} == set(METRICS)
+    assert set(SUPERVISOR_METRICS) <= {spec.id for spec in standard_metrics.METRICS}
+    assert {
+        *cross_rank_metrics.METRICS,
+        *hardware.METRICS,
+        *notifications.METRICS,
+    } == set(SUPERVISOR_METRICS)
     both = [
         {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}
     ] * 2
@@ -70,8 +74,8 @@ def test_a_member_of_a_family_is_explained_under_its_own_name(supervise):
         ("max_attn_logit.3", "that of max_attn_logit: on a sampled step"),
         ("grad_global_norm.embedding", "by the probe"),
         ("slice_val_loss.code", "by the probe"),
-        ("source_mix_share.web", "no; report it"),
-        ("error_event_rate.nccl", "no, and the job cannot know it"),
+        ("source_mix_share.web", "no; the job must report it"),
+        ("error_event_rate.nccl", "no, and the job cannot report it"),
     ],
 )
 def test_who_measures_a_metric_and_what_it_costs(supervise, metric, said):

@@ -159,7 +159,7 @@ def test_a_change_that_nobody_notices_is_exit_1(supervise, files):
     code, out, _ = supervise("policy", "test", "p.yaml", "--mutate", "--jobs", "1")
 
     assert code == 1
-    assert "p.yaml:4:65: no scenario notices high.gt: 5.0 -> 2.5\n" in out
+    assert "p.yaml:4:65: no scenario detects high.gt: 5.0 -> 2.5\n" in out
     assert "high.gt: 5.0 -> 10.0" not in out
     assert "gt -> lt" not in out
     _, out, _ = supervise("policy", "test", "p.yaml", "--mutate", "--json", "--jobs", "1")
@@ -175,7 +175,7 @@ def test_failing_scenarios_notice_nothing(supervise, files):
     code, out, _ = supervise("policy", "test", "p.yaml", "--mutate")
 
     assert code == 1
-    assert out.endswith("mutants: not tried, since scenarios fail\n")
+    assert out.endswith("mutants: not run, because scenarios fail\n")
 
 
 def test_a_policy_is_tested_with_its_packs(supervise, files):

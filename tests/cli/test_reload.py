@@ -8,7 +8,7 @@ import time
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.cli import reload as reload_cli
+from supervise.cli import _send_command
 from supervise.core import engine
 from supervise.inputs.control_inbox import ControlInbox
 from supervise.store.audit import Audit
@@ -49,7 +49,7 @@ def supervised(keep_run, make_frames, small):
 
 def test_a_reload_is_answered_with_its_record(supervise, supervised, small, monkeypatch):
     """What changed, who asked, at which step."""
-    monkeypatch.setattr(reload_cli, "PAUSE_S", 0.05)
+    monkeypatch.setattr(_send_command, "POLL_S", 0.05)
     small.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
 
     code, out, err = supervise("reload", supervised.path, "--by", "anna")
@@ -61,13 +61,13 @@ def test_a_reload_is_answered_with_its_record(supervise, supervised, small, monk
 
 def test_a_refusal_is_exit_65_with_the_cause(supervise, supervised, tmp_path, monkeypatch):
     """The file is read from where the person stands; each word gets its own answer."""
-    monkeypatch.setattr(reload_cli, "PAUSE_S", 0.05)
+    monkeypatch.setattr(_send_command, "POLL_S", 0.05)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("policy: [\n")
 
     code, _, err = supervise("reload", supervised.path, "--policy", "bad.yaml")
     assert code == 65
-    assert "bad.yaml:" in err and "the policy of before stays in force" in err
+    assert "bad.yaml:" in err and "the old one stays in force" in err
     assert supervise("reload", supervised.path)[0] == 0
 
 
@@ -75,11 +75,11 @@ def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
     """A supervisor that is there and stuck: said, with exit 64; one that is gone: at once."""
     run = keep_run(make_frames(0, 2.0), ended=False)
     code, _, err = supervise("reload", run.path)
-    assert code == 64 and "has no supervisor any more" in err
+    assert code == 64 and "has no supervisor" in err
     assert not (run.path / "control").exists()
 
-    monkeypatch.setattr(reload_cli, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(reload_cli, "PAUSE_S", 0.02)
+    monkeypatch.setattr(_send_command, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(_send_command, "POLL_S", 0.02)
     held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
     code, _, err = supervise("reload", run.path)
     held.close()

@@ -31,7 +31,7 @@ def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
     assert code == 1
     edited, first, recorded_, replayed = out.splitlines()
     assert re.fullmatch(
-        "another policy: policy.yaml was changed: expected sha256:.{64}, actual sha256:.{64}",
+        "edited policy: policy.yaml was changed: expected sha256:.{64}, actual sha256:.{64}",
         edited,
     )
     assert first.startswith("NONDETERMINISM at record ")

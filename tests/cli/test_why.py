@@ -24,11 +24,11 @@ def test_the_newest_incident_is_told_under_a_table_of_all(supervise, keep_run, m
     assert lines[3].startswith("inc-2    SEV1  step 142..")
     assert "inc-2  SEV1  spike: train_loss_raw 8 (limit 5)" in lines
     headings = [
-        "what was seen",
-        "which rule fired",
-        "what was done",
-        "who was told",
-        "how it ended",
+        "observed",
+        "rules that fired",
+        "actions",
+        "messages",
+        "end",
     ]
     assert [line for line in lines if line in headings] == headings
     assert "\033" not in out
@@ -55,8 +55,8 @@ def test_json_is_one_document(supervise, keep_run, make_frames):
     found = json.loads(out)
     assert found["run"] == run.id
     assert [row["incident"] for row in found["incidents"]] == ["inc-1"]
-    assert found["story"]["end"]["how"] == "closed"
-    assert found["story"]["seen"]["readings"][0]["metric"] == "train_loss_raw"
+    assert found["report"]["end"]["how"] == "closed"
+    assert found["report"]["seen"]["readings"][0]["metric"] == "train_loss_raw"
 
 
 def test_a_run_without_an_incident_says_what_was_watched(supervise, keep_run, make_frames):
@@ -68,7 +68,7 @@ def test_a_run_without_an_incident_says_what_was_watched(supervise, keep_run, ma
 
     assert code == 0
     assert "no incident; the run ended at step 29" in out
-    assert "watched: 2 of 3 rules" in out
+    assert "evaluated: 2 of 3 rules" in out
     assert "inactive: blind" in out
     assert "supervise why-not" in out
 
@@ -91,8 +91,8 @@ def test_a_run_in_progress_can_be_asked(supervise, keep_run, make_frames):
         held.close()
 
     assert code == 0
-    assert "not over: open; the run is in progress, step 40 or later" in out
-    assert "intended; no outcome is recorded" in out
+    assert "not closed: open; the run is in progress, at step 40 or later" in out
+    assert "intended; no outcome on record" in out
 
 
 def test_a_killed_supervisor_is_said_to_be_gone(supervise, keep_run, make_frames):
@@ -105,7 +105,7 @@ def test_a_killed_supervisor_is_said_to_be_gone(supervise, keep_run, make_frames
     code, out, _ = supervise("why", run.path)
 
     assert code == 0
-    assert "the supervisor is gone" in out
+    assert "the run has no supervisor" in out
     assert "when high" in out
 
 
@@ -130,7 +130,9 @@ def test_a_record_that_was_cut_is_no_quiet_run(supervise, keep_run, make_frames,
 
     head = out.splitlines()[0]
     assert code == 0
-    assert head.startswith(f"run {run.id}: no incident in what is left; the record is cut")
+    assert head.startswith(
+        f"run {run.id}: no incident in the remaining records; the audit log is truncated"
+    )
     assert ("the log is empty" if kept == 0 else "is incomplete") in head and "step -1" not in out
 
 

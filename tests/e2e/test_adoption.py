@@ -163,7 +163,7 @@ def test_a_job_that_ended_alone_is_closed_properly(tmp_path, supervise):
     ]
     again = supervise("adopt", "run")
     assert again.returncode == 64
-    assert "is over: exit code 7" in again.stderr
+    assert "has ended: exit code 7" in again.stderr
 
 
 def test_a_run_has_one_supervisor(supervise):

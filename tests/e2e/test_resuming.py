@@ -126,5 +126,5 @@ def test_a_run_that_is_watched_or_was_started_otherwise_is_left_alone(serve, sup
     assert all("was started with" in done.stderr for _, done in refused[1:])
     assert not (supervise.home / "main.2").exists()
     (supervise.home / "go").touch()
-    assert "goes on with" in gated.once().stderr
+    assert "resuming " in gated.once().stderr
     assert supervise.records("main")[-1]["kind"] == "run_end"

@@ -61,7 +61,7 @@ def test_a_run_as_it_was_kept_is_good(sealed, capsys):
         ("policy", "evidence", "journal"), "good"
     )
     assert invoke(["audit", "verify", str(sealed.path)]) == 0
-    assert "not seen: records that were cut off" in capsys.readouterr().out
+    assert "not checked: records that were cut off" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

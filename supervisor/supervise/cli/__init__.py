@@ -1,4 +1,4 @@
-"""The command line: one command per file; what people say to a run is in operator_commands.py.
+"""The command line: one command per file; an operator's commands are in operator_commands.py.
 
 `supervise [OPTIONS] -- COMMAND` is short for `supervise run [OPTIONS] -- COMMAND`. Errors are
 printed here and nowhere else: one line with the cause, one with the next thing to try.
@@ -19,31 +19,21 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 from . import _streams
-from ._job import PROGRAM, refusal
+from ._params import PROGRAM, missing_dashes
 
-WORDS = (
-    *("pause", "resume", "approve", "deny", "ack", "silence", "lr", "rollback", "savepoint"),
-    *("skip", "quarantine", "release", "stop"),
+OPERATOR_COMMANDS = (
+    *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "rollback"),
+    *("lr", "skip", "quarantine", "stop"),
 )
-COMMANDS = (
-    "run",
-    "adopt",
-    "status",
-    "checkpoints",
-    "why",
-    "why-not",
-    "reload",
-    "outbox",
-    *WORDS,
-    "audit",
-    "replay",
-    "policy",
-    "backtest",
-    "export",
-    "doctor",
-    "metrics",
-    "demo",
-)
+SECTIONS = {
+    "Start": ("run", "adopt", "doctor", "demo"),
+    "Inspect a run": (
+        *("status", "why", "why-not", "checkpoints", "export", "audit", "replay", "outbox"),
+    ),
+    "Operate a run": (*OPERATOR_COMMANDS, "reload"),
+    "Policies and metrics": ("policy", "backtest", "metrics"),
+}
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 
 
 class _UnwritableError(Exception):
@@ -55,17 +45,17 @@ class _UnwritableError(Exception):
 
 
 @contextmanager
-def _printing() -> Iterator[None]:
+def _mark_output_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None:  # it is about a file
+        if error.filename is not None:  # a file, not a stream
             raise
         raise _UnwritableError(error) from error
 
 
 class Commands(click.Group):
-    """Loads a command when it is asked for, so that a job is not kept waiting for all of them."""
+    """Imports a command when it is used, so that a job does not wait for all of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -73,25 +63,34 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        if name in WORDS:
-            word: click.Command = import_module(f"{__name__}.operator_commands").commands[name]
-            return word
-        module = name.replace("-", "_")
-        command: click.Command = import_module(f"{__name__}.{module}").command
+        if name in OPERATOR_COMMANDS:
+            found: click.Command = import_module(f"{__name__}.operator_commands").commands[name]
+            return found
+        command: click.Command = import_module(f"{__name__}.{name.replace('-', '_')}").command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by what they are for."""
+        width = formatter.width - max(map(len, COMMANDS)) - 6
+        for title, names in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, cmd.get_short_help_str(width)) for name, cmd in found if cmd]
+                )
+
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Begin, with the help and the version that were asked for."""
-        with _printing():
+        """Parse the command line; help and version are printed here."""
+        with _mark_output_errors():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _printing():
+        with _mark_output_errors():
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take options for those of `run`; a word that is no command of ours is never started."""
+        """Pass leading options to `run`; never start what is not a command of ours."""
         first = args[0] if args else ""
         if first.startswith("-") and first not in ("--help", "-h", "--version"):
             args = ["run", *args]
@@ -100,18 +99,19 @@ class Commands(click.Group):
             if near:
                 meant = shlex.join([PROGRAM, near[0], *args[1:]])
                 raise UsageError(f"no command {first!r}", hint=f"did you mean: {meant}")
-            raise refusal(args[args.index("--") + 1 :] if "--" in args[:-1] else args)
+            raise missing_dashes(args[args.index("--") + 1 :] if "--" in args[:-1] else args)
         return super().parse_args(ctx, args)
 
 
 @click.command(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`supervise --policy P -- CMD` is short for `supervise run --policy P -- CMD`.",
+    epilog="`supervise --policy P -- CMD` is short for `supervise run --policy P -- CMD`. "
+    "`supervise COMMAND --help` shows examples and exit codes.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def group() -> None:
-    """Keep a training run alive, stable and accountable.
+    """Watch a training run, act on it by a policy, and keep an audit log.
 
     \b
     Examples:
@@ -137,7 +137,7 @@ def invoke(argv: list[str] | None = None) -> int:
         code = group.main(args=argv, prog_name=PROGRAM, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SuperviseError as error:
-        _explain(error)
+        _print_error(error)
         return error.exit_code
     except click.Abort:
         return 130
@@ -148,16 +148,9 @@ def invoke(argv: list[str] | None = None) -> int:
         return _streams.unwritable(error.reason)
 
 
-def _explain(error: SuperviseError) -> None:
+def _print_error(error: SuperviseError) -> None:
     render = getattr(error, "render", None)
-    if render is not None:
-        _say(f"supervise: {render()}")
-        return
-    _say(f"supervise: {error}")
-    if error.hint:
-        _say(f"    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}")
-
-
-def _say(text: str) -> None:
-    """Print a line to stderr, also one that quotes what is no Unicode."""
-    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)
+    text = f"supervise: {error if render is None else render()}"
+    if render is None and error.hint:
+        text += f"\n    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}"
+    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)  # may quote no Unicode

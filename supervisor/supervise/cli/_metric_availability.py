@@ -1,8 +1,7 @@
-"""For each metric that has a name: whether a job's frames will hold it, and if not, why.
+"""For each standard metric: whether a job's frames will contain it, and if not, why.
 
-What is told follows from three things: what arrived in a trial, what the collectors say of their
-own metrics, and the conditions below, which no trial settles because the job decides. A metric
-that none of the three knows about is told as it was seen, never promised.
+The answer follows from three sources: the metrics that arrived in the probe check, what the
+collectors declare, and the conditions below, which depend on the job and which no check can settle.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from supervise_probe import collectors
 from ..catalog.inventory import metrics, standard_metrics
 from ..checkpoints import notifications
 from ..inputs import cross_rank_metrics, hardware, memory_growth
-from ._probe_check import Trial
+from ._probe_check import ProbeCheck
 
-# What a job has or has not: patterns of ids, the condition, and whether the trial's job meets it.
+SUPERVISOR_METRICS = (*cross_rank_metrics.METRICS, *hardware.METRICS, *notifications.METRICS)
+
+# Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
 CONDITIONS = (
     ("loss_scale overflow_rate", "under a torch.amp.GradScaler", False),
     ("input_time dataloader_stall_frac", "where batches come from a DataLoader", True),
@@ -29,7 +30,7 @@ CONDITIONS = (
         "where the batch passes a DataLoader or the model's own call",
         True,
     ),
-    ("batch_shard batch_offset", "where the job or its data set tells the shard", False),
+    ("batch_shard batch_offset", "where the job or its data set reports the shard", False),
     ("batch_*", "where the model is given indices of tokens", True),
     ("forward_time", "where the model is called as a torch.nn.Module", True),
     (
@@ -44,15 +45,15 @@ CONDITIONS = (
     ("grad_noise_scale gsnr", "with gradient accumulation or several ranks, and tokens", False),
     ("grad_sketch.<i>", "with several ranks, of replicated weights", False),
     ("param_digest.<i>", "with several ranks, under DistributedDataParallel", False),
-    ("clip_bound", "while `clip` is in force", False),
-    ("lr_rewarm", "while a re-warm after a rollback or a relaunch rises", False),
-    ("update_clip_rate", "while `update_clip` is in force", False),
+    ("clip_bound", "while `clip` is active", False),
+    ("lr_rewarm", "during the re-warm after a rollback or a relaunch", False),
+    ("update_clip_rate", "while `update_clip` is active", False),
     ("gradients_zeroed", "while `zero_nonfinite` is armed", False),
-    ("adam_rms_ratio", "with an optimizer of Adam's kind", True),
+    ("adam_rms_ratio", "with an optimizer of the Adam family", True),
     ("opt_state_finite", "with an optimizer that keeps state", True),
     ("lr_phase", "once the learning rate changes", False),
     ("epoch", "under Trainer of transformers or Lightning", False),
-    ("*val_loss checkpoint_time", "where Trainer, Lightning or the job itself tells it", False),
+    ("*val_loss checkpoint_time", "where Trainer, Lightning or the job reports it", False),
     ("mfu", "on a device whose peak is known, or with job.peak_flops", True),
     ("gpu_mem_allocated gpu_mem_reserved gpu_alloc_retries", "on a CUDA device", False),
     ("max_attn_logit* attn_*", "where attention is computed by torch's own functions", True),
@@ -63,14 +64,14 @@ CONDITIONS = (
 )
 
 REPORTED = "only where the job reports it"
-GUARDED = "only where the job saves checkpoints that the guard finds (job.checkpoints)"
-NOBODY = "no: nothing measures it yet, and the job cannot know it"
-# What several ranks tell together is there when each of them has its own part of it.
-PARTS = {
+WITH_CHECKPOINTS = "only where the job saves checkpoints that are found (job.checkpoints)"
+NOT_MEASURED = "no: not measured yet, and the job cannot report it"
+# Cross-rank metrics that need a metric of each rank.
+PER_RANK = {
     "param_digest_mismatch": "param_digest.<i>",
     "grad_direction_consistency": "grad_sketch.<i>",
 }
-# A launcher's words for how many processes it starts on a machine.
+# Launchers, and their options for the number of processes on a machine.
 _LAUNCHERS = re.compile(r"torchrun|accelerate|deepspeed|mpirun|mpiexec|orterun|srun")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
 _COUNTS = re.compile(
@@ -78,46 +79,46 @@ _COUNTS = re.compile(
 )
 
 
-def outlook(trial: Trial | None, reason: str | None, world: int | None) -> dict[str, str]:
+def availability(check: ProbeCheck | None, reason: str | None, world: int | None) -> dict[str, str]:
     """Return for each metric `yes`, or when, or under which condition, or why not.
 
     Args:
-        trial: what came of trying; None if nothing was tried.
-        reason: why there can be no probe, None if there can.
-        world: how many ranks the command starts; None if it does not tell.
+        check: None if none was made.
+        reason: why the probe cannot run, None if it can.
+        world: number of ranks that the command starts; None if unknown.
     """
-    if trial is not None and reason is None and not trial.names:
-        reason = "there is no torch" if len(trial.lines) == 1 else "the probe did not report"
+    if check is not None and reason is None and not check.names:
+        reason = "there is no torch" if len(check.lines) == 1 else "the probe did not report"
     everything = metrics.everything()
-    if trial is None or reason is not None:
+    if check is None or reason is not None:
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
-    found = {name: _of_probe(name, trial, arrived(trial)) for name in metrics.known()}
+    found = {name: _of_probe(name, check, arrived(check)) for name in metrics.known()}
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
     found |= dict.fromkeys(cross_rank_metrics.METRICS, across)
-    for together, own in PARTS.items():
+    for together, own in PER_RANK.items():
         if world == 1 and own in found:
             found[own] = across
         found[together] = found.get(own, across)
     found |= _hardware()
-    found |= dict.fromkeys(notifications.METRICS, GUARDED)
-    found |= dict.fromkeys(standard_metrics.AROUND, NOBODY)
+    found |= dict.fromkeys(notifications.METRICS, WITH_CHECKPOINTS)
+    found |= dict.fromkeys(standard_metrics.AROUND, NOT_MEASURED)
     return found | {name: REPORTED for name in everything if name not in found}
 
 
-def arrived(trial: Trial) -> set[str]:
-    """Return the ids, or families of ids, of what the trial's probe announced."""
-    specs = [(name, metrics.spec_of(name)) for name in trial.names]
+def arrived(check: ProbeCheck) -> set[str]:
+    """Return the ids, or families of ids, that the probe announced."""
+    specs = [(name, metrics.spec_of(name)) for name in check.names]
     return {name if spec is None else spec.id for name, spec in specs}
 
 
-def _of_probe(metric: str, trial: Trial, seen: set[str]) -> str:
+def _of_probe(metric: str, check: ProbeCheck, seen: set[str]) -> str:
     spec = metrics.known()[metric]
     often = f"every {spec.every} steps" if spec.every > 1 else ""
     if spec.sparsest:
         often = f"every step, up to every {spec.sparsest} where steps are short"
     condition, met = _condition(metric)
     if metric not in seen and (met or not condition):
-        return f"no: {_why_absent(metric, trial)}"
+        return f"no: {_why_absent(metric, check)}"
     if condition:
         return ", ".join(filter(None, (often, f"only {condition}")))
     return f"yes, {often}" if often else "yes"
@@ -130,19 +131,19 @@ def _condition(metric: str) -> tuple[str, bool]:
     return "", False
 
 
-def _why_absent(metric: str, trial: Trial) -> str:
+def _why_absent(metric: str, check: ProbeCheck) -> str:
     for name, module in collectors.modules():
         if any(spec.id == metric for spec in module.METRICS):
-            how = trial.status.get("collectors", {}).get(name, "on")
+            how = check.status.get("collectors", {}).get(name, "on")
             if how != "on":
                 return f"its collector is {how}"
-    return "it did not arrive in the trial"
+    return "it did not arrive in the check"
 
 
 def _hardware() -> Mapping[str, str]:
     often = f"yes, every {hardware.EVERY_S:.0f} s"
     driver = hardware.driver()
-    why = "no: no binding of the NVIDIA driver is installed" if driver is None else ""
+    why = "no: nvidia-ml-py is not installed" if driver is None else ""
     if driver is not None:
         try:
             driver.nvmlInit()
@@ -155,47 +156,47 @@ def _hardware() -> Mapping[str, str]:
 
 
 def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many ranks the command starts, as far as it tells; None if a launcher decides."""
+    """Return how many ranks the command starts; None if a launcher decides."""
     for name in ("WORLD_SIZE", "SLURM_NTASKS"):
         if environ.get(name, "").isdigit():
             return int(environ[name])
-    words = list(_until_script(argv))
+    args = list(_until_script(argv))
     if not any(
-        _LAUNCHERS.fullmatch(Path(word).name) or "torch.distributed" in word for word in words
+        _LAUNCHERS.fullmatch(Path(each).name) or "torch.distributed" in each for each in args
     ):
         return 1
-    for place, word in enumerate(words):
-        match = _COUNTS.fullmatch(word)
+    for place, each in enumerate(args):
+        match = _COUNTS.fullmatch(each)
         if match:
-            count = match[2] or "".join(words[place + 1 : place + 2])
-            return int(count) if count.isdigit() and not _nodes(words) else None
+            count = match[2] or "".join(args[place + 1 : place + 2])
+            return int(count) if count.isdigit() and not _several_nodes(args) else None
     return None
 
 
 def script_of(argv: Sequence[str]) -> str | None:
-    """Return the script that Python is to run here, where the command plainly names one.
+    """Return the Python script that the command names, None if it is not certain.
 
-    Behind a shell, a container or `-c` it may be anywhere: None.
+    A shell, a container or `-c` may run any script.
     """
-    words = argv[1:]
+    args = argv[1:]
     if _PYTHON.fullmatch(Path(argv[0]).name):
-        if words[:1] == ("-m",) and "torch.distributed" in "".join(words[1:2]):
-            words = words[2:]  # as torchrun
+        if args[:1] == ("-m",) and "torch.distributed" in "".join(args[1:2]):
+            args = args[2:]  # as torchrun
         else:
-            first = next((word for word in words if word in ("-c", "-m") or word[:1] != "-"), "")
+            first = next((each for each in args if each in ("-c", "-m") or each[:1] != "-"), "")
             return first if first.endswith(".py") else None
     elif Path(argv[0]).name not in ("torchrun", "accelerate", "deepspeed"):
         return None
-    return next((word for word in words if word.endswith(".py")), None)
+    return next((each for each in args if each.endswith(".py")), None)
 
 
-def _nodes(words: Sequence[str]) -> bool:
-    return any(word.startswith(("--nnodes", "--num_machines", "--hostfile")) for word in words)
+def _several_nodes(args: Sequence[str]) -> bool:
+    return any(each.startswith(("--nnodes", "--num_machines", "--hostfile")) for each in args)
 
 
 def _until_script(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the words in front of the job's own script: what follows is its own affair."""
-    for word in argv:
-        if word.endswith(".py"):
+    """Yield the arguments before the job's script: what follows belongs to the script."""
+    for each in argv:
+        if each.endswith(".py"):
             return
-        yield word
+        yield each

@@ -1,10 +1,10 @@
-"""What the launch of a job needs of a policy, kept from the last time that the policy was loaded.
+"""A cache of the parts of a policy that launching a job needs.
 
-Loading takes a third of a second, most of it for the import of all that a policy may name. So what
-was found is kept under a digest of all that it depends on: the file, the packs and runbooks beside
-it, what is shipped, this program, the mode, and the working directory, which messages name files
-by. A file that is damaged, foreign or unwritable is a miss, never an error. Two writers at once
-write the same; each file is replaced as a whole.
+Loading a policy takes a third of a second, most of it for imports. The cache key is a digest of all
+that the result depends on: the file, the packs and runbooks beside it, the shipped ones, this
+program, the mode, and the working directory, which messages name files by. A damaged, foreign or
+unwritable cache file is a miss, never an error. Concurrent writers write the same content; each
+file is replaced atomically.
 
     $XDG_CACHE_HOME/supervise/policies/<digest>.json = <sha256 of the rest> LF <json>
 """
@@ -26,22 +26,22 @@ from ..errors import InputError
 from ..store import files
 
 KEEP = 32  # files; project default
-MAX_BYTES = 4 << 20  # of one
-MAX_FILES = 500  # beside a policy; a folder with more is not for policies alone
+MAX_BYTES = 4 << 20  # of a cache file
+MAX_FILES = 500  # beside a policy; a larger folder is not a policy folder
 PARTS = ("packs", "runbooks")  # folders beside a policy
-# What a launch reads; the rest of the policy is made again once the job runs.
+# What a launch reads; the whole policy is loaded once the job runs.
 _KEPT = ("name", "digest", "mode", "savepoints", "sampling", "safeguards", "notify", "job")
 
 Load = Callable[[list[str]], Policy]  # appends its warnings to what it is given
 
 
 def launch_policy(path: str | Path, mode: str | None, load: Load, warnings: list[str]) -> Policy:
-    """Return the policy, or as much of it as a launch needs: it then has no rules.
+    """Return the policy, or the part that a launch needs, without rules.
 
     Args:
         path: a file, or the name of a shipped policy, as `load_policy` takes it.
-        load: loads it; called when nothing usable is in the cache.
-        warnings: what is odd but allowed is appended here.
+        load: called on a cache miss.
+        warnings: the policy's warnings are appended here.
 
     Raises:
         SuperviseError: as `load`.
@@ -51,17 +51,17 @@ def launch_policy(path: str | Path, mode: str | None, load: Load, warnings: list
     if found is not None:
         warnings += found[1]
         return found[0]
-    said: list[str] = []
-    policy = load(said)
-    warnings += said
+    new: list[str] = []
+    policy = load(new)
+    warnings += new
     if place is not None:
         with suppress(OSError, ValueError, TypeError):
-            _write(place, policy, said)
+            _write(place, policy, new)
     return policy
 
 
 def _place(name: str | Path, mode: str | None) -> Path | None:
-    """Return the file of this policy in the cache; None where it cannot be cached."""
+    """Return the cache file of this policy, None if it cannot be cached."""
     try:
         path = shipped.locate(name)
         seen = hashlib.sha256()
@@ -75,7 +75,7 @@ def _place(name: str | Path, mode: str | None) -> Path | None:
 
 
 def _fingerprint(path: Path) -> Iterator[bytes]:
-    """Yield all that a policy depends on: contents of its own files, looks of those of ours."""
+    """Yield what a policy depends on: contents of its files, size and time of shipped ones."""
     yield path.read_bytes()
     for part in PARTS:
         beside = sorted((path.parent / part).glob("*.yaml"))
@@ -96,8 +96,8 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.name.endswith((".yaml", ".py")):
-                    look = entry.stat()
-                    yield f"{entry.path}\0{look.st_size}\0{look.st_mtime_ns}\n".encode()
+                    stat = entry.stat()
+                    yield f"{entry.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode()
 
 
 def _read(place: Path) -> tuple[Policy, list[str]] | None:

@@ -1,6 +1,6 @@
-"""A few steps of a tiny model in the job's own interpreter, with the probe injected as in a run.
+"""Train a tiny model for a few steps in the job's interpreter, with the probe injected as in a run.
 
-The honest way to learn what the probe can see there. Starts no job, keeps no file.
+This shows which metrics the probe can measure there. It starts no job and leaves no file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..job import environment, shared_memory
 
 COST = "probe_self_time"
 STEPS, SAMPLE_EVERY = 41, 8
-TRIAL_S = 120  # a first import of torch from a network disk may take a minute
+TIMEOUT_S = 120  # a first import of torch from a network disk may take a minute
 
-# Prints a line for each thing that worked: the interpreter, torch, the training. The job has most
-# of what a metric can depend on: a loader, blocks, attention, experts, micro-batches, a clip.
-TRIAL = """
+# Prints a line per stage that worked: interpreter, torch, training. The model has most of what a
+# metric can depend on: a loader, blocks, attention, experts, micro-batches, a clip.
+SCRIPT = """
 import sys
 print("%d.%d.%d" % sys.version_info[:3], flush=True)
 import torch
@@ -86,16 +86,16 @@ print("trained", flush=True)
 
 
 @dataclass
-class Trial:
-    """What came of the steps.
+class ProbeCheck:
+    """The result of the steps.
 
     Attributes:
-        lines: of the interpreter's version, torch's version, `trained`: as many as it got to.
-        error: the last thing that was said on stderr, or why the probe gave up.
-        entered: whether `sitecustomize` of the probe was run.
-        names: metrics that were announced; empty when none came.
-        cost_s: the probe's own CPU time in each step that was weighed.
-        status: the probe's own, see wire.
+        lines: the interpreter's version, torch's version, `trained`: as far as the script got.
+        error: the last line of stderr, or why the probe gave up.
+        entered: whether `sitecustomize` of the probe ran.
+        names: the announced metrics.
+        cost_s: the probe's CPU time in each measured step.
+        status: as the probe reports it, see wire.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -107,26 +107,27 @@ class Trial:
 
 
 def find_interpreter(argv: tuple[str, ...]) -> str:
-    """Return the Python that the command names, in its words or in the program's first line."""
-    for word in argv:
-        if re.fullmatch(r"(python|pypy)[\d.]*t?", Path(word).name) and shutil.which(word):
-            return str(shutil.which(word))
+    """Return the Python that the command names, in its arguments or in the program's first line."""
+    for each in argv:
+        if re.fullmatch(r"(python|pypy)[\d.]*t?", Path(each).name) and shutil.which(each):
+            return str(shutil.which(each))
     program = shutil.which(argv[0])
     with Path(program or os.devnull).open("rb") as file:
         line = file.readline(512).decode("utf-8", "replace")
-    words = [word for word in shlex.split(line[2:]) if word != "-S"] if line[:2] == "#!" else []
-    if words and Path(words[0]).name == "env":
-        words = words[1:]
-    return str(shutil.which(words[0]) or words[0]) if words else str(shutil.which("python3"))
+    parts = [part for part in shlex.split(line[2:]) if part != "-S"] if line[:2] == "#!" else []
+    if parts and Path(parts[0]).name == "env":
+        parts = parts[1:]
+    return str(shutil.which(parts[0]) or parts[0]) if parts else str(shutil.which("python3"))
 
 
-def attempt(interpreter: str) -> Trial:
-    """Run `TRIAL` in `interpreter` with the probe injected, and read what it published."""
+def check_probe(interpreter: str) -> ProbeCheck:
+    """Run `SCRIPT` in `interpreter` with the probe injected, and read what it published."""
     run_id = f"doctor-{secrets.token_hex(3)}"
     try:
         memory = shared_memory.make(shared_memory.base(os.environ), run_id)
     except OSError as error:
-        return Trial(error=f"no shared memory: {error.strerror}")
+        return ProbeCheck(error=f"no shared memory: {error.strerror}")
+    sampled = [each.name for each in fields(SamplingForm)]
     with tempfile.TemporaryDirectory(prefix="supervise-doctor-") as folder:
         marks = Path(folder, "probe")
         marks.mkdir()
@@ -138,53 +139,49 @@ def attempt(interpreter: str) -> Trial:
             "slots": shared_memory.LEAST_SLOTS,
             "capacity": CAPACITY,
             "savepoints": {"every": 4, "keep": 1, "max_bytes": 1 << 24},
-            "sampling": {**dict.fromkeys(_sets(), SAMPLE_EVERY), "share": 1.0},
+            "sampling": {**dict.fromkeys(sampled, SAMPLE_EVERY), "share": 1.0},
             "peak_flops": 1e12,
         }
         path = Path(folder, "probe.json")
         path.write_text(json.dumps(config))
         try:
-            trial = _train(interpreter, environment.child_environment(os.environ, path))
-            _read(trial, memory, marks)
+            check = _train(interpreter, environment.child_environment(os.environ, path))
+            _read(check, memory, marks)
         finally:
             shared_memory.remove(memory)
-    return trial
+    return check
 
 
-def _sets() -> list[str]:
-    return [each.name for each in fields(SamplingForm)]
-
-
-def _train(interpreter: str, environ: dict[str, str]) -> Trial:
-    trial = Trial()
+def _train(interpreter: str, environ: dict[str, str]) -> ProbeCheck:
+    check = ProbeCheck()
     try:
         done = children.run(
-            [interpreter, "-c", TRIAL],
-            within_s=TRIAL_S,
+            [interpreter, "-c", SCRIPT],
+            within_s=TIMEOUT_S,
             env={**environ, "CUDA_VISIBLE_DEVICES": ""},
         )
         out, error = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
-        trial.lines = out.split()
-        trial.error = (error.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        check.lines = out.split()
+        check.error = (error.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        trial.error = f"no answer within {TRIAL_S} s"
+        check.error = f"no answer within {TIMEOUT_S} s"
     except OSError as error:
-        trial.error = f"cannot be started: {error.strerror}"
-    return trial
+        check.error = f"cannot be started: {error.strerror}"
+    return check
 
 
-def _read(trial: Trial, memory: Path, marks: Path) -> None:
-    """Add what the probe left behind."""
+def _read(check: ProbeCheck, memory: Path, marks: Path) -> None:
+    """Add what the probe published."""
     segments = Segments(memory, marks, clock.monotonic_ns)
     for event in segments.poll():
         if isinstance(event, Announced):
-            trial.names = event.names
-        elif isinstance(event, Frame) and COST in trial.names:
-            cost = event.values[trial.names.index(COST)]
-            trial.cost_s += [] if cost is None else [cost]
+            check.names = event.names
+        elif isinstance(event, Frame) and COST in check.names:
+            cost = event.values[check.names.index(COST)]
+            check.cost_s += [] if cost is None else [cost]
     if 0 in segments.ranks:
-        trial.status = segments.ranks[0].status()
+        check.status = segments.ranks[0].status()
     segments.close()
-    trial.entered = any(marks.glob("boot.*"))
+    check.entered = any(marks.glob("boot.*"))
     for mark in marks.glob("off.*"):
-        trial.error = mark.read_text().strip()
+        check.error = mark.read_text().strip()

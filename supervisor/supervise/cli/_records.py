@@ -1,4 +1,4 @@
-"""What opens the records of a run, and what shows lines to the person at the terminal."""
+"""Open the records of a run, and print lines on stderr."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..store.journal import Journal
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 
-Tell = Callable[[str], None]
-Record = Callable[[RunDir, Tell], Recorder]
+PrintLine = Callable[[str], None]
+OpenRecords = Callable[[RunDir, PrintLine], Recorder]
 
 
-def teller(*, quiet: bool) -> Tell:
-    """Return what shows a line to the person at the terminal, if there is one; it never waits."""
+def line_printer(*, quiet: bool) -> PrintLine:
+    """Return a function that prints a line on stderr, or drops it; it never blocks."""
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         if not quiet:
-            sys.stderr.write(f"{line}\n")  # no flush, which may wait: see `_streams`
+            sys.stderr.write(f"{line}\n")  # no flush, which may block: see `_streams`
 
-    return tell
+    return print_line
 
 
-def record(run: RunDir, tell: Tell) -> Recorder:
+def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
     """Open the records of a run as their only writer. Raises StoreError."""
     audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
     journal = Journal.open(run.journal_path)
-    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), tell)
+    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), print_line)

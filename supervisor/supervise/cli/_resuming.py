@@ -1,6 +1,6 @@
-"""`run --resume-run`: which run the same command line goes on with, and whether it may.
+"""`run --resume-run`: which run the same command line resumes, and whether it may.
 
-The run is in the directory given. When that one is over, the next is in `<directory>.2`, then `.3`.
+When the run in `<directory>` has ended, the next one is in `<directory>.2`, then `.3`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from ..errors import UsageError
 from ..store.lock import locked
 from ..store.policies import path_of
 from ..store.run_directory import RunDir, is_run
-from .adopt import over
+from .adopt import how_run_ended
 
 
-def place(directory: Path) -> tuple[Path, RunDir | None]:
-    """Return where the run belongs, and the one to go on with; None: it is to be started there.
-
-    Raises:
-        StoreError: a run directory cannot be read.
-    """
+def resume_target(directory: Path) -> tuple[Path, RunDir | None]:
+    """Return the run directory, and the run in it to resume; None: start a run there."""
     path, number = directory, 1
     following = directory
     while is_run(following):
@@ -33,15 +29,15 @@ def place(directory: Path) -> tuple[Path, RunDir | None]:
     if not is_run(path):
         return path, None
     run = RunDir.open(path)
-    lives = locked(run.audit_path)  # then to adopt it is refused, with its name
-    ended = not lives and (over(run) is not None or last_launch(run) is None)
+    # `adopt` refuses a locked log, with the process that holds it.
+    ended = not locked(run.audit_path) and (how_run_ended(run) or last_launch(run) is None)
     return (following, None) if ended else (path, run)
 
 
-def refuse_another(
+def refuse_different(
     run: RunDir, argv: Sequence[str], policy: Policy, drills: Sequence[Any], directory: Path
 ) -> None:
-    """Raise UsageError unless the run was started with all of these; says what differs."""
+    """Raise UsageError, with what differs, unless the run was started with all of these."""
     was: Mapping[str, Any] = run.read_json("run.json")
     known = policy.digest == was["policy_digest"] or path_of(run, policy.digest).is_file()
     pairs = {
@@ -54,10 +50,10 @@ def refuse_another(
         pairs["mode"] = (was["mode"], policy.mode)
     other = [f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new]
     if not known and not other:
-        other = [f"another content of policy {policy.name}"]
+        other = [f"a different text of policy {policy.name}"]
     if other:
         raise UsageError(
-            f"{run.path} goes on, and was started with {'; '.join(other)}",
-            hint=f"`supervise adopt {run.path}` goes on as it was started; then `supervise reload` "
-            "takes a changed policy",
+            f"{run.path} is not over, and was started with {'; '.join(other)}",
+            hint=f"`supervise adopt {run.path}` resumes it as it was started; then "
+            "`supervise reload` takes a changed policy",
         )

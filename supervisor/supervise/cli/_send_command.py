@@ -1,4 +1,4 @@
-"""A word to a running supervisor, and its answer, which comes back through the audit log."""
+"""Send a command to a running supervisor and wait for its answer in the audit log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import getpass
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +18,43 @@ from ..store import audit
 from ..store.lock import locked
 from ..store.quarantine_list import Quarantine
 from ..store.run_directory import RUNS, RunDir, is_run
-from .audit import printable
+from ._output import printable
 
-PATIENCE_S = 15.0  # the word of mouth of a run: a round of the loop, and a step boundary of the job
-PAUSE_S = 0.3
+TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
+POLL_S = 0.3
 REFUSED, NO_ANSWER = 1, 75
 OUTCOMES = ("commit", "abort", "in_doubt")
+Record = Mapping[str, Any]
 
 
-def split(given: Sequence[str], least: int, most: int | None) -> tuple[Path, list[str]]:
-    """Return the run that is meant, and the other arguments.
+def split_run(given: Sequence[str], least: int, most: int | None) -> tuple[Path, list[str]]:
+    """Return the run and the other arguments.
 
-    A first argument that is a run directory is the run; without one it is the only living run
-    under ./runs. One that lies where runs are, and is none, is a mistake and no name of anything.
+    A first argument that is a run directory is the run; without one it is the only live run under
+    ./runs. A path beside run directories that is not one is an error, never another argument.
 
     Raises:
-        UsageError: too few arguments, too many, or no run that can be meant.
-        StoreError: what stands in the place of a run is none.
+        UsageError: too few or too many arguments, or not exactly one live run.
+        StoreError: the path is not a run directory.
     """
     rest, run = list(given), None
     if rest and is_run(Path(rest[0])):
         run = Path(rest.pop(0))
     elif rest:
-        _mistyped(rest[0])
+        _refuse_mistyped(rest[0])
     if run is None and most is not None and len(rest) > most:
         run = Path(rest.pop(0))
-        RunDir.open(run)  # it is none, and what it may be instead is known there
+        RunDir.open(run)  # raises, with what the path may be instead
     if len(rest) < least or (most is not None and len(rest) > most):
         raise UsageError(
-            f"too {'few' if len(rest) < least else 'many'} arguments", hint="--help has examples"
+            f"too {'few' if len(rest) < least else 'many'} arguments",
+            hint="add --help for examples",
         )
-    return run or _living(), rest
+    return run or _only_live_run(), rest
 
 
-def _mistyped(given: str) -> None:
-    """Raise `StoreError` for a path whose directory holds runs, or is ./runs, when it is none."""
+def _refuse_mistyped(given: str) -> None:
+    """Raise StoreError for a path beside run directories, or in ./runs, that is not one."""
     path = Path(given)
     if "/" not in given or path.is_file():
         return
@@ -64,21 +66,7 @@ def _mistyped(given: str) -> None:
         RunDir.open(path)
 
 
-def missing(run: Path, shards: Sequence[str]) -> str:
-    """Say which of the shards are not in the quarantine of a run, "" when all are."""
-    if not shards:
-        return ""
-    held = Quarantine(RunDir.open(run).quarantine_path).read()["entries"]
-    kept = sorted(each["name"] for each in held if each["until_attempt"] is None)
-    absent = ", ".join(name for name in shards if name not in kept)
-    holds = ", ".join(kept) or "nothing"
-    return (
-        f"nothing to release: {absent} is not in the quarantine; it holds {holds}" if absent else ""
-    )
-
-
-def _living() -> Path:
-    """Return the only run under ./runs that has a supervisor."""
+def _only_live_run() -> Path:
     found = [path.parent for path in sorted(RUNS.glob("*/audit.log")) if locked(path)]
     if not found:
         raise UsageError("no run under ./runs has a supervisor", hint="name the run directory")
@@ -88,63 +76,83 @@ def _living() -> Path:
     return found[0]
 
 
-def speak(run: Path, word: str, by: str | None, args: Mapping[str, Any]) -> int:
-    """Say a word to a run, wait for what becomes of it, and print that.
+def not_quarantined(run: Path, shards: Sequence[str]) -> str:
+    """Return which of the shards are not in the quarantine of a run, "" when all are."""
+    if not shards:
+        return ""
+    entries = Quarantine(RunDir.open(run).quarantine_path).read()["entries"]
+    held = sorted(each["name"] for each in entries if each["until_attempt"] is None)
+    absent = ", ".join(name for name in shards if name not in held)
+    if not absent:
+        return ""
+    contents = ", ".join(held) or "nothing"
+    return f"nothing to release: {absent} is not in quarantine, which holds {contents}"
 
-    Returns:
-        0 done, or accepted and under way; 1 refused, or failed; 75 no answer yet.
+
+def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tuple[RunDir, str]:
+    """Post a command; return the run and the key that the answering record names.
+
+    Raises:
+        StoreError: the run has no supervisor, or its directory cannot be written.
     """
     found = RunDir.open(run)
     if not locked(found.audit_path):
-        raise StoreError(f"{run} has no supervisor any more", hint=f"supervise status {run}")
+        raise StoreError(f"{run} has no supervisor", hint=f"supervise status {run}")
     at_ns = clock.monotonic_ns()
     key = f"{at_ns}-{os.getpid()}"
-    known = sum(1 for _ in audit.read(found.audit_path))
+    operator = by or getpass.getuser()
     try:
-        control_inbox.post(
-            found.path, word, by or getpass.getuser(), {**args, "key": key}, at_ns=at_ns
-        )
+        control_inbox.post(found.path, command, operator, {**args, "key": key}, at_ns=at_ns)
     except OSError as error:
         raise StoreError(f"cannot write in {run}: {error.strerror}") from error
-    answer, outcome = _await(found, key, known)
-    if answer is None:
-        click.echo(f"no answer within {PATIENCE_S:.0f} s; supervise audit show {run}", err=True)
-        return NO_ANSWER
-    for record in (answer, outcome):
-        if record is not None:
-            click.echo(
-                f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}",
-                err=True,
-            )
-    failed = outcome is not None and outcome["kind"] != "commit"
-    return REFUSED if failed or not answer["data"]["ok"] else 0
+    return found, key
 
 
-def _await(
-    run: RunDir, key: str, known: int
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Return the answer, and the outcome of the action it led to; None for what did not come."""
-    answer: Mapping[str, Any] | None = None
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        alive = locked(run.audit_path)
-        for number, record in enumerate(audit.read(run.audit_path)):
-            if number < known:
-                continue
+def poll(run: RunDir, skip: int, done: Callable[[Iterator[Record]], bool]) -> None:
+    """Give `done` the records after the first `skip`, until it returns True or the time is up."""
+    until = time.monotonic() + TIMEOUT_S
+    alive = True
+    while alive and time.monotonic() < until:
+        alive = locked(run.audit_path)  # before the records: the last one may be written meanwhile
+        if done(record for n, record in enumerate(audit.read(run.audit_path)) if n >= skip):
+            return
+        time.sleep(POLL_S)
+
+
+def send(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> int:
+    """Send a command, wait for its answer and the outcome of its action, and print both.
+
+    Returns:
+        0 done, or accepted and in progress; 1 refused or failed; 75 no answer in time.
+    """
+    known = sum(1 for _ in audit.read(RunDir.open(run).audit_path))
+    found, key = post(run, command, by, args)
+    seen: list[Record] = []  # the answer, then the outcome
+
+    def answered(records: Iterator[Record]) -> bool:
+        seen.clear()
+        for record in records:
             data = record.get("data") or {}
             if data.get("command_id") == key:
-                answer = record
-            elif answer is not None and _ends(record, answer["data"]["action"]):
-                return answer, record
-        if answer is not None and not (answer["data"]["ok"] and answer["data"]["action"]):
-            return answer, None
-        if not alive:
-            break
-        time.sleep(PAUSE_S)
-    return answer, None
+                seen.append(record)
+            elif seen and _is_outcome(record, seen[0]["data"]["action"]):
+                seen.append(record)
+                return True
+        return bool(seen) and not (seen[0]["data"]["ok"] and seen[0]["data"]["action"])
+
+    poll(found, known, answered)
+    if not seen:
+        click.echo(f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}", err=True)
+        return NO_ANSWER
+    for record in seen[:2]:
+        click.echo(
+            f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}",
+            err=True,
+        )
+    failed = len(seen) > 1 and seen[1]["kind"] != "commit"
+    return REFUSED if failed or not seen[0]["data"]["ok"] else 0
 
 
-def _ends(record: Mapping[str, Any], action: str | None) -> bool:
-    """Return whether the record tells what became of the action."""
-    about = (record.get("data") or {}).get("action")
-    return record["kind"] in OUTCOMES and isinstance(about, Mapping) and about["id"] == action
+def _is_outcome(record: Record, action: str | None) -> bool:
+    named = (record.get("data") or {}).get("action")
+    return record["kind"] in OUTCOMES and isinstance(named, Mapping) and named["id"] == action

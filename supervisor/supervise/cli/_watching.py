@@ -29,7 +29,7 @@ from ..report import receipt
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._records import Tell
+from ._records import PrintLine
 from ._streams import leave
 
 _log = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ class Started:
 
     Attributes:
         argv: as it was given.
-        again: file and mode of a reload that names none.
-        faults: what is injected on purpose.
+        reload_from: file and mode of a reload that names none.
+        faults: the drills.
     """
 
     argv: Sequence[str]
-    again: tuple[str, str | None]
+    reload_from: tuple[str, str | None]
     run: RunDir
     segments: Path
     tier: str
@@ -62,18 +62,18 @@ def watch_started(
     recorder: Recorder,
     process: Process,
     forwarder: Forwarder,
-    tell: Tell,
+    print_line: PrintLine,
 ) -> int:
-    """Watch a job that was started a moment ago; return the exit code to pass on.
+    """Watch a job that has just started; return the exit code to pass on.
 
     Args:
-        launched: the policy, or what `_policy_cache` kept of it.
+        launched: the policy, or the part that `_policy_cache` keeps.
     """
-    run, tell = started.run, logged(tell)
-    policy = launched if launched.detectors else _whole(launched, started)
+    run, print_line = started.run, log_lines(print_line)
+    policy = launched if launched.detectors else _load_whole(launched, started)
     senders, unset = build({"console": {}, **policy.notify}, os.environ)
-    for warning in (*unset, *_twice(started.argv, policy)):
-        tell(f"supervise: warning: {warning}")
+    for warning in (*unset, *_nested_restarts(started.argv, policy)):
+        print_line(f"supervise: warning: {warning}")
     facts: Mapping[str, Any] = {
         "drills": list(started.faults),
         "channels": [sender.name for sender in senders],
@@ -81,31 +81,28 @@ def watch_started(
     settings = Settings(
         started.redactor.command(started.argv),
         policy,
-        Reloader(run, policy, load_policy, *started.again),
+        Reloader(run, policy, load_policy, *started.reload_from),
         run,
         started.segments,
         started.tier,
         started.tier_reason,
-        tell,
+        print_line,
         facts,
         redactor=started.redactor,
     )
     app = App(settings, launcher, forwarder, recorder)
     outbox = Outbox(senders, app.desk.delivered)
-    tell(receipt.opening(run, policy, started.tier, started.tier_reason))
-    return watch(app, process, outbox, forwarder, tell)
+    print_line(receipt.opening(run, policy, started.tier, started.tier_reason))
+    return watch(app, process, outbox, forwarder, print_line)
 
 
-def _whole(kept: Policy, started: Started) -> Policy:
-    """Return the policy that the job was launched with, all of it.
+def _load_whole(kept: Policy, started: Started) -> Policy:
+    """Return the whole policy that the job was launched with.
 
-    From its own file, which messages name, unless that has changed since; then from the copy in
-    the run directory.
-
-    Raises:
-        StoreError: neither is that policy: the cache was wrong.
+    It comes from its own file, which messages name, or, if that has changed since, from the copy in
+    the run directory. Raises StoreError if neither has the digest: the cache was wrong.
     """
-    for path, mode in (started.again, (str(started.run.policy_path), None)):
+    for path, mode in (started.reload_from, (str(started.run.policy_path), None)):
         try:
             policy = load_policy(path, mode=mode)
         except SuperviseError:
@@ -115,62 +112,64 @@ def _whole(kept: Policy, started: Started) -> Policy:
     raise StoreError(f"policy {kept.name} cannot be loaded again as it was launched")
 
 
-def watch(app: App, process: Process, outbox: Outbox, forwarder: Forwarder, tell: Tell) -> int:
-    """Watch the job to its end, and say what came of it; return the exit code to pass on."""
+def watch(
+    app: App, process: Process, outbox: Outbox, forwarder: Forwarder, print_line: PrintLine
+) -> int:
+    """Watch the job to its end and print the receipt; return the exit code to pass on."""
     run, directory = app.settings.run, app.settings.shm
     lines: list[str] = []
 
-    def look_back() -> None:
+    def read_receipt() -> None:
         lines[:] = receipt.closing(run)
 
-    def work() -> int:
+    def run_and_close() -> int:
         code = app.run(process, outbox)
         lines[:] = [f"supervise: exit code {code}"]
         steps: tuple[Callable[[], None], ...] = (
             lambda: app.close(outbox, code),
             lambda: closed(run, outbox.check_channels()),
             lambda: shared_memory.remove(directory),
-            look_back,
+            read_receipt,
         )
         for step in steps:
             try:
                 step()
             except SuperviseError as error:
-                tell(f"supervise: {error}")
+                print_line(f"supervise: {error}")
             except Exception as error:
                 _log.exception("the end of the run was not recorded in full")
-                tell(f"supervise: {type(error).__name__}: {error}")
+                print_line(f"supervise: {type(error).__name__}: {error}")
         for line in lines:
-            tell(line)
+            print_line(line)
         return code
 
-    # The handlers stay: a signal that comes now must not cost the last record or the exit code.
+    # The handlers stay: a signal now must not cost the last record or the exit code.
     atexit.register(forwarder.ignore)
     log = SupervisorLog(run.path / NAME, run.id, app.open_incident, app.settings.redactor)
     log.start()
-    code, done = Foreground(app, process, outbox, forwarder).attend(work)
+    code, done = Foreground(app, process, outbox, forwarder).attend(run_and_close)
     if not done:
-        leave(code)  # a thread hangs: nobody may wait for it
+        leave(code)  # a thread hangs: do not wait for it
     log.stop()
     return code
 
 
-def logged(tell: Tell) -> Tell:
-    """Return what shows a line and logs it, also where nothing is shown."""
+def log_lines(print_line: PrintLine) -> PrintLine:
+    """Return a function that also logs each line, even under --quiet."""
 
-    def both(line: str) -> None:
+    def print_and_log(line: str) -> None:
         _log.info(line)
-        tell(line)
+        print_line(line)
 
-    return both
+    return print_and_log
 
 
-def _twice(argv: Sequence[str], policy: Policy) -> list[str]:
-    """Warn of restarts that multiply with ours."""
+def _nested_restarts(argv: Sequence[str], policy: Policy) -> list[str]:
+    """Return a warning if the launcher restarts ranks by itself."""
     inner = environment.inner_restarts(argv)
     if not inner or not policy.job.get("relaunch"):
         return []
     return [
-        f"torchrun restarts the ranks {inner} times by itself, for each start by the policy, and "
-        "counts them as no attempt of their own; give it --max-restarts=0 and budget `restart`"
+        f"torchrun restarts the ranks {inner} times by itself for each start by the policy, and "
+        "the policy does not count these restarts; use --max-restarts=0 and the budget `restart`"
     ]

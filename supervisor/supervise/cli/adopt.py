@@ -1,4 +1,4 @@
-"""`supervise adopt`: take the place of a supervisor that died."""
+"""`supervise adopt`: take over a run whose supervisor died."""
 
 from __future__ import annotations
 
@@ -31,58 +31,63 @@ from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._records import Record, Tell, record, teller
-from ._watching import logged, watch
+from ._records import OpenRecords, PrintLine, line_printer, open_records
+from ._watching import log_lines, watch
 
 
 @click.command(name="adopt")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 def command(run: Path, quiet: bool) -> int:
-    """Go on watching a run whose supervisor died; the job notices nothing.
+    """Take over a run whose supervisor died. The job keeps running.
 
-    What the job published meanwhile is read and judged, as far as its ring still holds it. An
-    action that was under way has its effect once. Messages that were not delivered are sent. Holds,
-    budgets and open incidents stay. From then on it is as `supervise run`: signals are passed on,
-    and the exit code is the job's; 255 when the job ended and nobody can tell how. A job that is
-    started again gets the command and the environment of its first start, which RUN/command.json
-    and RUN/environ.json keep.
+    Frames that the job published meanwhile are judged, as far as its ring buffer still holds them.
+    An action in progress takes effect once; undelivered messages are sent; holds, budgets and open
+    incidents continue. From then on it behaves as `supervise run` does, signals included. A
+    relaunch uses the command and environment of the first start (RUN/command.json,
+    RUN/environ.json).
 
     \b
     Examples:
       supervise adopt runs/20260105-101112-7f3a9c
       nohup supervise adopt --quiet "$(ls -d runs/* | tail -n 1)" &
+
+    Exit codes: those of `supervise run`; 255 if the job ended and its exit status is unknown.
     """
-    return adopt(run, teller(quiet=quiet))
+    return adopt(run, line_printer(quiet=quiet))
 
 
-def adopt(path: Path, tell: Tell, record: Record = record) -> int:
+def adopt(path: Path, print_line: PrintLine, open_records: OpenRecords = open_records) -> int:
     """Watch the run in the directory `path` to its end; return the exit code to pass on."""
-    tell = logged(tell)
+    print_line = log_lines(print_line)
     run = RunDir.open(path.absolute())
     described = run.read_json("run.json")
     if described["host"] != socket.gethostname():
-        raise UsageError(f"{path} runs on {described['host']}", hint="take it over there")
-    recorder = record(run, tell)
+        raise UsageError(
+            f"{path} runs on {described['host']}",
+            hint=f"run `supervise adopt` on {described['host']}",
+        )
+    recorder = open_records(run, print_line)
     try:
-        ended = over(run)
+        ended = how_run_ended(run)
         if ended is not None:
-            hint = "`supervise status RUN` shows its end"
-            raise UsageError(f"{run.path} is over: {ended}", hint=hint)
+            raise UsageError(f"{run.path} has ended: {ended}", hint=f"supervise status {run.path}")
         past = RecoveredRun.read(run, load_policy)
         process, launcher, clean = _job(run, described, past.started)
-        app, outbox, forwarder = _supervisor(run, described, past, launcher, clean, recorder, tell)
+        app, outbox, forwarder = _supervisor(
+            run, described, past, launcher, clean, recorder, print_line
+        )
     except BaseException:
         recorder.close()
         raise
     forwarder.install()
     forwarder.attach(process)
-    tell(receipt.opening(run, past.policy, described["tier"], described["tier_reason"]))
-    return watch(app, process, outbox, forwarder, tell)
+    print_line(receipt.opening(run, past.policy, described["tier"], described["tier_reason"]))
+    return watch(app, process, outbox, forwarder, print_line)
 
 
-def over(run: RunDir) -> str | None:
-    """Return how a run ended whose last record is written, else None."""
+def how_run_ended(run: RunDir) -> str | None:
+    """Return the reason of the last record if the run has ended, else None."""
     if not run.audit_path.exists():
         return None
     last = deque(audit.read(run.audit_path), maxlen=1)
@@ -92,12 +97,12 @@ def over(run: RunDir) -> str | None:
 def _job(
     run: RunDir, described: Mapping[str, Any], policy: Policy
 ) -> tuple[AdoptedProcess, Launcher, Redactor]:
-    """Return the job as a process, what can start it again, and what knows its secrets."""
+    """Return the job's process, its launcher, and the redactor of its secrets."""
     made = last_launch(run)
     if made is None:
         raise StoreError(
-            f"the job of {run.path} was not started, as far as anybody wrote down",
-            hint="look whether it runs; if it does not, start the run again",
+            f"no launch is on record for the job of {run.path}",
+            hint="check whether it runs (ps); if it does not, start the run again",
         )
     directory = Path(run.read_json("probe.json")["shm"])
     shared_memory.own(directory)
@@ -118,7 +123,7 @@ def _supervisor(
     launcher: Launcher,
     clean: Redactor,
     recorder: Recorder,
-    tell: Tell,
+    print_line: PrintLine,
 ) -> tuple[App, Outbox, Forwarder]:
     named, mode = past.reload
     again = aim({"policy": named, "mode": mode}, *described["reload"])
@@ -131,7 +136,7 @@ def _supervisor(
         Path(run.read_json("probe.json")["shm"]),
         described["tier"],
         described["tier_reason"],
-        tell,
+        print_line,
         past=past,
         redactor=clean,
     )
@@ -139,5 +144,5 @@ def _supervisor(
     app = App(settings, launcher, forwarder, recorder)
     senders, unset = build({"console": {}, **past.started.notify}, os.environ)
     for warning in unset:
-        tell(f"supervise: warning: {warning}")
+        print_line(f"supervise: warning: {warning}")
     return app, Outbox(senders, app.desk.delivered), forwarder

@@ -12,11 +12,12 @@ import click
 from ..errors import StoreError, TamperError
 from ..store import audit, record_check
 from ..store.run_directory import RunDir
+from ._output import printable
 
 
 @click.group(name="audit")
 def command() -> None:
-    """Check or print the audit log of a run.
+    """Verify or print the audit log of a run.
 
     \b
     Examples:
@@ -26,10 +27,10 @@ def command() -> None:
 
 
 def _log(path: Path) -> tuple[Path, str | None]:
-    """Return the audit log that `path` means, and the run that it must belong to."""
+    """Return the audit log at `path`, and the id of the run that it must belong to."""
     try:
         if path.is_file():
-            return path, None  # a copy that somebody kept elsewhere
+            return path, None  # a copy kept elsewhere
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     run = RunDir.open(path)
@@ -44,45 +45,48 @@ def _log(path: Path) -> tuple[Path, str | None]:
     nargs=2,
     type=(click.IntRange(min=1), str),
     metavar="SIZE ROOT",
-    help="Also compare with the audit head of a message: shows a log that was cut or rewritten.",
+    help="Audit head of a message: detects a log that was cut or rewritten.",
 )
 @click.pass_context
 def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str] | None) -> None:
-    """Tell whether the audit log is as it was written, and what it tells of.
+    """Verify that the audit log and the files it refers to are unchanged.
 
-    RUN is a run directory, or a copy of an audit.log. Of a directory the policies, the evidence
-    and the journal are compared with their digests in the log too. Exit status: 0 good, 1 tampered
-    (the log, or what it tells of), 2 torn tail only (a killed supervisor or a power cut; the next
-    supervisor repairs it).
+    RUN is a run directory, or a copy of an audit.log. In a directory the policies, the evidence and
+    the journal are compared with their digests in the log.
 
     \b
     Examples:
       supervise audit verify runs/20260105-101112-7f3a9c
       supervise audit verify runs/20260105-101112-7f3a9c --witness 412 9c1b...
+
+    Exit codes: 0 good; 1 changed (the log, or a file it refers to); 2 only the last record is
+    incomplete, after a killed supervisor or a power cut; `supervise adopt` repairs it.
     """
     path, run_id = _log(run)
     found = audit.verify(path, run_id, witness)
     parts = [] if run_id is None else _parts(RunDir.open(run), found.status)
     if as_json:
-        told = {name: getattr(found, name) for name in found.__slots__}
-        told["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({**told, "not_seen": record_check.BLIND}))
+        shown = {name: getattr(found, name) for name in found.__slots__}
+        shown["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+        click.echo(json.dumps({**shown, "not_seen": record_check.BLIND}))
     else:
         click.echo(f"{found.status}: {found.message}")
         click.echo(f"head: {found.records} {found.root}")
         for part in parts:
             click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
         if run_id is None:
-            click.echo("checked: the log alone; a run directory holds what it tells of")
-        click.echo(f"not seen: {'; '.join(record_check.BLIND)}")
+            click.echo(
+                "checked: the log only; give the run directory to check the files it refers to"
+            )
+        click.echo(f"not checked: {'; '.join(record_check.BLIND)}")
     changed = any(part.status in (record_check.CHANGED, record_check.MISSING) for part in parts)
     ctx.exit(1 if changed else found.exit_code)
 
 
 def _parts(run: RunDir, status: str) -> list[record_check.Part]:
-    """Return what the good records of a run's log say of the files beside it."""
+    """Compare the files of a run with their digests in the valid records of its log."""
     digests = record_check.Digests()
-    with suppress(TamperError):  # told already; the records before it are good
+    with suppress(TamperError):  # reported already; the records before it are good
         for record in audit.read(run.audit_path):
             digests.take(record)
     digests.over = digests.over and status == "good"
@@ -93,7 +97,7 @@ def _parts(run: RunDir, status: str) -> list[record_check.Part]:
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record a line, as stored.")
 def show(run: Path, as_json: bool) -> None:
-    """Print the audit log: what was decided, why, and what came of it.
+    """Print the audit log: each decision, its reason and its outcome.
 
     \b
     Examples:
@@ -107,17 +111,6 @@ def show(run: Path, as_json: bool) -> None:
             click.echo(text.encode("utf-8", "backslashreplace"))
         else:
             click.echo(_line(record))
-
-
-def printable(text: str) -> str:
-    """Return `text` without control characters: what a job said must not steer a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def document(value: Any) -> str:
-    """Return data as JSON that any terminal and any file can hold."""
-    text = json.dumps(audit.encode(value), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair: escaped
 
 
 def _line(record: dict[str, Any]) -> str:

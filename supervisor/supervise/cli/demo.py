@@ -1,7 +1,6 @@
-"""`supervise demo`: break a real training run on purpose, and show how it was saved.
+"""`supervise demo`: inject a fault into a real training run and show the recovery.
 
-Everything shown is read from the run directory that the run left behind; the run itself is started
-through the command line, as anybody would.
+Everything shown is read from the run directory; the run starts through the ordinary command line.
 """
 
 from __future__ import annotations
@@ -30,70 +29,72 @@ from ..store import audit, history
 from ..store.run_directory import RunDir
 
 FAULT, FAULT_STEP, STEPS = "lr_spike", 150, 400
-NOTICE_STEPS = 40  # the fault lasts 20 steps; what is noticed later than this is something else
+NOTICE_STEPS = 40  # the fault lasts 20 steps; a later incident has another cause
 COLUMNS = 72
 BARS = "▁▂▃▄▅▆▇█"
-STYLES = {"broken": "red", "seen": "yellow", "decided": "cyan", "done": "cyan"}
+STYLES = {"fault": "red", "detected": "yellow", "decided": "cyan", "done": "cyan"}
 
 
 @click.command(name="demo")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="D", help="Keep the run here.")
 def command(run_dir: Path | None) -> int:
-    """Train a small GPT, multiply its learning rate by 30 at step 150, and watch it being saved.
+    """Break a small training run and watch its recovery.
 
-    Takes one to three minutes on one core and needs torch in this environment. Exit code 0 only if
-    the fault was detected, contained and verified.
+    Trains a small GPT and multiplies its learning rate by 30 at step 150. Takes one to three
+    minutes on one core and needs torch in this environment.
 
     \b
     Examples:
       supervise demo
       supervise demo --run-dir runs/demo
+
+    Exit codes: 0 the fault was detected, contained and verified; 1 it was not; 64 no torch.
     """
     if find_spec("torch") is None:
         raise UsageError(
-            f"the demo trains a model, and {sys.executable} has no torch",
+            f"the demo needs torch, which {sys.executable} does not have",
             hint="pip install 'supervise-train[torch]', or in a checkout: make demo",
         )
     path = run_dir or Path("runs") / f"demo-{clock.wall()[:19].replace(':', '')}"
     if (path / "run.json").exists():
-        raise UsageError(f"{path} holds a run already", hint="name another --run-dir, or none")
+        raise UsageError(f"{path} holds a run already", hint="use another --run-dir, or none")
     console = Console(highlight=False)
     train = shipped.folder("examples") / "nano" / "train.py"
     drill = f"{FAULT}@{FAULT_STEP}"
     job = [sys.executable, str(train), "--steps", str(STEPS), "--log-every", "25"]
-    words = ["--policy", "nano", "--drill", drill, "--run-dir", str(path), "--"]
-    words += [*job, "--out", str(path / "checkpoints")]
-    console.print(Text(f"$ supervise {shlex.join(words)}", style="bold"))
-    code = _supervise(*words)
+    args = ["--policy", "nano", "--drill", drill, "--run-dir", str(path), "--"]
+    args += [*job, "--out", str(path / "checkpoints")]
+    console.print(Text(f"$ supervise {shlex.join(args)}", style="bold"))
+    code = _supervise(*args)
     if not (path / "run.json").exists():
-        return code  # it has said why
+        return code  # `run` printed the error
 
     run = RunDir.open(path)
     records = list(audit.read(run.audit_path))
-    saved = _tell(console, records, run)
-    proved = True
-    for words in (["audit", "verify", str(path)], ["replay", str(path)]):
-        console.print(Text(f"\n$ supervise {shlex.join(words)}", style="bold"))
-        proved &= _supervise(*words) == 0
+    recovered = _print_story(console, records, run)
+    verified = True
+    for args in (["audit", "verify", str(path)], ["replay", str(path)]):
+        console.print(Text(f"\n$ supervise {shlex.join(args)}", style="bold"))
+        verified &= _supervise(*args) == 0
     if code:
         console.print(f"[red]the job ended with exit code {code}[/]")
-    _next(console, path, drill, job)
-    return int(not (saved and proved and code == 0))
+    _print_next(console, path, drill, job)
+    return int(not (recovered and verified and code == 0))
 
 
-def _supervise(*words: str) -> int:
+def _supervise(*args: str) -> int:
     """Run a command line of ours on this terminal and return its exit code."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-m", "supervise", *words], env=environ) as child:
+    with subprocess.Popen([sys.executable, "-m", "supervise", *args], env=environ) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                continue  # it was told as well, and lets the job end first
+                continue  # the child received it too, and waits for the job
 
 
-def _tell(console: Console, records: list[dict[str, Any]], run: RunDir) -> bool:
-    """Print what was seen, decided and verified; return whether the fault was dealt with."""
+def _print_story(console: Console, records: list[dict[str, Any]], run: RunDir) -> bool:
+    """Print what was detected, decided and verified; return whether the run recovered."""
     story = Table.grid(padding=(0, 2))
     for what, record, text in _story(records):
         story.add_row(
@@ -102,16 +103,16 @@ def _tell(console: Console, records: list[dict[str, Any]], run: RunDir) -> bool:
     console.rule("what happened")
     console.print(story)
     losses = _losses(run)
-    console.print("\ntraining loss, step by step; a new line where the run went back")
+    console.print("\ntraining loss by step; a new line after each rollback")
     for attempt, line in _sparks(losses):
         console.print(Text(f"  {attempt}  {line}"))
     incident = _incident(records)
     if incident is None:
-        console.print("\n[red]the fault was not noticed[/]")
+        console.print("\n[red]the fault was not detected[/]")
         return False
-    about = [one for one in records if one.get("incident") == incident]
-    kinds = {(one["kind"], one["data"].get("what")) for one in about}
-    band = next((one["data"]["band"] for one in about if one["data"].get("band")), None)
+    mine = [one for one in records if one.get("incident") == incident]
+    kinds = {(one["kind"], one["data"].get("what")) for one in mine}
+    band = next((one["data"]["band"] for one in mine if one["data"].get("band")), None)
     last = fmean(list(losses.values())[-25:])
     back = band is not None and last < band["limit"]
     if band is not None:
@@ -133,15 +134,15 @@ def _tell(console: Console, records: list[dict[str, Any]], run: RunDir) -> bool:
 
 
 def _story(records: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield (kind, record, sentence) of all that a reader wants to know."""
+    """Yield (stage, record, sentence) for each event of the recovery."""
     verbs: dict[str, str] = {}
     for one in records:
         data: Mapping[str, Any] = one.get("data") or {}
         what = data.get("what")
         if one["kind"] == "note" and what == "drill":
-            yield "broken", one, one["reason"]
+            yield "fault", one, one["reason"]
         elif one["kind"] == "incident" and what != "closed":
-            yield "seen", one, one["reason"]
+            yield "detected", one, one["reason"]
         elif one["kind"] == "state" and data.get("event") == "run":
             yield "decided", one, one["reason"].partition(": ")[0]
         elif one["kind"] == "intent":
@@ -155,20 +156,20 @@ def _story(records: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any],
 
 
 def _effect(verb: str, result: Mapping[str, Any]) -> str:
-    """Say what an action came to."""
+    """Return the effect of an action as text."""
     if verb == "pause":
-        return f"pause: held after step {result.get('paused_step')}"
+        return f"pause: after step {result.get('paused_step')}"
     if verb == "snapshot":
         return f"snapshot: evidence in {result.get('path')}"
     if verb == "rollback":
         return f"rollback: from step {result.get('from_step')} back to {result.get('step')}"
     if verb == "resume":
-        return f"resume: held for {result.get('held_s', 0.0):.1f} s in all"
+        return f"resume: paused for {result.get('held_s', 0.0):.1f} s in all"
     return verb
 
 
 def _incident(records: list[dict[str, Any]]) -> str | None:
-    """Return the id of the incident that the fault opened, or joined."""
+    """Return the id of the incident that the fault opened or joined."""
     reach = range(FAULT_STEP, FAULT_STEP + NOTICE_STEPS)
     for one in records:
         grew = one["kind"] == "incident" and one["data"].get("what") != "closed"
@@ -178,7 +179,7 @@ def _incident(records: list[dict[str, Any]]) -> str | None:
 
 
 def _losses(run: RunDir) -> dict[tuple[int, int], float]:
-    """Return the loss by (attempt, step), in the order in which it was seen."""
+    """Return the loss by (attempt, step), in the order of the frames."""
     return {
         (attempt, step): values["train_loss_raw"]
         for rank, attempt, step, _, values in history.frames(run)
@@ -192,7 +193,7 @@ def _after_fault(losses: Mapping[tuple[int, int], float]) -> list[float]:
 
 
 def _sparks(losses: Mapping[tuple[int, int], float]) -> Iterator[tuple[int, str]]:
-    """Yield (attempt, line): a bar for each few steps, as high as their worst loss."""
+    """Yield (attempt, line): a bar for every few steps, as high as their largest loss."""
     cells: dict[int, dict[int, float]] = {}
     for (attempt, step), loss in losses.items():
         column = step * COLUMNS // STEPS
@@ -213,13 +214,13 @@ def _bar(value: float | None, low: float, high: float) -> str:
     return BARS[round((value - low) / max(high - low, 1e-9) * (len(BARS) - 1))]
 
 
-def _next(console: Console, path: Path, drill: str, job: list[str]) -> None:
-    """Print where the run is and what to try, as it can be typed here."""
+def _print_next(console: Console, path: Path, drill: str, job: list[str]) -> None:
+    """Print where the run is and which commands to try next."""
     where = shlex.quote(str(path))
     ours = Path(sys.executable).with_name("supervise")
     on_path = shutil.which("supervise") == str(ours) or not ours.exists()
     program = "supervise" if on_path else os.path.relpath(ours)
-    console.print(f"\nthe run is in {where}; now try")
+    console.print(f"\nthe run is in {where}; next:")
     for line in (
         f"{program} audit show {where}",
         f"{program} export {where} --csv --metrics train_loss_raw,learning_rate,grad_global_norm",

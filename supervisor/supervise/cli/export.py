@@ -14,8 +14,8 @@ from ..store.run_directory import RunDir
 
 @click.command(name="export")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--csv", "as_csv", is_flag=True, help="As CSV, the one format there is today.")
-@click.option("--metrics", metavar="A,B", help="Only these metrics, in this order.")
+@click.option("--csv", "as_csv", is_flag=True, help="Write CSV, the only format.")
+@click.option("--metrics", metavar="A,B", help="Export only these metrics, in this order.")
 @click.option(
     "-o",
     "--output",
@@ -24,18 +24,21 @@ from ..store.run_directory import RunDir
     help="Write to FILE instead of standard output.",
 )
 def command(run: Path, as_csv: bool, metrics: str | None, output: Path | None) -> None:
-    """Print every metric of every step and rank: step,rank,attempt,METRICS.
+    """Export the metrics of a run.
 
-    A value that was absent is empty, NaN is nan. Steps that a rollback took back are kept; their
-    attempt is lower. A live run can be exported too.
+    One row per step and rank: step,rank,attempt,METRICS. A missing value is empty, NaN is nan.
+    Steps undone by a rollback are included, with a lower attempt number. A live run can be exported
+    too.
 
     \b
     Examples:
       supervise export runs/20260105-101112-7f3a9c --csv -o run.csv
       supervise export runs/20260105-101112-7f3a9c --csv --metrics train_loss_raw,learning_rate
+
+    Exit codes: 0 written; 64 no such run or metric; 74 standard output cannot be written.
     """
     if not as_csv:
-        raise UsageError("export needs a format", hint="add --csv")
+        raise UsageError("no export format given", hint="add --csv")
     found = RunDir.open(run)
     wanted = None if metrics is None else [m.strip() for m in metrics.split(",") if m.strip()]
     if output is None:
@@ -46,4 +49,4 @@ def command(run: Path, as_csv: bool, metrics: str | None, output: Path | None) -
             rows = history.export_csv(found, file, wanted)
     except OSError as error:
         raise StoreError(f"cannot write {output}: {error.strerror}") from error
-    click.echo(f"{rows} rows in {output}", err=True)
+    click.echo(f"wrote {rows} rows to {output}", err=True)

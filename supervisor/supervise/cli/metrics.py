@@ -1,4 +1,4 @@
-"""`supervise metrics`: which metrics have a name, what they mean, and who watches them."""
+"""`supervise metrics`: the standard metrics, what they mean, and which detectors read them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from ._output import print_table
 
 ORDER = """\
-Frame t holds what optimizer step t saw, in this order: loss(t) -> grad(t) -> update(t). The update
-of step t shows in the loss of frame t+1. What is copied from an accelerator is published one step
-late, in the frame of the step that it belongs to. Under FSDP a rank's norms are those
-of its shard; their squares add up over the ranks."""
+Frame t holds the values of optimizer step t: loss(t) -> grad(t) -> update(t). The update of step t
+affects the loss of frame t+1. Values on an accelerator are published one step late, in the frame
+of the step that they belong to. Under FSDP a rank's norms are those of its shard; their squares
+add up over the ranks."""
 
 _MEASURED = {
     "probe": "by the probe",
     "supervisor": "by the supervisor, beside the job",
-    "job": "no; report it",
-    "nobody": "no, and the job cannot know it",
+    "job": "no; the job must report it",
+    "nobody": "no, and the job cannot report it",
 }
 _COSTS = {
     "supervisor": "nothing in the job's process",
-    "job": "what the job spends on it",
-    "nobody": "nothing, as nobody measures it",
+    "job": "what the job spends to compute it",
+    "nobody": "nothing: not measured",
 }
 
 
@@ -32,7 +33,7 @@ _COSTS = {
 def command() -> None:
     """List the metrics, or explain one.
 
-    What is not measured a job may report itself: `supervise_probe.report(my_score=x)`.
+    A job can report further metrics: `supervise_probe.report(my_score=x)`.
     """
 
 
@@ -53,19 +54,18 @@ def listing(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
         return
-    width = max(len(row["id"]) for row in found)
     for who, head in origin.BY.items():
-        click.echo(f"{head}:")
-        for row in found:
-            if row["measured_by"] == who:
-                click.echo(f"  {row['id']:{width}}  {row['unit']:9}  {row['meaning']}")
+        rows = [row for row in found if row["measured_by"] == who]
+        if rows:
+            click.echo(f"{head}:")
+            print_table([(f"  {row['id']}", row["unit"], row["meaning"]) for row in rows])
 
 
 @command.command(name="show")
 @click.argument("metric", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(metric: str, as_json: bool) -> None:
-    """Explain one metric: unit, formula, cost, source, and the detectors that read it.
+    """Explain one metric and list the detectors that read it.
 
     \b
     Examples:
@@ -93,14 +93,14 @@ def show(metric: str, as_json: bool) -> None:
 
 
 def describe(metric: str) -> dict[str, Any]:
-    """Return what is known of a metric that has a standard id, for `--json`."""
+    """Return the facts of a standard metric, for `--json`."""
     from ..catalog.export import metric_readers, origin
     from ..catalog.inventory import metrics
-    from . import _supervisor_metrics
+    from ._metric_availability import SUPERVISOR_METRICS
 
     spec = metrics.spec_of(metric)
     assert spec is not None
-    by = origin.measured_by(metric, _supervisor_metrics.METRICS)
+    by = origin.measured_by(metric, SUPERVISOR_METRICS)
     return {
         "id": metric,
         "unit": spec.unit,
@@ -114,7 +114,7 @@ def describe(metric: str) -> dict[str, Any]:
 
 
 def _cost(metric: str) -> str:
-    """Return what a sample costs the job; many come out of what another metric was taken for."""
+    """Return what a sample costs the job; many metrics are by-products of another one."""
     from supervise_probe import collectors
 
     family = next(
@@ -126,5 +126,5 @@ def _cost(metric: str) -> str:
         return family[metric]
     first = next((name for name, cost in family.items() if cost), None)
     if first is None:
-        return "no pass over data of its own; see probe_self_time for all together"
+        return "no pass over data of its own; probe_self_time has the total"
     return f"that of {first}: {family[first]}"

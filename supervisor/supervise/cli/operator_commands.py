@@ -1,8 +1,6 @@
-"""What a person may say to a running supervisor: one command a word, each with its own help.
+"""The commands of an operator to a running supervisor: each is answered, and audited under a name.
 
-Every word is on record with the name of who said it. RUN may be left out while exactly one run
-under ./runs has a supervisor. Exit status: 0 done, or accepted and under way; 1 refused, or failed;
-64 wrong usage, or no run with a supervisor; 75 no answer within 15 s.
+RUN may be left out while exactly one run under ./runs has a supervisor.
 """
 
 from __future__ import annotations
@@ -12,105 +10,108 @@ from typing import Any
 
 import click
 
-from ._number import Number
-from ._send_command import REFUSED, missing, speak, split
+from ._params import Number
+from ._send_command import REFUSED, not_quarantined, send, split_run
 
-STATUS = (
-    "Exit status: 0 done or under way, 1 refused or failed, 64 wrong usage or no run with a "
-    "supervisor, 75 no answer within 15 s."
+EXIT_CODES = (
+    "Exit codes: 0 done, or accepted and in progress; 1 refused or failed; 64 wrong usage, or no "
+    "run with a supervisor; 75 no answer within 15 s."
 )
 RATE = Number(0.0, 1.0, min_open=True)
-UPDATES = 3  # skipped by one word at most, as many as the action allows
+MAX_SKIPPED = 3  # updates per command, as many as the action allows
 commands: dict[str, click.Command] = {}
 
 
-def _word(
+def _command(
     metavar: str = "[RUN]",
     *options: Callable[[Any], Any],
     cls: type[click.Command] = click.Command,
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, with `--by` and a list of arguments that may begin with RUN."""
+    """Make a command of a function, with `--by` and arguments that may begin with RUN."""
 
-    def made(function: Callable[..., Any]) -> click.Command:
-        by = click.option("--by", metavar="NAME", help="Who says so; your login by default.")
+    def make(function: Callable[..., Any]) -> click.Command:
+        by = click.option("--by", metavar="NAME", help="Operator's name. Default: your login.")
         given = click.argument("given", nargs=-1, metavar=metavar)
         for decorate in (given, by, *reversed(options)):
             function = decorate(function)
-        command = click.command(name=function.__name__, epilog=STATUS, cls=cls)(function)
+        command = click.command(name=function.__name__, epilog=EXIT_CODES, cls=cls)(function)
         commands[function.__name__] = command
         return command
 
-    return made
+    return make
 
 
-@_word()
+@_command()
 def pause(given: tuple[str, ...], by: str | None) -> int:
-    """Hold the job at its next step boundary; `supervise resume` lets it go on.
+    """Pause the job at its next step boundary.
 
-    The pause ends by itself after a day, or 60 s after the supervisor died.
+    `supervise resume` ends the pause. It ends by itself after one day, and 60 s after the
+    supervisor dies.
 
     \b
     Examples:
       supervise pause runs/20260105-101112-7f3a9c
       supervise pause --by anna
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "pause", by, {})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "pause", by, {})
 
 
-@_word()
+@_command()
 def resume(given: tuple[str, ...], by: str | None) -> int:
-    """Let a paused job go on. While an action is under way, it waits for its end.
+    """Continue a paused job. If an action is in progress, the job resumes after it.
 
     \b
     Examples:
       supervise resume runs/20260105-101112-7f3a9c
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "resume", by, {})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "resume", by, {})
 
 
-@_word("[RUN] ID", click.option("--sha", metavar="HEX", help="What you were shown begins so."))
+@_command("[RUN] ID", click.option("--sha", metavar="HEX", help="Digest of the request you saw."))
 def approve(given: tuple[str, ...], by: str | None, sha: str | None) -> int:
-    """Let the runbook run that request ID asks for.
+    """Approve request ID: its runbook runs.
 
-    The yes holds for the verbs and arguments that were told and the policy of then. When any of
-    them is another one by now, the request is void and a new one is made.
+    The approval covers the actions and arguments of the request, under the policy of that moment.
+    If any of them has changed, the request expires and a new one is created.
 
     \b
     Examples:
       supervise approve ask-1
       supervise approve --sha 3f9a runs/20260105-101112-7f3a9c ask-1
     """
-    run, (name,) = split(given, 1, 1)
-    return speak(run, "approve", by, {"id": name} | ({"sha": sha} if sha else {}))
+    run, (name,) = split_run(given, 1, 1)
+    return send(run, "approve", by, {"id": name} | ({"sha": sha} if sha else {}))
 
 
-@_word("[RUN] ID")
+@_command("[RUN] ID")
 def deny(given: tuple[str, ...], by: str | None) -> int:
-    """Do not let it run. The incident is held until `supervise release`.
+    """Deny request ID.
+
+    Its runbook does not run, and the incident is held until `supervise release`.
 
     \b
     Examples:
       supervise deny --by anna runs/20260105-101112-7f3a9c ask-1
     """
-    run, (name,) = split(given, 1, 1)
-    return speak(run, "deny", by, {"id": name})
+    run, (name,) = split_run(given, 1, 1)
+    return send(run, "deny", by, {"id": name})
 
 
-@_word("[RUN]", click.option("--incident", metavar="ID", help="The open one by default."))
+@_command("[RUN]", click.option("--incident", metavar="ID", help="Default: the open incident."))
 def ack(given: tuple[str, ...], by: str | None, incident: str | None) -> int:
-    """Say that you look after the open incident: its reminders stop.
+    """Acknowledge the open incident: its reminders stop.
 
     \b
     Examples:
       supervise ack runs/20260105-101112-7f3a9c
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "ack", by, {"incident": incident} if incident else {})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "ack", by, {"incident": incident} if incident else {})
 
 
-@_word(
+@_command(
     "[RUN] RULE",
     click.option(
         "--for",
@@ -119,25 +120,25 @@ def ack(given: tuple[str, ...], by: str | None, incident: str | None) -> int:
         default=1000,
         show_default=True,
         metavar="STEPS",
-        help="For how long; 0 ends it.",
+        help="Duration; 0 removes the silence.",
     ),
 )
 def silence(given: tuple[str, ...], by: str | None, steps: int) -> int:
-    """Let a rule neither act nor tell for a while; what it sees stays on record.
+    """Silence a rule: it neither acts nor notifies. Its breaches stay on record.
 
-    A rule of SEV0 is never silenced.
+    A SEV0 rule cannot be silenced.
 
     \b
     Examples:
       supervise silence loss_spike.spike --for 500
       supervise silence loss_spike.spike --for 0
     """
-    run, (rule,) = split(given, 1, 1)
-    return speak(run, "silence", by, {"rule": rule, "for": steps})
+    run, (rule,) = split_run(given, 1, 1)
+    return send(run, "silence", by, {"rule": rule, "for": steps})
 
 
 class _Rate(click.Command):
-    """A number below 0 looks like an option; it is told of as the number that it is."""
+    """Reports a number below 0 as a number out of range, not as an unknown option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -158,7 +159,7 @@ def _rate(value: str) -> float:
         raise
 
 
-@_word(
+@_command(
     "[RUN] VALUE",
     click.option(
         "--rewarm",
@@ -166,125 +167,132 @@ def _rate(value: str) -> float:
         default=0,
         show_default=True,
         metavar="STEPS",
-        help="Back at 1.0 after so many steps; 0 stays.",
+        help="Rise back to 1.0 over this many steps; 0 keeps VALUE.",
     ),
     cls=_Rate,
 )
 def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
-    """Multiply the learning rate that the job asks for by VALUE; 1.0 takes it back.
+    """Multiply the job's learning rate by VALUE.
 
-    VALUE is above 0 and at most 1.
+    VALUE is above 0 and at most 1; 1.0 ends the scaling. The factor stays over rollbacks and
+    relaunches.
 
     \b
     Examples:
       supervise lr 0.5 --rewarm 200
       supervise lr --by anna runs/20260105-101112-7f3a9c 1.0
     """
-    run, (value,) = split(given, 1, 1)
-    return speak(run, "lr", by, {"value": _rate(value), "rewarm": rewarm})
+    run, (value,) = split_run(given, 1, 1)
+    return send(run, "lr", by, {"value": _rate(value), "rewarm": rewarm})
 
 
-@_word(
+@_command(
     "[RUN]",
     click.option(
         "--before",
         type=click.IntRange(min=1),
         metavar="STEP",
-        help="To a savepoint from before this step; the newest one by default.",
+        help="Use a savepoint from before this step. Default: the newest savepoint.",
     ),
 )
 def rollback(given: tuple[str, ...], by: str | None, before: int | None) -> int:
-    """Take evidence, then restore a savepoint inside the job's process.
+    """Restore a savepoint inside the job's process.
 
-    Needs savepoints, which a run has that was started with `mode: enforce` or `approve`.
+    Evidence is collected first. Needs savepoints: a run that was started with `mode: enforce` or
+    `mode: approve`.
 
     \b
     Examples:
       supervise rollback runs/20260105-101112-7f3a9c
       supervise rollback --before 1200
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "rollback", by, {} if before is None else {"before": before})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "rollback", by, {} if before is None else {"before": before})
 
 
-@_word()
+@_command()
 def savepoint(given: tuple[str, ...], by: str | None) -> int:
-    """Keep the model's state in memory at the next step boundary, to be able to come back to it.
+    """Save the training state, for a later rollback.
+
+    It is kept in memory, as of the next step boundary.
 
     \b
     Examples:
       supervise savepoint runs/20260105-101112-7f3a9c
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "savepoint", by, {})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "savepoint", by, {})
 
 
-@_word(
+@_command(
     "[RUN]",
     click.option(
         "--steps",
-        type=click.IntRange(1, UPDATES),
+        type=click.IntRange(1, MAX_SKIPPED),
         default=1,
         show_default=True,
-        help=f"How many updates; at most {UPDATES} in any 128 steps.",
+        help=f"Number of updates; at most {MAX_SKIPPED} in any 128 steps.",
     ),
 )
 def skip(given: tuple[str, ...], by: str | None, steps: int) -> int:
-    """Let the next updates pass without applying them.
+    """Skip the next optimizer updates.
 
     \b
     Examples:
       supervise skip --steps 3 runs/20260105-101112-7f3a9c
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "skip", by, {"steps": steps})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "skip", by, {"steps": steps})
 
 
-@_word("[RUN] SHARD...")
+@_command("[RUN] SHARD...")
 def quarantine(given: tuple[str, ...], by: str | None) -> int:
-    """Let the job not train on these shards again; `supervise release --shard` lifts it.
+    """Exclude data shards from training.
 
-    SHARD is a name as the job tells it, or asks `supervise_probe.is_quarantined` for it. The answer
-    says so when this run has not named it so far.
+    `supervise release --shard NAME` includes one again. SHARD is a name as the job reports it, or
+    as it passes it to `supervise_probe.is_quarantined`. The answer says if this run has not
+    reported the name so far.
 
     \b
     Examples:
       supervise quarantine data/00017.tar data/00018.tar
     """
-    run, shards = split(given, 1, None)
-    return speak(run, "quarantine", by, {"shards": shards})
+    run, shards = split_run(given, 1, None)
+    return send(run, "quarantine", by, {"shards": shards})
 
 
-@_word("[RUN]", click.option("--shard", multiple=True, metavar="NAME", help="Out of quarantine."))
+@_command(
+    "[RUN]",
+    click.option("--shard", multiple=True, metavar="NAME", help="End only this quarantine."),
+)
 def release(given: tuple[str, ...], by: str | None, shard: tuple[str, ...]) -> int:
-    """End a hold: the supervisor may act again, beginning with a new warm-up.
+    """End a hold: the policy may act again.
 
-    The incident is closed with your name in the audit log. A rule that is still in breach fires
-    again. With --shard nothing but the quarantine of these shards ends.
+    The incident closes and a new warm-up begins. A rule that is still in breach fires again.
 
     \b
     Examples:
       supervise release runs/20260105-101112-7f3a9c
       supervise release --shard data/00017.tar
     """
-    run, _ = split(given, 0, 0)
-    why = missing(run, shard)
-    if why:
-        click.echo(why, err=True)
+    run, _ = split_run(given, 0, 0)
+    problem = not_quarantined(run, shard)
+    if problem:
+        click.echo(problem, err=True)
         return REFUSED
-    return speak(run, "release", by, {"shard": list(shard)} if shard else {})
+    return send(run, "release", by, {"shard": list(shard)} if shard else {})
 
 
-@_word("[RUN]", click.option("--requeue", is_flag=True, help="Exit 75: running it again is safe."))
+@_command("[RUN]", click.option("--requeue", is_flag=True, help="Exit 75: safe to run again."))
 def stop(given: tuple[str, ...], by: str | None, requeue: bool) -> int:
-    """End the job: interrupt at a step boundary, then TERM, then KILL.
+    """End the job.
 
-    The supervisor then exits 78, or 75 with --requeue. While an action is under way, it waits for
-    its end.
+    It is interrupted at a step boundary, then gets SIGTERM, then SIGKILL. The supervisor then exits
+    with 78, or 75 with --requeue. If an action is in progress, the job ends after it.
 
     \b
     Examples:
       supervise stop runs/20260105-101112-7f3a9c
     """
-    run, _ = split(given, 0, 0)
-    return speak(run, "stop", by, {"requeue": True} if requeue else {})
+    run, _ = split_run(given, 0, 0)
+    return send(run, "stop", by, {"requeue": True} if requeue else {})

@@ -1,4 +1,4 @@
-"""`supervise outbox`: pages that nobody got before their run ended."""
+"""`supervise outbox`: messages that were not delivered before their run ended."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import click
 from ..app.late_page_delivery import DAYS, Flush, age
 from ..inputs import clock
 from ..store.late_page_spool import Page, Spool, place
-from .audit import printable
+from ._output import print_table, printable
+
+HEADER = ("sev", "channel", "run", "late by", "attempts", "kept for", "message")
 
 
 @click.group(name="outbox", invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Show or send the pages that were not delivered before their run ended.
+    """List or send messages that were not delivered.
 
     SEV0 and SEV1 messages whose receiver was down at the end of a run are kept for 7 days in
-    ~/.local/state/supervise/outbox ($XDG_STATE_HOME), in files that only you can read: they hold
-    the address and the secret of the channel. Your next run sends them while it is watched.
-    delivered.log there says what became of each.
+    ~/.local/state/supervise/outbox ($XDG_STATE_HOME), in files readable by you alone, because they
+    contain the address and the secret of the channel. Your next run sends them. The result of each
+    is in delivered.log there.
 
     \b
     Examples:
@@ -37,7 +39,7 @@ def command(ctx: click.Context) -> None:
 @command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(as_json: bool = False) -> None:
-    """Show what waits: severity, channel, run, age, tries. Addresses are not shown.
+    """List undelivered messages, without addresses.
 
     \b
     Examples:
@@ -51,28 +53,30 @@ def show(as_json: bool = False) -> None:
             pages = [page for page in found if page is not None]
             aside = spool.set_aside()
     if as_json:
-        told = [{**page.facts(), "error": page.error} for page in pages]
-        click.echo(json.dumps(told, ensure_ascii=False))
+        facts = [{**page.facts(), "error": page.error} for page in pages]
+        click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    for page in pages:
-        click.echo(printable(_line(page)))
+    if pages:
+        print_table([_row(page) for page in pages], HEADER)
     for name in aside:
-        click.echo(printable(f"set aside, no page of supervise: {path / name}"), err=True)
+        click.echo(printable(f"set aside, not a message of supervise: {path / name}"), err=True)
     if not pages:
-        click.echo("nothing waits")
+        click.echo("no undelivered messages")
 
 
 @command.command()
 @click.pass_context
 def flush(ctx: click.Context) -> None:
-    """Send what waits now, each page to its own channel, marked as late.
+    """Send undelivered messages now, marked as late.
 
-    Exit status: 0 nothing waits any more and nothing was refused, 1 something does or was. A page
-    that its receiver refuses for good, and one that is older than 7 days, is dropped, on record.
+    A message that its receiver rejects permanently, or that is older than 7 days, is dropped and
+    recorded in delivered.log.
 
     \b
     Examples:
       supervise outbox flush
+
+    Exit codes: 0 all delivered; 1 some are left, rejected or dropped.
     """
     sender = Flush("flush", limited=False, stop=threading.Event())
     count: Counter[str] = Counter()
@@ -89,12 +93,14 @@ def flush(ctx: click.Context) -> None:
     ctx.exit(1 if left or count["refused"] or count["dropped"] else 0)
 
 
-def _line(page: Page) -> str:
-    wall, message = clock.wall(), page.message
-    tries = "1 try" if page.attempts == 1 else f"{page.attempts} tries"
-    tries += f", last: {page.error}" if page.error else ""
-    left_s = max(DAYS * 86_400 - page.age_s(wall), 0.0)
+def _row(page: Page) -> tuple[str, ...]:
+    late_s = page.age_s(clock.wall())
     return (
-        f"{message.severity}  {page.channel}  run {message.run}  {age(page.age_s(wall))} late, "
-        f"{tries}; dropped in {age(left_s)}: {message.title}"
+        page.message.severity,
+        page.channel,
+        page.message.run,
+        age(late_s),
+        str(page.attempts),
+        age(max(DAYS * 86_400 - late_s, 0.0)),
+        page.message.title + (f" (last error: {page.error})" if page.error else ""),
     )

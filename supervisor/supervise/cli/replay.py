@@ -1,4 +1,4 @@
-"""`supervise replay`: decide again from the recorded events, and compare with the audit log."""
+"""`supervise replay`: recompute all decisions from the journal and compare them with the log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 from ..errors import understood
 from ..store import audit, journal, policies, record_check, recorder
 from ..store.run_directory import RunDir
-from .audit import document, printable
-from .why import LOOK
+from ._output import document, printable
+from .why import INSPECT
 
 INCOMPLETE = 2  # exit status, as `audit verify` has it for a torn log
 
@@ -21,22 +21,22 @@ INCOMPLETE = 2  # exit status, as `audit verify` has it for a torn log
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.pass_context
 def command(ctx: click.Context, run: Path) -> None:
-    """Prove that a run's decisions follow from what was seen, by taking them all again.
+    """Recompute all decisions of a run and compare them.
 
-    Folds the journal of the run through its own policy, and those it was reloaded with, and
-    compares every decision with the audit log. Exit status: 0 all the same, 1 a difference (the
-    first one is shown) or a policy that was edited since (its digests are), 2 the same as far as
-    the journal goes, which ends before the log does: it could not be written any more, or its end
-    was lost.
+    The journal is the input, the audit log the reference. Uses the policy of the run, and those
+    that it was reloaded with.
 
     \b
     Examples:
       supervise replay runs/20260105-101112-7f3a9c
       supervise replay "$(ls -d runs/* | tail -n 1)"
+
+    Exit codes: 0 the same; 1 a difference (the first is shown), or a policy file was edited since;
+    2 the same up to the end of the journal, which is incomplete.
     """
     found = RunDir.open(run)
     log = list(audit.read(found.audit_path))
-    with understood(f"the records in {found.audit_path}", LOOK):
+    with understood(f"the records in {found.audit_path}", INSPECT):
         _compare(ctx, found, log)
 
 
@@ -45,8 +45,8 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
     from ..catalog import load_policy
     from ..core import replay
 
-    wrong = _edited(found, log)
-    for line in wrong:
+    edited = _edited(found, log)
+    for line in edited:
         click.echo(printable(line))
     count, differences = replay.compare(
         load_policy(found.policy_path),
@@ -54,36 +54,36 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
         log,
         policies.finder(found, load_policy),
     )
-    told = recorder.incomplete(log)
+    gap = recorder.incomplete(log)
     cut = next((one.event for one in differences if one.lacking), None)
-    if cut is None and told is not None and not differences:
-        cut = int(told["data"]["event"])
+    if cut is None and gap is not None and not differences:
+        cut = int(gap["data"]["event"])
     if cut is not None:
         ends = f"incomplete: the journal ends before event {cut}"
         click.echo(f"{ends}; {count} decisions follow from what is there")
-        if told is not None:
-            click.echo(f"  record {told['seq']}: {printable(str(told.get('reason')))}")
+        if gap is not None:
+            click.echo(f"  record {gap['seq']}: {printable(str(gap.get('reason')))}")
         ctx.exit(INCOMPLETE)
     if not differences:
         click.echo(f"same: {count} decisions follow from the journal")
-        if wrong:
+        if edited:
             ctx.exit(1)
         return
     for difference in differences:
         number = count if difference.seq is None else difference.seq
         click.echo(f"NONDETERMINISM at record {number} (event {difference.event})")
-        click.echo(f"  recorded: {_told(difference.recorded)}")
-        click.echo(f"  replayed: {_told(difference.replayed)}")
+        click.echo(f"  recorded: {_shown(difference.recorded)}")
+        click.echo(f"  replayed: {_shown(difference.replayed)}")
     ctx.exit(1)
 
 
 def _edited(found: RunDir, log: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each policy that is not the one that judged the run."""
+    """Return a line for each policy file that was edited after the run used it."""
     parts = record_check.policy_parts(found, record_check.taken(log))
-    return [f"another policy: {part.text}" for part in parts if part.status == record_check.CHANGED]
+    return [f"edited policy: {part.text}" for part in parts if part.status == record_check.CHANGED]
 
 
-def _told(decision: Mapping[str, Any] | None) -> str:
+def _shown(decision: Mapping[str, Any] | None) -> str:
     if decision is None:
         return "nothing"
     shown = {key: value for key, value in decision.items() if value is not None}

@@ -21,8 +21,8 @@ from ..job.signals import Forwarder
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 from . import _policy_cache
-from ._job import JobCommand
-from ._records import Record, Tell, record, teller
+from ._params import JobCommand
+from ._records import OpenRecords, PrintLine, line_printer, open_records
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 
@@ -32,12 +32,24 @@ DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
     cls=JobCommand,
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("-p", "--policy", metavar="P", help="A policy file, or the name of a shipped one.")
-@click.option("--run-dir", type=click.Path(path_type=Path), metavar="D", help="Keep the run here.")
-@click.option("--mode", type=click.Choice(MODES), help="Takes the place of the policy's mode.")
-@click.option("--drill", multiple=True, metavar="FAULT@STEP", help="Inject a fault on purpose.")
-@click.option("--resume-run", is_flag=True, help="Go on with the run in --run-dir, if it goes on.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+@click.option(
+    "-p",
+    "--policy",
+    metavar="P",
+    help="Policy file, or name of a shipped policy. Default: nano, observed only.",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    metavar="D",
+    help="Run directory. Default: runs/<time>-<id>.",
+)
+@click.option("--mode", type=click.Choice(MODES), help="Overrides the policy's mode.")
+@click.option(
+    "--drill", multiple=True, metavar="FAULT@STEP", help="Inject FAULT at STEP, to test the policy."
+)
+@click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     policy: str | None,
@@ -48,46 +60,50 @@ def command(
     quiet: bool,
     argv: tuple[str, ...],
 ) -> int:
-    """Start COMMAND, watch it by a policy, and act on it when the policy says so.
+    """Start COMMAND and watch it under a policy.
 
-    The command's arguments, terminal, signals and exit code are passed through unchanged. Without
-    --policy the run is observed under `nano` and never touched.
+    The policy decides when to notify people and when to act on the job. Arguments, terminal,
+    signals and exit code of the command pass through unchanged. Without --policy the run is
+    observed under `nano` and never changed.
 
-    With --resume-run the same command line may be given again, as a service manager does: a run in
-    --run-dir whose supervisor died is taken over, as by `supervise adopt`. When that run is over, a
-    new one is started in D.2, D.3 and so on.
+    With --resume-run the same command line can be repeated, as a service manager does: a run in
+    --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
+    new one starts in D.2, then D.3 and so on.
 
     \b
     Examples:
       supervise --policy nano -- python train.py --lr 1e-3
       supervise --policy nano --mode shadow --drill lr_spike@150 -- python train.py
       supervise --policy nano --run-dir runs/main --resume-run -- python train.py
+
+    Exit codes: the job's own (128+n after signal n); 64 wrong usage; 65 invalid policy; 75 stopped,
+    safe to requeue; 78 stopped, a person is needed; 126, 127 the command cannot be started.
     """
     if not argv:
         raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
     if resume_run and run_dir is None:
-        raise UsageError(
-            "--resume-run goes on with a run whose directory is known", hint="add --run-dir D"
-        )
+        raise UsageError("--resume-run needs the directory of the run", hint="add --run-dir D")
     mode = mode or (None if policy else DEFAULT_MODE)
     name = policy or DEFAULT_POLICY
     warnings: list[str] = []
-    chosen = _policy_cache.launch_policy(name, mode, lambda said: _load(name, mode, said), warnings)
+    chosen = _policy_cache.launch_policy(
+        name, mode, lambda found: _load(name, mode, found), warnings
+    )
     faults = _faults(drill)
-    tell = teller(quiet=quiet)
+    print_line = line_printer(quiet=quiet)
     for problem in warnings:
-        tell(f"supervise: warning: {problem}")
-    again = str(locate(name).absolute()), mode
+        print_line(f"supervise: warning: {problem}")
+    reload_from = str(locate(name).absolute()), mode
     if resume_run and run_dir is not None:
-        from ._resuming import place, refuse_another
+        from ._resuming import refuse_different, resume_target
         from .adopt import adopt
 
-        run_dir, run = place(run_dir.absolute())
+        run_dir, run = resume_target(run_dir.absolute())
         if run is not None:
-            refuse_another(run, argv, chosen, faults, Path.cwd())
-            tell(f"supervise: goes on with {run.path}, whose supervisor died")
-            return adopt(run.path, tell)
-    return supervise(argv, chosen, again, run_dir, faults, tell)
+            refuse_different(run, argv, chosen, faults, Path.cwd())
+            print_line(f"supervise: resuming {run.path}, whose supervisor died")
+            return adopt(run.path, print_line)
+    return supervise(argv, chosen, reload_from, run_dir, faults, print_line)
 
 
 def _load(name: str, mode: str | None, warnings: list[str]) -> Policy:
@@ -110,16 +126,16 @@ def _faults(drill: Sequence[str]) -> list[Any]:
 def supervise(
     argv: Sequence[str],
     policy: Policy,
-    again: tuple[str, str | None],  # file and mode of a reload that names none
+    reload_from: tuple[str, str | None],  # file and mode of a reload that names none
     run_dir: Path | None,
     faults: Sequence[Any],
-    tell: Tell,
-    record: Record = record,
+    print_line: PrintLine,
+    open_records: OpenRecords = open_records,
 ) -> int:
-    """Start the job and watch it; return the exit code. A start that fails leaves nothing behind.
+    """Start the job and watch it; return the exit code. A failed start leaves nothing behind.
 
     Args:
-        policy: all of it, or what `_policy_cache` keeps for a launch.
+        policy: the whole, or the part that `_policy_cache` keeps for a launch.
     """
     environ = dict(os.environ)
     tier, reason = environment.tier(argv, environ)
@@ -130,7 +146,7 @@ def supervise(
         policy=policy,
         wall=clock.wall(),
         redactor=clean,
-        info={"tier": tier, "tier_reason": reason, "drills": faults, "reload": again},
+        info={"tier": tier, "tier_reason": reason, "drills": faults, "reload": reload_from},
     )
     root = shared_memory.base(environ)
     directory = shared_memory.of(root, run.id)
@@ -143,32 +159,32 @@ def supervise(
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
         launcher = Launcher(argv, environ, run, directory, faults, terminal=terminal)
-        recorder = record(run, tell)
+        recorder = open_records(run, print_line)
         forwarder.install()
         process = launcher.start(policy, Launch())
     except SuperviseError:
         shared_memory.remove(directory)
         run.discard()
         raise
-    # From here on the job's result is what counts, whatever becomes of us. What is imported only
-    # now would have kept the job waiting.
+    # From here on the job's result counts, whatever happens to the supervisor. Imports that the
+    # launch does not need come only now, so that the job starts sooner.
     try:
-        process.tree  # noqa: B018 - the handlers of signals use it, and may not import
+        process.tree  # noqa: B018 - signal handlers use it, and must not import
         forwarder.attach(process)
         from ._watching import Started, watch_started
 
-        started = Started(argv, again, run, directory, tier, reason, faults, clean)
-        return watch_started(started, policy, launcher, recorder, process, forwarder, tell)
+        started = Started(argv, reload_from, run, directory, tier, reason, faults, clean)
+        return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
     except Exception:
         import traceback
 
-        tell("supervise: internal error; the job continues without supervision")
-        tell(traceback.format_exc())
+        print_line("supervise: internal error; the job continues without supervision")
+        print_line(traceback.format_exc())
         return _wait(process, forwarder)
 
 
 def _wait(process: Process, forwarder: Forwarder) -> int:
-    """Pass signals on until the job has ended; return the exit code to pass on."""
+    """Forward signals until the job ends; return the exit code to pass on."""
     while process.poll() is None:
         forwarder.wakeup.wait(0.5, process)
     return exit_code(process.returncode or 0)

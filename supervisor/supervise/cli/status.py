@@ -1,10 +1,8 @@
-"""`supervise status`: how a run is, from its directory alone."""
+"""`supervise status`: the state of a run, from its directory."""
 
 from __future__ import annotations
 
-import shutil
 import signal
-import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,106 +19,98 @@ from ..store import audit, journal
 from ..store.lock import locked
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .audit import document, printable
+from ._output import document, print_table
 
-DERIVED = "it is derived from the records, which `supervise why RUN` tells"
+DERIVED = "the file is only a cache of the records; use `supervise why RUN`"
 
 
 @click.command(name="status")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, as_json: bool) -> None:
-    """Show how a run is: state, step, rules, incidents, budgets, probes.
+    """Show the state of a run.
 
-    Reads the run directory only, so it works from any terminal, and after the run.
+    Job, step, rules, incidents, budgets and probes. Reads only the run directory, so it works from
+    any terminal, and after the run.
 
     \b
     Examples:
       supervise status runs/20260105-101112-7f3a9c
       supervise status --json runs/20260105-101112-7f3a9c | jq .state
+
+    Exit codes: 0; 64 no such run.
     """
     found = RunDir.open(run)
     state = found.read_json("state.json") if (found.path / "state.json").exists() else {}
     what, log = f"the status in {found.path / 'state.json'}", found.audit_path
     if not isinstance(state, dict):
-        raise StoreError(f"{what} is no object", hint=DERIVED)
-    with understood(f"the records in {log}", "supervise audit show RUN prints what they hold"):
-        seen = _glance(found)
-        state = {"run": found.id, **state, **_life(found, seen)}
-    if seen.lacking:
-        state["record"] = str(seen.lacking.get("reason"))
+        raise StoreError(f"{what} is not a JSON object", hint=DERIVED)
+    with understood(f"the records in {log}", "supervise audit show RUN prints them"):
+        ends = _read_ends(found)
+        state = {"run": found.id, **state, **_life(found, ends)}
+    if ends.incomplete:
+        state["record"] = str(ends.incomplete.get("reason"))
     if as_json:
         click.echo(document(state))
         return
-    width = max(shutil.get_terminal_size().columns, 40)
     with understood(what, DERIVED):
         lines = _lines(state)
-    for head, text in lines:
-        click.echo(
-            textwrap.fill(
-                printable(text),
-                width,
-                initial_indent=f"{head:11}",
-                subsequent_indent=" " * 11,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+    print_table(lines)
 
 
 @dataclass(slots=True)
-class _Glance:
-    """What the audit log says of the run's life: of a long one, only that is kept.
+class _Ends:
+    """What the audit log says about the end of the run and of its last action.
 
     Attributes:
         end: the last record, if the run ended with it.
-        relaunching: the newest action on the job is a relaunch that nothing was heard of.
-        lacking: see `recorder.incomplete`.
+        relaunching: the newest action on the job is a relaunch without an outcome.
+        incomplete: see `recorder.incomplete`.
     """
 
     end: Mapping[str, Any] | None = None
     relaunching: bool = False
-    lacking: Mapping[str, Any] | None = None
+    incomplete: Mapping[str, Any] | None = None
 
 
-def _glance(run: RunDir) -> _Glance:
-    """Read the audit log; damage is for `audit verify` to tell, what is known stays known."""
-    seen = _Glance()
+def _read_ends(run: RunDir) -> _Ends:
+    """Read the audit log up to its first damage, which `audit verify` reports."""
+    ends = _Ends()
 
     def records() -> Iterator[Mapping[str, Any]]:
         with suppress(StoreError):
             for r in audit.read(run.audit_path):
-                seen.end = r if r["kind"] == "run_end" else None
+                ends.end = r if r["kind"] == "run_end" else None
                 if r["kind"] in ("commit", "abort", "in_doubt") and "action" in _data(r):
-                    seen.relaunching = False
+                    ends.relaunching = False
                 elif r["kind"] == "intent":
-                    seen.relaunching = bool(r["data"]["action"]["verb"] == "relaunch")
+                    ends.relaunching = bool(r["data"]["action"]["verb"] == "relaunch")
                 yield r
 
-    seen.lacking = incomplete(records())
-    return seen
+    ends.incomplete = incomplete(records())
+    return ends
 
 
 def _data(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return record.get("data") or {}
 
 
-def _life(run: RunDir, seen: _Glance) -> dict[str, Any]:
-    """Tell who is still there: `supervisor` running or gone, `job` running, ended, lost, unknown.
+def _life(run: RunDir, ends: _Ends) -> dict[str, Any]:
+    """Return `supervisor`: running or gone, and `job`: running, ended, lost or unknown.
 
-    A living supervisor holds the lock of the audit log. When there is none, the journal tells how
-    the job was last seen, and the audit log whether that was the end of the run: a supervisor that
-    died before it may have been about to start the job again.
+    A live supervisor holds the lock of the audit log. Without one, the journal has the last state
+    of the job, and the audit log whether the run ended with it: a supervisor that died before may
+    have been about to relaunch the job.
     """
     if locked(run.audit_path):
         return {"supervisor": "running", "job": "running", "exit_code": None}
-    end = seen.end
+    end = ends.end
     launched, returncode = _last_seen(run)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
-    if end is not None and (code is None or seen.lacking is not None):
+    if end is not None and (code is None or ends.incomplete is not None):
         code, returncode = int(end["data"]["exit_code"]), None
-    again = end is None and seen.relaunching
+    again = end is None and ends.relaunching
     if code is not None and not (end is None and runs):
         job = "ended"
     elif pid is not None:
@@ -142,9 +132,9 @@ def _life(run: RunDir, seen: _Glance) -> dict[str, Any]:
 
 
 def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
-    """Return the newest launch in the journal, and the returncode of its end if that is there."""
+    """Return the newest launch in the journal, and its return code if it ended."""
     launched, returncode = None, None
-    with suppress(StoreError):  # a damaged journal is replay's and export's to tell
+    with suppress(StoreError):  # `replay` and `export` report a damaged journal
         for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
             if isinstance(event, Launched):
                 launched, returncode = event, None
@@ -154,8 +144,8 @@ def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
 
 
 def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
-    """Return the pid of the newest launch and whether it runs; the journal may lack that one."""
-    # Here, not above: a living supervisor is told without them.
+    """Return the pid of the newest launch, which the journal may lack, and whether it runs."""
+    # Here, not above: not needed while the supervisor lives.
     from ..app.launcher import LAUNCHED
     from ..job.proc_stat import start_ticks
 
@@ -172,7 +162,7 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     if record := state.get("record"):
         lines.append(("record", record))
     if "state" not in state:
-        return [*lines, ("state", "nothing is known: the first status was never written")]
+        return [*lines, ("state", "unknown: no status was written")]
     how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
     lines.append(("state", f"{state['state']} ({how})"))
     lines.append(("step", f"{state.get('step', '?')}, attempt {state.get('attempt', 0)}"))
@@ -183,9 +173,11 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("incidents", _incidents(state.get("incidents") or {})))
     lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
     if awaited := state.get("waits_for"):
-        lines.append(("waiting", f"the relaunch, for {awaited}"))
+        lines.append(("waiting", f"relaunch waits for {awaited}"))
     if silenced := state.get("silenced"):
-        lines.append(("silenced", ", ".join(f"{rule} by {who}" for rule, who in silenced.items())))
+        lines.append(
+            ("silenced", ", ".join(f"{rule} by {name}" for rule, name in silenced.items()))
+        )
     if budgets := state.get("budgets"):
         lines.append(("budgets", _inline(budgets)))
     if rules := state.get("rules"):
@@ -207,15 +199,16 @@ def _job(state: Mapping[str, Any]) -> str:
         how += f" ({state['signal']})" if state["signal"] else ""
         if state["over"]:
             return how
-        while_ = "while it was starting it again" if state["relaunching"] else "before it was over"
-        return f"{how}, but its supervisor died {while_}: `supervise adopt RUN` goes on from there"
+        when = "during a relaunch" if state["relaunching"] else "before the run ended"
+        return f"{how}; the supervisor died {when}: `supervise adopt RUN` continues"
     if state["job"] == "running":
-        unwatched = "but its supervisor is gone: not watched until `supervise adopt RUN`"
-        return f"still running (pid {state['job_pid']}), {unwatched}"
+        return (
+            f"running (pid {state['job_pid']}), not supervised: its supervisor died; "
+            "`supervise adopt RUN` takes over"
+        )
     if state["job"] == "lost":
-        unseen = "nobody saw how it ended; `supervise adopt RUN` asks what it left"
-        return f"gone, and so is its supervisor: {unseen}"
-    return "never started; the supervisor is gone"
+        return "ended, exit status unknown; `supervise adopt RUN` tries to recover it"
+    return "never started; the supervisor died"
 
 
 def _signal(number: int) -> str:
@@ -241,14 +234,14 @@ def _incidents(found: Mapping[str, Any]) -> str:
         return f"{count}, none open" if count else "none"
     text = f"{count}; open: {now.get('id')} {now.get('severity')} {now.get('phase')}"
     runbook = f" (runbook {now['runbook']})" if now.get("runbook") else ""
-    acked = f", looked after by {now['acked']}" if now.get("acked") else ""
+    acked = f", acknowledged by {now['acked']}" if now.get("acked") else ""
     return f"{text}: {now.get('headline')}{runbook}{acked}"
 
 
 def _request(one: Mapping[str, Any]) -> str:
     verbs = ", ".join(str(step["verb"]) for step in one["steps"])
     return (
-        f"{one['id']}: may {one['runbook']} run ({verbs})? supervise approve RUN {one['id']}; "
+        f"{one['id']}: {one['runbook']} ({verbs}) waits for `supervise approve RUN {one['id']}`; "
         f"{one['left_s']} s left, then {one['on_timeout']}"
     )
 
@@ -260,7 +253,7 @@ def _channel(name: str, how: Mapping[str, Any]) -> str:
 
 
 def _probe(probe: Mapping[str, Any]) -> str:
-    """Say how a rank's probe is; of its collectors only those that are off."""
+    """Return the state of a rank's probe, and its collectors that are off."""
     keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints", "quarantine")
     text = _inline({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
     collectors = probe.get("collectors") or {}
@@ -269,7 +262,7 @@ def _probe(probe: Mapping[str, Any]) -> str:
 
 
 def _inline(value: Any) -> str:
-    """Return JSON-ready data as words on one line."""
+    """Return JSON-ready data on one line, without brackets."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_inline(item)}" for key, item in value.items())
     if isinstance(value, list):

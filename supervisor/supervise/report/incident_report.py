@@ -1,14 +1,14 @@
-"""The story of an incident, for a person at three in the morning: from audit records alone.
+"""The report of an incident, collected from audit records as JSON-ready data.
 
-    seen -> which rule -> what was held back -> which runbook -> did it help -> the end
+    observed -> rules -> suppressed -> runbooks and actions -> verification -> end
 
-`tell` collects, JSON-ready; `lines` writes it down. Works on the log of a run in progress and on
-one whose supervisor was killed: what has no record has not happened, or is not known, and is called
-so. Reads records and policies; decides nothing.
+`render.py` prints it. It works on the log of a run in progress, and of one whose supervisor was
+killed: what has no record is reported as unknown.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,14 +16,14 @@ from typing import Any
 from ..core.model import format_readings
 from ..core.model.policy import Policy
 from ..store.hash_chain import decode
-from . import action_counts
-from .action_counts import DONE, DOUBT, FAILED
 
 Record = Mapping[str, Any]
 
-# Said before an incident is there, or after it is gone, in the same event.
+# Records without an incident that belong to one if they come from its first or last event.
 ATTACHED = frozenset({"rule", "suppressed", "state", "notify_intent", "rebaseline", "near_miss"})
 
+DONE, FAILED, DOUBT = "done", "failed", "in doubt"
+_ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
 COUNTS = {DONE: "actions", FAILED: "failed", DOUBT: "in_doubt"}  # keys of a row
 
 
@@ -33,7 +33,7 @@ def ids(records: Iterable[Record]) -> list[str]:
 
 
 def table(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return one row per incident: what it was, how long, how it ended."""
+    """Return one row per incident: severity, rule, steps, end, and counts of actions."""
     rows: dict[str, dict[str, Any]] = {}
     for r in records:
         row = rows.get(str(r.get("incident")))
@@ -61,29 +61,58 @@ def table(records: Sequence[Record]) -> list[dict[str, Any]]:
             row["severity"] = min(row["severity"], r["severity"] or row["severity"])
             if what in ("closed", "held"):
                 row |= {"phase": what, "end": r["reason"], "end_step": r["step"]}
-    for incident, how in action_counts.actions(records):
+    for incident, how in outcomes(records):
         if (row := rows.get(str(incident))) is not None:
             row[COUNTS[how]] += 1
     return list(rows.values())
 
 
-def tell(
+def outcomes(records: Iterable[Record]) -> list[tuple[str | None, str]]:
+    """Return `(incident, outcome)` of each intended action on the job, oldest first.
+
+    An action without an outcome is in doubt: it is in progress, or its effect is unknown.
+    """
+    found: dict[str, tuple[str | None, str]] = {}
+    for r in records:
+        if r["kind"] == "intent":
+            action = r["data"]["action"]
+            if action["touches_job"]:
+                found[action["id"]] = (r.get("incident"), DOUBT)
+        elif r["kind"] in _ENDS and "action" in (r.get("data") or {}):
+            key = r["data"]["action"]["id"]
+            if key in found:
+                found[key] = (found[key][0], _ENDS[r["kind"]])
+    return list(found.values())
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Return "2 actions on the job, 1 failed"."""
+    number = counts.get(DONE, 0)
+    text = f"{number or 'no'} action{'s' if number > 1 else ''} on the job"
+    return text + "".join(f", {counts[how]} {how}" for how in (FAILED, DOUBT) if counts.get(how))
+
+
+def count_outcomes(records: Iterable[Record]) -> Counter[str]:
+    """Return how many actions on the job were done, failed, and are in doubt."""
+    return Counter(how for _, how in outcomes(records))
+
+
+def collect(
     records: Sequence[Record], incident: str, policies: Mapping[str, Policy], ending: str
 ) -> dict[str, Any]:
-    """Return the story of one incident as plain data.
+    """Return the report of one incident as plain data.
 
     Args:
-        policies: those of the run by digest, as far as they can still be read: say where a rule
-            is defined.
-        ending: what is known of the run's end when the incident was not closed.
+        policies: those of the run that can be read, by digest: they have the place of each rule.
+        ending: the state of the run, for an incident that is not closed.
     """
-    mine = about(records, incident)
+    mine = records_of(records, incident)
     opened = next(r for r in mine if _is(r, "incident", "opened"))
     eras = _eras(records)
     fired = [
         _fired(r, policies.get(_digest(eras, r["seq"]))) for r in mine if _is(r, "rule", "fired")
     ]
-    story: dict[str, Any] = {
+    report: dict[str, Any] = {
         "incident": incident,
         "run": opened.get("run"),
         "severity": min(r["severity"] for r in mine if r["kind"] == "incident" and r["severity"]),
@@ -108,11 +137,11 @@ def tell(
         "end": _end(mine, ending),
         "timeline": [_moment(r, opened) for r in mine],
     }
-    return dict(decode(story))
+    return dict(decode(report))
 
 
-def about(records: Sequence[Record], incident: str) -> list[Record]:
-    """Return the records of an incident, with those of its first and last event."""
+def records_of(records: Sequence[Record], incident: str) -> list[Record]:
+    """Return the records of an incident, and related ones of its first and last event."""
     events = {
         r.get("event")
         for r in records
@@ -202,7 +231,7 @@ def _runbooks(mine: Sequence[Record]) -> list[dict[str, Any]]:
             action = data["action"]
             number = str(action["id"]).split("/")[1]  # of the runbook within its incident
             if not books or books[-1]["number"] not in (None, number):
-                books.append(_book(r, (action["runbook"], "", "")))  # moves no state: no record
+                books.append(_book(r, (action["runbook"], "", "")))  # changes no state: no record
             books[-1]["number"] = number
             made = _short(r) | dict(action) | {"ok": None, "ack_step": None, "result": {}}
             actions[action["id"]] = made
@@ -241,8 +270,12 @@ def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[st
     for r in records:
         if r["kind"] == "notify_result":
             for key in r["data"].get("keys", ()):
-                told = {"ok": r["data"]["ok"], "tries": r["data"].get("tries"), "said": r["reason"]}
-                results.setdefault(str(key).rpartition(":")[2], []).append(told)
+                result = {
+                    "ok": r["data"]["ok"],
+                    "tries": r["data"].get("tries"),
+                    "detail": r["reason"],
+                }
+                results.setdefault(str(key).rpartition(":")[2], []).append(result)
     return [
         _short(r)
         | {
@@ -257,7 +290,7 @@ def _messages(records: Sequence[Record], mine: Sequence[Record]) -> list[dict[st
 
 def _end(mine: Sequence[Record], ending: str) -> dict[str, Any]:
     last = next((r for r in reversed(mine) if _is(r, "incident", "closed")), None)
-    made = action_counts.count(mine)
+    made = count_outcomes(mine)
     acted = True if made[DONE] else None if made[DOUBT] else False
     done = {"acted": acted, "failed": made[FAILED]}
     if last is not None:

@@ -1,7 +1,4 @@
-"""What the person at the terminal reads before and after a run: a few lines, no more.
-
-Reads the run directory, never the live program, so that it can be printed again at any time.
-"""
+"""The lines at the terminal before and after a run, from the run directory alone."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from . import action_counts
-from .action_counts import DONE, DOUBT, FAILED
+from .incident_report import DONE, DOUBT, FAILED, count_outcomes, describe_counts
 
-MOST_PAGES = 8  # named one by one
+MAX_LISTED = 8  # undelivered messages
 
 
 def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
@@ -30,16 +26,16 @@ def closing(run: RunDir) -> list[str]:
     records = list(audit.read(run.audit_path))
     done = outcome(records)
     if done["exit_code"] is None:
-        return [f"supervise: the audit log of {shown(run)} ends before the run did"]
-    where = f"at step {done['step']}" if done["step"] >= 0 else "before a first step was seen"
-    acted = action_counts.told(action_counts.count(records))
+        return [f"supervise: the audit log of {shown(run)} is incomplete: no record of the end"]
+    where = f"at step {done['step']}" if done["step"] >= 0 else "before the first step"
+    acted = describe_counts(count_outcomes(records))
     lines = [
         f"supervise: exit code {done['exit_code']} {where}; "
         f"{counted(done['incidents'], 'incident')}, {acted}"
     ]
     lines += _undelivered(done["spooled"])
-    if lacking := incomplete(records):
-        lines.append(f"  {lacking['reason']}")
+    if gap := incomplete(records):
+        lines.append(f"  {gap['reason']}")
     lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
     verify = audit.verify(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {shown(run)}")
@@ -47,12 +43,12 @@ def closing(run: RunDir) -> list[str]:
 
 
 def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count what the audit log of a run holds: incidents, actions on the job, how it ended.
+    """Count the incidents and the actions on the job in an audit log, and return its end.
 
-    `actions` were done; `failed` ones, and those `in_doubt`, are counted apart.
+    `actions` counts those that were done; `failed` and `in_doubt` are counted apart.
     """
     records = list(records)
-    made = action_counts.count(records)
+    made = count_outcomes(records)
     found: dict[str, Any] = {
         "incidents": 0,
         "actions": made[DONE],
@@ -80,11 +76,11 @@ def _undelivered(pages: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     lines = [
         f"  not delivered to {page['channel']}: {page['severity']} {page['title']}"
-        for page in pages[:MOST_PAGES]
+        for page in pages[:MAX_LISTED]
     ]
-    if len(pages) > MOST_PAGES:
-        lines.append(f"  not delivered: {len(pages) - MOST_PAGES} more")
-    return [*lines, "  your next run sends what was not delivered; at once: supervise outbox flush"]
+    if len(pages) > MAX_LISTED:
+        lines.append(f"  not delivered: {len(pages) - MAX_LISTED} more")
+    return [*lines, "  your next run sends them; to send them now: supervise outbox flush"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -93,6 +89,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def shown(run: RunDir) -> str:
-    """Return the run's path as a person would type it."""
+    """Return the run's path as typed from the working directory."""
     relative = os.path.relpath(run.path)
     return str(run.path) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""A story as lines of text: what `supervise why` prints. The data is an `incident_report`."""
+"""The report of an incident as lines of text, for `supervise why`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.model.format_readings import number
-from . import action_counts
-from .incident_report import COUNTS, clock
+from .incident_report import COUNTS, clock, describe_counts
 
 Part = Mapping[str, Any]
 
 
-def lines(story: Part) -> Iterator[str]:
-    """Yield the story, headings at the left, two spaces deeper what belongs to them."""
-    end = story["end"]
-    yield f"{story['incident']}  {story['severity']}  {story['headline']}"
+def lines(report: Part) -> Iterator[str]:
+    """Yield headings, and their lines indented by two spaces."""
+    end = report["end"]
+    yield f"{report['incident']}  {report['severity']}  {report['headline']}"
     if end["how"] == "closed":
         yield f"  {end['reason']}, {_at(end)}"
     else:
-        yield f"  not over: {end['reason']}"
+        yield f"  not closed: {end['reason']}"
     for heading, part in (
-        ("what was seen", _seen(story)),
-        ("which rule fired", _rules(story["rules"])),
-        ("what was held back", _suppressed(story["suppressed"])),
-        ("what was done", _done(story)),
-        ("what kind of trouble it was", _spike(story["spike"])),
-        ("who was told", _messages(story["messages"])),
-        ("how it ended", _end(story)),
-        ("step by step", _timeline(story["timeline"])),
+        ("observed", _seen(report)),
+        ("rules that fired", _rules(report["rules"])),
+        ("suppressed", _suppressed(report["suppressed"])),
+        ("actions", _done(report)),
+        ("diagnosis", _spike(report["spike"])),
+        ("messages", _messages(report["messages"])),
+        ("end", _end(report)),
+        ("timeline", _timeline(report["timeline"])),
     ):
         text = list(part)
         if text:
@@ -41,7 +40,7 @@ def table(rows: Sequence[Part]) -> Iterator[str]:
     """Yield one line per incident."""
     for row in rows:
         until = f"..{row['end_step']}" if row["end_step"] is not None else ""
-        acted = action_counts.told({how: row[name] for how, name in COUNTS.items()})
+        acted = describe_counts({how: row[name] for how, name in COUNTS.items()})
         yield (
             f"{row['incident']:8} {row['severity']}  step {row['step']}{until}  "
             f"{clock(row['wall'])}  {row['end'] or row['phase']}; {acted}"
@@ -49,8 +48,8 @@ def table(rows: Sequence[Part]) -> Iterator[str]:
         yield f"         {row['headline']}"
 
 
-def _seen(story: Part) -> Iterator[str]:
-    seen = story["seen"]
+def _seen(report: Part) -> Iterator[str]:
+    seen = report["seen"]
     yield f"{_at(seen)}, first breach at step {seen['breach_step']}"
     for one in seen["readings"]:
         yield f"{one['detector']}: {one['text']}"
@@ -58,7 +57,7 @@ def _seen(story: Part) -> Iterator[str]:
         yield str(seen["reason"])
     if band := seen["band"]:
         yield (
-            f"the loss was {number(band['level'])}; it counts as back under {number(band['limit'])}"
+            f"the loss was {number(band['level'])}; recovered means below {number(band['limit'])}"
         )
 
 
@@ -80,8 +79,8 @@ def _suppressed(records: Sequence[Part]) -> Iterator[str]:
             yield f"  {step['verb']} {refused or _inline(step.get('args') or {})}".rstrip()
 
 
-def _done(story: Part) -> Iterator[str]:
-    for book in story["runbooks"]:
+def _done(report: Part) -> Iterator[str]:
+    for book in report["runbooks"]:
         why = f": {book['why']}" if book["why"] else ""
         yield f"{book['runbook']}, {_at(book)}{why}"
         if book["refused"]:
@@ -92,22 +91,22 @@ def _done(story: Part) -> Iterator[str]:
             yield f"    {_outcome(action)}"
         for one in book["verification"]:
             yield f"  verify {one['what']}: {one['reason']}, {_at(one)}"
-    if story["runbooks"] and story["budgets"]:
-        yield f"budgets after the last action: {_inline(story['budgets'], ' ')}"
-    if not story["runbooks"]:
+    if report["runbooks"] and report["budgets"]:
+        yield f"budgets after the last action: {_inline(report['budgets'], ' ')}"
+    if not report["runbooks"]:
         yield "no runbook ran"
 
 
 def _outcome(action: Part) -> str:
     if action["ok"] is None:
-        said = action.get("outcome")
-        return f"in doubt: {said}" if said else "intended; no outcome is recorded"
+        outcome = action.get("outcome")
+        return f"in doubt: {outcome}" if outcome else "intended; no outcome on record"
     how = "done" if action["ok"] else f"FAILED: {action['outcome']}"
     ack = f" at the end of step {action['ack_step']}" if action["ack_step"] is not None else ""
     took = f" after {action['took_s']:.1f} s" if action["took_s"] is not None else ""
-    seen = _inline({k: v for k, v in action["result"].items() if k != "ack_step"})
+    observed = _inline({k: v for k, v in action["result"].items() if k != "ack_step"})
     at = f" (record {action['record']} -> {action['outcome_record']})"
-    return f"{how}{ack}{took}{at}" + (f"; observed {seen}" if seen else "")
+    return f"{how}{ack}{took}{at}" + (f"; observed {observed}" if observed else "")
 
 
 def _spike(spike: Part | None) -> Iterator[str]:
@@ -127,17 +126,17 @@ def _spike(spike: Part | None) -> Iterator[str]:
 def _messages(messages: Sequence[Part]) -> Iterator[str]:
     for one in messages:
         yield f"{one['severity']} {one['title']}, {_at(one)}"
-        for told in one["delivered"]:
-            tries = f" in {told['tries']} tries" if (told["tries"] or 1) > 1 else ""
-            yield f"  {'delivered' if told['ok'] else 'NOT delivered'}{tries}: {told['said']}"
+        for sent in one["delivered"]:
+            tries = f" after {sent['tries']} attempts" if (sent["tries"] or 1) > 1 else ""
+            yield f"  {'delivered' if sent['ok'] else 'NOT delivered'}{tries}: {sent['detail']}"
         if not one["delivered"]:
-            yield "  no channel has answered yet, or none wanted it"
+            yield "  no delivery on record"
 
 
-def _end(story: Part) -> Iterator[str]:
-    end = story["end"]
-    failed = "every action on the job failed" if end["failed"] else "the job was not touched"
-    acted = {True: "the job was acted on", False: failed, None: "whether it was acted on is open"}
+def _end(report: Part) -> Iterator[str]:
+    end = report["end"]
+    failed = "every action on the job failed" if end["failed"] else "no action on the job"
+    acted = {True: "the job was changed", False: failed, None: "effect on the job unknown"}
     yield f"{end['reason']}, {_at(end)}; {acted[end['acted']]}"
 
 
@@ -156,8 +155,8 @@ def _at(one: Part) -> str:
 
 
 def _inline(values: Mapping[str, Any], joint: str = "=") -> str:
-    told = {k: v for k, v in values.items() if not isinstance(v, (list, tuple)) or v}
-    return ", ".join(f"{name}{joint}{_value(name, value)}" for name, value in told.items())
+    shown = {k: v for k, v in values.items() if not isinstance(v, (list, tuple)) or v}
+    return ", ".join(f"{name}{joint}{_value(name, value)}" for name, value in shown.items())
 
 
 def _value(name: str, value: Any) -> str:

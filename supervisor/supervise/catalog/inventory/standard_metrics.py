@@ -1,7 +1,7 @@
 """The standard ids of metrics that no collector of the probe measures.
 
 One id means one thing everywhere. Some the supervisor measures beside the job (they are listed in
-`cli._supervisor_metrics`). Of the others a job, an adapter or a data pipeline that knows such a
+`cli._metric_availability`). Of the others a job, an adapter or a data pipeline that knows such a
 number reports it under this id, `supervise_probe.report(val_loss=...)`, and the shipped packs judge
 it. Where nobody does, the rules that need it are inactive, and are shown as such.
 """

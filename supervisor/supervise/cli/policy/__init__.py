@@ -1,4 +1,4 @@
-"""`supervise policy`: write a policy, prove it, trust it. One command per file."""
+"""`supervise policy`: check, show, test and compare policies. One command per file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 COMMANDS = ("check", "show", "schema", "test", "diff")
 
 
-class Tools(click.Group):
-    """Loads a command when it is asked for."""
+class PolicyCommands(click.Group):
+    """Imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -24,7 +24,7 @@ class Tools(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Say what was probably meant."""
+        """Suggest a command for a mistyped name."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             from ...catalog.document.diagnostics import did_you_mean
             from ...errors import UsageError
@@ -33,7 +33,7 @@ class Tools(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.command(name="policy", cls=Tools)
+@click.command(name="policy", cls=PolicyCommands)
 def command() -> None:
     """Check, show, test and compare policies, packs and runbooks.
 

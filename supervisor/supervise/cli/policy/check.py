@@ -1,4 +1,4 @@
-"""`supervise policy check`: every mistake of every file, in one go."""
+"""`supervise policy check`: report all errors of all files at once."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ INVALID = 65
     help="github: workflow commands; sarif: SARIF 2.1.0.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
-@click.option("--strict", is_flag=True, help="Warnings count as errors.")
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.pass_context
 def command(
     ctx: click.Context, files: tuple[str, ...], form: str, as_json: bool, strict: bool
 ) -> None:
-    """Find every mistake in policies, packs, runbooks and test files.
+    """Report all errors and warnings of policy files.
 
-    FILE is a path, the name of a shipped policy or pack, or - for standard input; what sort of file
-    it is is told by its keys. What a file names (packs, runbooks, its policy) is checked with it.
-    Exit status: 0 good (warnings are allowed), 65 mistakes, or warnings under --strict.
+    FILE is a policy, pack, runbook or test file: a path, the name of a shipped policy or pack, or -
+    for standard input. The keys of a file determine its type. Files that it refers to (packs,
+    runbooks, its policy) are checked too.
 
     \b
     Examples:
       supervise policy check my.yaml packs/*.yaml runbooks/*.yaml
       supervise policy check --format github --strict policies/*.yaml
       supervise policy check --format sarif nano > policy.sarif
+
+    Exit codes: 0 good, warnings allowed; 65 errors, or warnings with --strict.
     """
     from ... import __version__
     from ...catalog.export import sarif
@@ -53,13 +55,13 @@ def command(
     failed = bool(errors or (strict and warnings))
     form = "json" if as_json else form
     if form == "json":
-        told = {
+        report = {
             "ok": not failed,
             "files": [{"file": each.file, "sort": each.sort} for each in found],
             "errors": [sarif.plain(problem) for problem in errors],
             "warnings": [sarif.plain(problem) for problem in warnings],
         }
-        click.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        click.echo(json.dumps(report, ensure_ascii=False, indent=2))
     elif form == "sarif":
         click.echo(json.dumps(sarif.sarif(errors, warnings, __version__), indent=2))
     elif form == "github":
@@ -78,8 +80,8 @@ def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
     for problem in warnings:
         click.echo(problem.render().replace(": ", ": warning: ", 1))
     counts = [
-        f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
-        for found, word in ((errors, "error"), (warnings, "warning"))
+        f"{len(found)} {noun}{'' if len(found) == 1 else 's'}"
+        for found, noun in ((errors, "error"), (warnings, "warning"))
         if found
     ]
     what = f"{files} file{'' if files == 1 else 's'}"

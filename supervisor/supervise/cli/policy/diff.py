@@ -1,4 +1,4 @@
-"""`supervise policy diff`: what another policy would do differently."""
+"""`supervise policy diff`: compare the behaviour of two policies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ DIFFERENT = 1
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
-    """Compare what two policies do, whatever file or pack it stands in.
+    """Compare what two policies do, whichever file or pack defines it.
 
-    A and B are paths or names of shipped policies. Each difference comes with its old and new
-    value, under what it means: acts where it did not, threshold loosened, and so on, the gravest
-    first. Exit status: 0 the same, 1 different, 65 when one of them is wrong.
+    A and B are paths or names of shipped policies. Differences are grouped by effect (acts where it
+    did not, threshold loosened, ...), the most serious first, with old and new values.
 
     \b
     Examples:
       supervise policy diff nano my.yaml
       supervise policy diff runs/20260105-101112-7f3a9c/policy.yaml nano --json
+
+    Exit codes: 0 the same; 1 different; 65 a policy is invalid.
     """
     from ...catalog.assembly import freeze
     from ...catalog.assembly.policy_loader import compose
@@ -35,13 +36,13 @@ def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
     drafts = [compose(name) for name in (a, b)]
     changes = policy_diff.compare(*(freeze.document(draft) for draft in drafts))
     if as_json:
-        told = {
+        report = {
             "same": not changes,
             "a": {"policy": drafts[0].name, "digest": freeze.policy(drafts[0]).digest},
             "b": {"policy": drafts[1].name, "digest": freeze.policy(drafts[1]).digest},
             "changes": [change.plain() for change in changes],
         }
-        click.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        click.echo(json.dumps(report, ensure_ascii=False, indent=2))
     else:
         for effect, group in groupby(changes, key=lambda change: change.effect):
             click.echo(f"{effect}:")

@@ -1,4 +1,4 @@
-"""`supervise policy schema`: for editors, and for other tools."""
+"""`supervise policy schema`: JSON Schemas for editors and other tools."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FILES = {
 @click.command(name="schema")
 @click.argument("sort", type=click.Choice(list(FILES)), default="policy")
 def command(sort: str) -> None:
-    """Print the JSON Schema (draft-07) of a policy, pack, runbook or test file.
+    """Print the JSON Schema (draft-07) of a file type.
 
     An editor with a YAML language server completes and checks a file whose first line is
-    `# yaml-language-server: $schema=policy.schema.json`. Exit status: 0, or 64 for no such sort.
+    `# yaml-language-server: $schema=policy.schema.json`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`supervise policy show`: the whole policy, with nothing left to look up."""
+"""`supervise policy show`: the whole policy, packs and defaults included."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ Facts = dict[str, Any]
 @click.command(name="show")
 @click.argument("policy", metavar="P")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--rule", "rule_id", metavar="R", help="Only this rule and what it reads.")
+@click.option(
+    "--rule", "rule_id", metavar="R", help="Show only this rule and the detectors it reads."
+)
 def command(policy: str, as_json: bool, rule_id: str | None) -> None:
-    """Show a policy with packs merged, defaults filled in, and where everything was written.
+    """Show a policy with packs and defaults merged.
 
-    P is a path, or the name of a shipped policy. The text is itself a policy: it loads to the same
-    digest. Comments say where a part was defined, which override touched it, what it reads, and
-    which metrics the job must report itself. Exit status: 0, 64 when there is no such rule, 65 when
-    the policy is wrong.
+    P is a path, or the name of a shipped policy. The output is itself a policy with the same
+    digest. Comments give the place where a part is defined, the overrides that apply, the metrics
+    it reads, and those that the job must report itself.
 
     \b
     Examples:
       supervise policy show nano > whole.yaml
       supervise policy show nano --rule loss_spike.coupled
       supervise policy show my.yaml --json | jq '.rules[] | select(.to_report != [])'
+
+    Exit codes: 0; 64 no such rule; 65 the policy is invalid.
     """
     from ...catalog.assembly import freeze
     from ...catalog.assembly.policy_loader import compose
     from ...catalog.document.diagnostics import did_you_mean
     from ...catalog.export import origin
-    from .. import _supervisor_metrics
+    from .._metric_availability import SUPERVISOR_METRICS
 
     draft = compose(policy)
-    facts = origin.facts(draft, _supervisor_metrics.METRICS)
+    facts = origin.facts(draft, SUPERVISOR_METRICS)
     if rule_id is not None and rule_id not in facts["rules"]:
         hint = did_you_mean(rule_id, facts["rules"])
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
@@ -63,7 +66,7 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
 def _only(
     rule_id: str, document: Facts, facts: Facts, draft: Draft
 ) -> tuple[dict[str, Any], Facts]:
-    """Keep of a policy what one rule is about."""
+    """Keep the parts of a policy that concern one rule."""
     mine = facts["rules"][rule_id]
     rule = next(rule for rule in document["rules"] if rule["id"] == rule_id)
     names = [name for name in document["detectors"] if name in mine["detectors"]]
@@ -83,7 +86,7 @@ def _only(
 
 
 def _merged(document: Facts, facts: Facts) -> Facts:
-    """Return one document: each part with what is known about it."""
+    """Return one document: each part with its facts."""
     detectors = {
         name: {**body, "about": facts["detectors"][name]}
         for name, body in document.get("detectors", {}).items()

@@ -1,4 +1,4 @@
-"""`supervise policy test`: play scenarios, and find out what they do not prove."""
+"""`supervise policy test`: run scenarios, measure their coverage, and mutate the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InputError, UsageError
-from .._number import Number
+from .._params import Number
 
 if TYPE_CHECKING:
     from ...catalog.document.diagnostics import Problem
@@ -23,8 +23,8 @@ FAILED = 1
 
 @click.command(name="test")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--mutate", is_flag=True, help="Also break the policy, once per thing in it.")
-@click.option("--coverage", is_flag=True, help="Also tell what no scenario shows.")
+@click.option("--mutate", is_flag=True, help="Also mutate the policy, one value at a time.")
+@click.option("--coverage", is_flag=True, help="Also report what no scenario covers.")
 @click.option(
     "--min",
     "least",
@@ -32,10 +32,14 @@ FAILED = 1
     metavar="PERCENT",
     help="With --coverage: fail below this.",
 )
-@click.option("--strict", is_flag=True, help="Warnings count as failures.")
+@click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
-    "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Processes; 0: as many as help."
+    "--jobs",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Number of processes. Default: by the amount of work.",
 )
 @click.pass_context
 def command(
@@ -48,65 +52,67 @@ def command(
     as_json: bool,
     jobs: int,
 ) -> None:
-    """Play scenarios: series of metrics in, what the policy makes of them out.
+    """Run scenarios and check the decisions of a policy.
 
-    FILE is a test file, a pack (its own scenarios), or a policy: then the packs that it uses, and
-    tests/<name>.yaml beside it. Shipped policies and packs go by name.
+    A scenario feeds series of metrics to the policy. FILE is a test file, a pack (its own
+    scenarios), or a policy (the packs that it uses, and tests/<name>.yaml beside it). Shipped
+    policies and packs go by name.
 
-    --mutate doubles and halves each number that the file gives, turns each comparator, swaps and/or
-    and drops each inhibition, one at a time; a change that no scenario notices is listed.
-
-    Exit status: 0 good; 1 a scenario failed, a change survived, too little is covered, or there are
-    warnings under --strict; 65 a file is wrong, or there are no scenarios.
+    --mutate doubles and halves each number of the file, reverses each comparator, swaps and/or, and
+    drops each inhibition, one at a time; it lists each mutant that no scenario detects.
 
     \b
     Examples:
       supervise policy test policies/tests/nano.yaml
       supervise policy test nano --coverage --min 80
       supervise policy test packs/mine.yaml --mutate
+
+    Exit codes: 0 good; 1 a scenario failed, a mutant survived, coverage is below --min, or there
+    are warnings with --strict; 65 a file is invalid, or there are no scenarios.
     """
     from ...mutation import mutation_runner
     from ...policytest import suite
     from ...policytest.coverage import Coverage
 
     if least is not None and not coverage:
-        raise UsageError("--min says how much must be covered", hint="add --coverage")
+        raise UsageError("--min needs a coverage report", hint="add --coverage")
     shown = Coverage()
     warnings: list[Problem] = []
     paths = _paths(files, shown)
-    played: dict[str, list[Outcome]] = {}
-    hunted: dict[str, MutationReport] = {}
+    outcomes: dict[str, list[Outcome]] = {}
+    mutants: dict[str, MutationReport] = {}
     for subject in _loaded(paths, warnings):
-        played[subject.label] = suite.run(subject)
-        shown.add(subject, [outcome.result for outcome in played[subject.label]])
-    failed = any(outcome.failures for found in played.values() for outcome in found)
-    if mutate and not failed:  # what fails already notices nothing
-        hunted = dict(zip(played, (mutation_runner.run(p, jobs) for p in paths), strict=True))
-    odd = strict and bool(warnings)
+        outcomes[subject.label] = suite.run(subject)
+        shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
+    failed = any(outcome.failures for found in outcomes.values() for outcome in found)
+    if mutate and not failed:  # a failing scenario detects nothing
+        reports = (mutation_runner.run(path, jobs) for path in paths)
+        mutants = dict(zip(outcomes, reports, strict=True))
+    warned = strict and bool(warnings)
     low = coverage and least is not None and shown.percent() < least
-    survived = any(found.survivors for found in hunted.values())
+    survived = any(found.survivors for found in mutants.values())
     if as_json:
-        ok = not (failed or low or survived or odd)
-        click.echo(_json(ok, played, shown if coverage else None, hunted, warnings))
+        ok = not (failed or low or survived or warned)
+        click.echo(_json(ok, outcomes, shown if coverage else None, mutants, warnings))
     else:
-        _tell(played, warnings)
+        _print_scenarios(outcomes, warnings)
         if coverage:
-            _tell_coverage(shown, least)
+            _print_coverage(shown, least)
         if mutate and failed:
-            click.echo("mutants: not tried, since scenarios fail")
-        for name, found in hunted.items():
-            _tell_hunted(name, found)
-    if failed or low or survived or odd:
+            click.echo("mutants: not run, because scenarios fail")
+        for name, found in mutants.items():
+            _print_mutants(name, found)
+    if failed or low or survived or warned:
         ctx.exit(FAILED)
 
 
 def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
-    """Return the packs and test files that are meant, each once.
+    """Return the packs and test files of the arguments, each once.
 
-    What a policy has is wanted of the coverage, also where nothing is about it.
+    The coverage counts everything that a policy defines, tested or not.
 
     Raises:
-        InputError, PolicyErrors: a file is wrong, or holds no scenarios and cannot.
+        InputError, PolicyErrors: a file is invalid, or cannot hold scenarios.
     """
     from ...catalog import load_policy, scenario_subject
     from ...catalog.document.diagnostics import Problems
@@ -121,7 +127,7 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
         sort = scenario_subject.sort_of(root)
         if sort == "runbook":
             raise InputError(
-                f"{path}: a runbook has no scenarios", hint="test a policy that runs it"
+                f"{path}: a runbook has no scenarios", hint="test a policy that uses it"
             )
         if sort != "policy":
             found[path.resolve()] = None
@@ -136,10 +142,10 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
 
 
 def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
-    """Read all files, so that mistakes are found before any work.
+    """Read all files, so that errors are found before any work.
 
     Raises:
-        InputError, PolicyErrors: a file is wrong, or all of them together have no scenario.
+        InputError, PolicyErrors: a file is invalid, or there is no scenario in any.
     """
     from ...policytest.suite import load
 
@@ -150,55 +156,55 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
     return subjects
 
 
-def _tell(played: dict[str, list[Outcome]], warnings: list[Problem]) -> None:
+def _print_scenarios(outcomes: dict[str, list[Outcome]], warnings: list[Problem]) -> None:
     for warning in warnings:
         click.echo(warning.render().replace(": ", ": warning: ", 1))
     total = failures = 0
-    for name, outcomes in played.items():
-        bad = [outcome for outcome in outcomes if outcome.failures]
-        total, failures = total + len(outcomes), failures + len(bad)
-        click.echo(f"{name}: {len(outcomes) - len(bad)} of {len(outcomes)} scenarios pass")
+    for name, found in outcomes.items():
+        bad = [outcome for outcome in found if outcome.failures]
+        total, failures = total + len(found), failures + len(bad)
+        click.echo(f"{name}: {len(found) - len(bad)} of {len(found)} scenarios pass")
         for outcome in bad:
             click.echo(f"  FAILED {outcome.form.name}")
             for where, message in outcome.failures:
                 click.echo(f"    {where}: {message}")
-    if len(played) > 1:
+    if len(outcomes) > 1:
         click.echo(f"all: {total - failures} of {total} scenarios pass")
 
 
-def _tell_coverage(shown: Coverage, least: float | None) -> None:
+def _print_coverage(shown: Coverage, least: float | None) -> None:
     parts = ", ".join(f"{name} {a}/{b}" for name, (a, b) in shown.parts().items())
-    wanted = "" if least is None else f" (wanted: {least:g} %)"
-    click.echo(f"coverage: {shown.percent():.0f} %{wanted}: {parts}")
+    required = "" if least is None else f" (required: {least:g} %)"
+    click.echo(f"coverage: {shown.percent():.0f} %{required}: {parts}")
     for sentence in shown.missing():
         click.echo(f"  {sentence}")
 
 
-def _tell_hunted(name: str, found: MutationReport) -> None:
-    click.echo(f"{name}: {found.total - len(found.survivors)} of {found.total} mutants noticed")
+def _print_mutants(name: str, found: MutationReport) -> None:
+    click.echo(f"{name}: {found.total - len(found.survivors)} of {found.total} mutants detected")
     for where, what in found.survivors:
-        click.echo(f"  {where}: no scenario notices {what}")
+        click.echo(f"  {where}: no scenario detects {what}")
 
 
 def _json(
     ok: bool,
-    played: dict[str, list[Outcome]],
+    outcomes: dict[str, list[Outcome]],
     shown: Coverage | None,
-    hunted: dict[str, MutationReport],
+    mutants: dict[str, MutationReport],
     warnings: list[Problem],
 ) -> str:
     from ...catalog.export import sarif
 
-    told: dict[str, Any] = {"ok": ok, "files": _plain(played)}
-    told["warnings"] = [sarif.plain(problem) for problem in warnings]
+    report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
+    report["warnings"] = [sarif.plain(problem) for problem in warnings]
     if shown is not None:
-        told["coverage"] = _plain_coverage(shown)
-    if hunted:
-        told["mutants"] = {name: _plain_hunted(found) for name, found in hunted.items()}
-    return json.dumps(told, ensure_ascii=False, indent=2)
+        report["coverage"] = _plain_coverage(shown)
+    if mutants:
+        report["mutants"] = {name: _plain_mutants(found) for name, found in mutants.items()}
+    return json.dumps(report, ensure_ascii=False, indent=2)
 
 
-def _plain(played: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
+def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
     return [
         {
             "file": name,
@@ -210,10 +216,10 @@ def _plain(played: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
                     "frames": len(outcome.result.states),
                     "failures": [{"where": w, "message": m} for w, m in outcome.failures],
                 }
-                for outcome in outcomes
+                for outcome in found
             ],
         }
-        for name, outcomes in played.items()
+        for name, found in outcomes.items()
     ]
 
 
@@ -222,6 +228,6 @@ def _plain_coverage(shown: Coverage) -> dict[str, Any]:
     return {"percent": shown.percent(), "parts": parts, "missing": list(shown.missing())}
 
 
-def _plain_hunted(found: MutationReport) -> dict[str, Any]:
+def _plain_mutants(found: MutationReport) -> dict[str, Any]:
     survivors = [{"where": where, "what": what} for where, what in found.survivors]
     return {"total": found.total, "noticed": found.total - len(survivors), "survivors": survivors}

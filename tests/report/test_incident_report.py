@@ -33,7 +33,7 @@ def told(keep_run, make_frames, small):
         records = list(audit.read(run.audit_path))
         policy = load_policy(run.policy_path)
         chosen = incident or incident_report.ids(records)[-1]
-        found = incident_report.tell(
+        found = incident_report.collect(
             records, chosen, {policy.digest: policy}, "the run is in progress"
         )
         return found, "\n".join(render.lines(found)), records
@@ -103,7 +103,7 @@ def test_the_end_and_the_kind_of_trouble_are_told(told):
         "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}},
     }
     lines = list(render.lines(found | {"spike": spike}))
-    assert lines[lines.index("what kind of trouble it was") + 1 :][:3] == [
+    assert lines[lines.index("diagnosis") + 1 :][:3] == [
         "  data event",
         "  1 rejoined: no: 3 above the trend",
         "  advice: look at the data",
@@ -117,9 +117,9 @@ def test_every_message_says_whether_it_arrived(told, keep_run, make_frames):
     assert all(one["delivered"][0]["ok"] for one in found["messages"])
     assert "delivered: console: printed" in text
     silent = [r for r in records if r["kind"] != "notify_result"]
-    again = incident_report.tell(silent, "inc-1", {}, "")
+    again = incident_report.collect(silent, "inc-1", {}, "")
     assert all(one["delivered"] == [] for one in again["messages"])
-    assert "no channel has answered yet" in "\n".join(render.lines(again))
+    assert "no delivery on record" in "\n".join(render.lines(again))
 
 
 def test_what_was_held_back_says_by_what(told):
@@ -140,7 +140,7 @@ def test_a_failed_action_and_a_hold_are_told_as_such(told):
     assert found["runbooks"][0]["actions"][0]["ok"] is False
     assert "FAILED" in text and "no answer" in text
     assert found["end"]["how"] == "held, a person is needed"
-    assert "not over: held, a person is needed; the run is in progress" in text
+    assert "not closed: held, a person is needed; the run is in progress" in text
 
 
 def test_an_action_without_an_outcome_is_not_called_done(told):
@@ -148,7 +148,7 @@ def test_an_action_without_an_outcome_is_not_called_done(told):
     found, text, _ = told(*SPIKE[:42], answer=lambda action: None, ended=False)
 
     assert found["runbooks"][0]["actions"][0]["ok"] is None
-    assert "intended; no outcome is recorded" in text
+    assert "intended; no outcome on record" in text
     assert found["end"]["how"] == "open"
 
 
@@ -195,7 +195,7 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
     run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
     records = list(audit.read(run.audit_path))
     first, second = (
-        {r["seq"] for r in incident_report.about(records, i)} for i in ("inc-1", "inc-2")
+        {r["seq"] for r in incident_report.records_of(records, i)} for i in ("inc-1", "inc-2")
     )
 
     assert not first & second
@@ -222,7 +222,7 @@ def test_the_rule_of_a_reloaded_policy_is_found_in_that_policy(
     policies = {policy.digest: policy for policy in map(load_policy, paths)}
     assert len(policies) == 2
     first, second = (
-        incident_report.tell(records, name, policies, "") for name in ("inc-1", "inc-2")
+        incident_report.collect(records, name, policies, "") for name in ("inc-1", "inc-2")
     )
 
     assert "run/policy.yaml" in first["rules"][0]["where"]
@@ -317,7 +317,7 @@ def test_an_action_that_failed_is_not_counted_as_done(told, keep_run, make_frame
     run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="other")
 
     assert found["end"]["acted"] is False
-    assert "the job was acted on" not in text
+    assert "the job was changed" not in text
     assert "no action on the job, 2 failed" in lines  # it, and what should take it back
     assert receipt.outcome(records)["actions"] == 0
     assert receipt.outcome(records)["failed"] == 2
@@ -344,9 +344,9 @@ def test_a_closed_incident_that_was_only_looked_into_left_the_job_alone(
     run = keep_run([*make_frames(0, *[2.0] * 30), Exited(99 * SECOND, 3)])
     records = list(audit.read(run.audit_path))
 
-    found = incident_report.tell(records, "inc-1", {}, "")
+    found = incident_report.collect(records, "inc-1", {}, "")
 
     assert found["end"]["how"] == "closed"
     assert [action["verb"] for action in found["runbooks"][0]["actions"]] == ["snapshot"]
     assert found["end"]["acted"] is False
-    assert "; the job was not touched" in "\n".join(render.lines(found))
+    assert "; no action on the job" in "\n".join(render.lines(found))

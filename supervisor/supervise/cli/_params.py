@@ -1,0 +1,72 @@
+"""Parameter types of the commands: finite numbers, and a job's command line after `--`."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+
+PROGRAM = "supervise"
+
+
+class Number(click.FloatRange):
+    """A finite number, within bounds if there are any.
+
+    click's own types accept nan and inf, and a range accepts nan.
+    """
+
+    def describe(self) -> str:
+        """Return "a number at least 0 and at most 100"."""
+        bounds = []
+        if self.min is not None:
+            bounds.append(f"{'above' if self.min_open else 'at least'} {self.min:g}")
+        if self.max is not None:
+            bounds.append(f"{'below' if self.max_open else 'at most'} {self.max:g}")
+        return f"a number {' and '.join(bounds)}" if bounds else "a finite number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number. Raises click.BadParameter."""
+        try:
+            number: float = super().convert(value, param, ctx)
+        except click.BadParameter:
+            number = math.nan
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not {self.describe()}.", param, ctx)
+        return number
+
+
+class JobCommand(click.Command):
+    """A command whose last argument is the job's command line, after `--`.
+
+    Without `--` nothing is started: a mistyped subcommand could be the name of a program that does
+    harm.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse a job's command line that does not follow `--`."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        job = given["argv"] if isinstance(given.get("argv"), tuple) else ()
+        own = args[: len(args) - len(job)]
+        if job and own[-1:] != ["--"] and set(own).isdisjoint(ctx.help_option_names):
+            raise missing_dashes(job, [*ctx.command_path.split()[1:], *own])
+        return super().parse_args(ctx, args)
+
+
+def missing_dashes(job: Sequence[str], before: Sequence[str] = ()) -> UsageError:
+    """Return the error for a job's command line without `--`; `before`: our own arguments."""
+    script = job[0].endswith(".py") and not os.access(job[0], os.X_OK)
+    meant = [PROGRAM, *before, "--", *(["python"] if script else []), *job]
+    if before[:1] == ["run"]:
+        meant.remove("run")
+    return UsageError(
+        f"{job[0]!r} is neither a command nor an option of supervise; put the job after `--`",
+        hint=f"did you mean: {shlex.join(meant)}",
+    )
