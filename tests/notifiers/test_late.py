@@ -74,7 +74,7 @@ def test_a_page_arrives_late_as_itself(hook, environ, kept, outbox, message):
     code, said_then = outbox("flush")
     assert code == 0
     assert "1 delivered, 0 left" in said_then
-    assert outbox() == (0, "nothing waits\n")
+    assert outbox() == (0, "no undelivered messages\n")
 
     (path, first, _), (path_then, late, body) = hook.requests
     assert path == path_then
