@@ -67,8 +67,8 @@ def command(
       supervise policy test nano --coverage --min 80
       supervise policy test packs/mine.yaml --mutate
 
-    Exit codes: 0 good; 1 a scenario failed, a mutant survived, coverage is below --min, or there
-    are warnings with --strict; 65 a file is invalid, or there are no scenarios.
+    Exit codes: 0 good; 1 a scenario failed, a mutant survived, coverage below --min, or --strict
+    warnings; 65 invalid file or no scenarios.
     """
     from ...mutation import mutation_runner
     from ...policytest import suite
@@ -76,8 +76,7 @@ def command(
 
     if least is not None and not coverage:
         raise UsageError("--min needs a coverage report", hint="add --coverage")
-    shown = Coverage()
-    warnings: list[Problem] = []
+    shown, warnings = Coverage(), list["Problem"]()
     paths = _paths(files, shown)
     outcomes: dict[str, list[Outcome]] = {}
     mutants: dict[str, MutationReport] = {}
@@ -88,11 +87,10 @@ def command(
     if mutate and not failed:  # a failing scenario detects nothing
         reports = (mutation_runner.run(path, jobs) for path in paths)
         mutants = dict(zip(outcomes, reports, strict=True))
-    warned = strict and bool(warnings)
     low = coverage and least is not None and shown.percent() < least
     survived = any(found.survivors for found in mutants.values())
+    ok = not (failed or low or survived or (strict and warnings))
     if as_json:
-        ok = not (failed or low or survived or warned)
         click.echo(_json(ok, outcomes, shown if coverage else None, mutants, warnings))
     else:
         _print_scenarios(outcomes, warnings)
@@ -102,7 +100,7 @@ def command(
             click.echo("mutants: not run, because scenarios fail")
         for name, found in mutants.items():
             _print_mutants(name, found)
-    if failed or low or survived or warned:
+    if not ok:
         ctx.exit(FAILED)
 
 
