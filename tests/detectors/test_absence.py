@@ -196,18 +196,3 @@ def test_the_numbers_say_how_long_and_how_long_is_too_long():
         "p99_s": 1.0,
         "samples": 29,
     }
-
-
-@pytest.mark.parametrize(
-    ("fields", "key"),
-    [
-        ({"after": {"max": 1.0}}, "after"),
-        ({"after": {"min": 0.0}}, "after"),
-        ({"grace": {"step": 10.0}}, "grace"),
-        ({"grace": {"eval": -1.0}}, "grace"),
-    ],
-)
-def test_what_cannot_work_is_refused(fields, key):
-    """The complaint names the key."""
-    assert [field for field, _ in Absence(**fields).check()] == [key]
-    assert Absence().check() == []

@@ -36,20 +36,6 @@ def test_outside_of_the_knots_it_does_not_know(read):
     ]
 
 
-@pytest.mark.parametrize(("side", "reading"), [("high", "Boo"), ("low", "oBo"), ("both", "BBo")])
-def test_sides(read, side, reading):
-    """`both` is the default."""
-    assert read(_band(side=side).start(), [3.0, 1.0, 2.0], first=30) == reading
-    assert _band().side == "both"
-
-
-def test_hysteresis_and_for(read):
-    """Two in a row begin it; past one spread ends it."""
-    watch = _band(clear=1.0, for_=2).start()
-
-    assert read(watch, [2.3, 2.3, 2.15, 2.05, 2.3], first=20) == "oBBoo"
-
-
 def test_a_mean_is_compared_where_each_sample_was(read):
     """On the steep part a sample right on the curve is at distance zero, smoothed or not."""
     watch = _band(smooth=4).start()
@@ -77,52 +63,3 @@ def test_a_flat_curve_does_not_page_on_rounding(read):
     assert read(_band(knots=flat).start(), [2.0 + 1e-12, 2.003, 2.005]) == "ooB"
     zero = ((0.0, 0.0, 0.0), (100.0, 0.0, 0.0))
     assert read(_band(knots=zero).start(), [0.0, 1e-6]) == "oB"
-
-
-def test_nan_is_no_part_of_a_mean(read):
-    """Nor does a gap end it."""
-    watch = _band(smooth=2).start()
-
-    assert read(watch, [2.0, math.nan, None, 2.1, 1e200], first=20) == "???o?"
-    assert read(watch, [2.0], first=39) == "o"
-
-
-def test_a_rollback_takes_samples_out_of_the_mean(read):
-    """As if the later ones had never been."""
-    watch = _band(smooth=3).start()
-    read(watch, [2.0] * 6 + [5.0] * 3, first=20)
-    assert watch.raw == BREACH
-    watch.rewind(25)
-
-    assert read(watch, [2.0], first=26) == "o"
-    assert watch.numbers()["distance"] == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "key", "words"),
-    [
-        ({"knots": KNOTS[:1]}, "knots", "2 to 512"),
-        ({"knots": ((1.0, 1.0, 1.0),) * 513}, "knots", "2 to 512"),
-        ({"knots": (KNOTS[1], KNOTS[0])}, "knots", "step 10 does not come after 20"),
-        ({"knots": ((-1.0, 1.0, 1.0), KNOTS[0])}, "knots", "knot 1: step must be at least 0"),
-        ({"knots": ((1.0, math.nan, 1.0), KNOTS[0])}, "knots", "finite"),
-        ({"knots": ((1.0, 1.0, -1.0), KNOTS[0])}, "knots", "spread"),
-        ({"knots": ((1.0, 0.0, 1.0), KNOTS[0]), "transform": "log"}, "knots", "above zero"),
-        ({"width": 0.0}, "width", "positive"),
-        ({"clear": 2.0}, "clear", "below `width`"),
-        ({"smooth": 0}, "smooth", "1 to 1024"),
-        ({"rel_floor": -1.0}, "rel_floor", "zero or a positive"),
-        ({"abs_floor": 0.0}, "abs_floor", "must not be 0"),
-        ({"for_": 2, "m_of_n": (1, 2)}, "m_of_n", "not both"),
-    ],
-)
-def test_what_cannot_work_is_refused(fields, key, words):
-    """The complaint names the key, and which knot it is."""
-    ((found, message),) = _band(**fields).check()
-
-    assert (found, words in message) == (key, True), message
-
-
-def test_the_defaults_pass():
-    """All but the metric and the knots may be left out."""
-    assert Band("loss", KNOTS).check() == []

@@ -159,6 +159,25 @@ def test_rewind_is_never_having_seen_the_later_samples(name, data):
 @each
 @given(data=st.data())
 @often
+def test_a_step_that_is_not_newer_is_not_processed(name, data):
+    """It reads UNKNOWN, and the watch goes on as if it had never come."""
+    detector = ALL[name]
+    before = data.draw(_events(detector, 5, 60))
+    watch = detector.start()
+    _feed(watch, before)
+    twin, newest = watch.copy(), max(step for step, _ in before)
+    old = data.draw(st.integers(0, newest))
+    code = watch.feed(data.draw(_sample(detector)), old)
+    onwards = list(enumerate(data.draw(st.lists(_sample(detector), min_size=9)), newest + 1))
+
+    if name != "nonfinite":  # to it a NaN counts whenever it comes
+        assert (code, watch.raw) == (UNKNOWN, UNKNOWN)
+    assert _feed(watch, onwards) == _feed(twin, onwards)
+
+
+@each
+@given(data=st.data())
+@often
 def test_reset_is_a_new_start(name, data):
     """Nothing is left over."""
     detector = ALL[name]

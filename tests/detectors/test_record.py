@@ -64,12 +64,3 @@ def test_the_numbers_say_what_was_the_limit(read):
     assert numbers["value"] == 10.0
     assert numbers["rise"] == 8.0
     assert numbers["threshold"] == pytest.approx(2.2)
-
-
-@pytest.mark.parametrize(
-    ("fields", "key"),
-    [({"gt": 0.0}, "gt"), ({"ref": 65}, "ref"), ({"min_": 0}, "min"), ({"calm": 0}, "calm")],
-)
-def test_what_cannot_be_is_refused(fields, key):
-    """Each with the key that is wrong."""
-    assert [name for name, _ in _watch(**fields).spec.check()] == [key]

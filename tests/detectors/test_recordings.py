@@ -17,6 +17,7 @@ import pytest
 
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.core.model.interfaces import NOTE
+from supervise.detectors.cusum import Cusum
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.ratio import Ratio
@@ -149,6 +150,19 @@ def test_a_slow_climb_is_seen_by_its_trend_alone():
         assert BREACH not in _read(climb, run)
     assert _delay(_read(LOSS, "data_rot_s0")) is None
     assert _delay(_read(climb, "data_rot_s0")) in range(200)
+
+
+@pytest.mark.parametrize(
+    ("run", "within"),
+    [("data_rot_s0", 30), ("lr3_s0", 30), ("lr_ramp_s0", 150), ("overflow_s0", 150)],
+)
+def test_a_sum_sees_what_never_trips_a_spike_detector(run, within):
+    """Rotting data, tripled and ramped learning rates, an overflow storm: in the loss alone."""
+    drift = Cusum("loss", k=1.0, h=8.0, clear=2.0)
+
+    for healthy in HEALTHY:
+        assert BREACH not in _read(drift, healthy)
+    assert _delay(_read(drift, run)) in range(within)
 
 
 def test_an_update_that_dies_is_seen_from_below():

@@ -1,31 +1,32 @@
-"""A rolling window of accepted samples that stays sorted, keeps out the spike it judges, and can go
-back.
+"""A rolling window of accepted samples: sorted, without the spike it judges, and with rewind.
 
-A spike that entered the window would raise its own threshold. So a flagged sample stays out; but
-not for ever: when `freeze` of the newest two windows of samples were flagged, the newest `freeze`
-samples, flagged or not, become the window. For a step to a new level these are the flagged ones;
-when only the spread has grown they are a mixture, and counting flagged ones in a row would wait for
-ever, as a window that takes the quiet samples only never learns how loud it is.
+A spike inside the window would raise its own threshold, so a flagged sample stays out. But not for
+ever: when `freeze` of the newest two windows of samples were flagged, the newest `freeze` samples,
+flagged or not, become the window. For a step to a new level these are the flagged ones. When only
+the spread grew they are a mixture; a count of flagged samples in a row would never be reached then.
 
-Going back: twice the window is kept, so that `rewind` over at most `size` accepted samples gives
-exactly the window of that time; further back it is shorter. A baseline that was replaced is kept
-for as long.
+Rewind: two windows are kept, so that `rewind` over at most `size` accepted samples restores exactly
+the window of that time; further back it is shorter. A replaced baseline is kept for as long.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from typing import Any
 
-KEPT = 2  # windows that can be gone back over
-SLACK = 2  # windows more, before the oldest samples are dropped, all of them at once
+from ..core.model.decisions import UNKNOWN
+from ._watch import Debounced
+
+KEPT = 2  # windows that `rewind` can restore
+SLACK = 2  # further windows before the oldest samples are dropped in one go
+NORMAL = 1.4826  # MAD of a normal sample times this is its standard deviation
 
 
 class Freeze:
-    """Which samples were flagged of late, and the newest samples since the first of them.
+    """The recently flagged samples, and the newest samples since the first of them.
 
-    `flags` has one bit per sample, newest lowest; 0 means that there is nothing to remember, and
-    samples that are not flagged need not be told.
+    `flags` has one bit per sample, newest lowest. While it is 0, unflagged samples need no `add`.
     """
 
     __slots__ = ("flags", "most", "newest", "span")
@@ -40,8 +41,8 @@ class Freeze:
         self.flags = 0
         self.newest: list[tuple[int, float]] = []
 
-    def take(self, step: int, value: float, flagged: bool) -> bool:
-        """Remember a sample. True when `most` of the newest `span` were flagged."""
+    def add(self, step: int, value: float, flagged: bool) -> bool:
+        """Add a sample. True when `most` of the newest `span` were flagged."""
         self.flags = (self.flags << 1 | flagged) & ((1 << self.span) - 1)
         if not self.flags:
             self.newest = []
@@ -67,15 +68,15 @@ class Freeze:
 class Baseline:
     """The newest `size` accepted samples."""
 
-    __slots__ = ("_freeze", "_ordered", "_shelf", "_size", "_steps", "_values")
+    __slots__ = ("_freeze", "_ordered", "_replaced", "_size", "_steps", "_values")
 
     def __init__(self, size: int, freeze: int) -> None:
         self._size = size
         self._freeze = Freeze(2 * size, freeze)
-        self._shelf: list[tuple[int, list[float], list[int]]] = []
-        self._begin()
+        self._replaced: list[tuple[int, list[float], list[int]]] = []
+        self._clear()
 
-    def _begin(self) -> None:
+    def _clear(self) -> None:
         self._ordered: list[float] | None = []  # None: not sorted yet
         self._values: list[float] = []
         self._steps: list[int] = []
@@ -88,7 +89,7 @@ class Baseline:
         return self._ordered
 
     def accept(self, step: int, value: float) -> None:
-        """Take a sample in; the oldest one leaves."""
+        """Add a sample; the oldest one leaves."""
         ordered, values = self._ordered, self._values
         if ordered is not None:
             if len(values) >= self._size:
@@ -99,22 +100,22 @@ class Baseline:
         if len(values) >= (KEPT + SLACK) * self._size:
             self._drop()
         if self._freeze.flags:
-            self._freeze.take(step, value, False)
+            self._freeze.add(step, value, False)
 
     def _drop(self) -> None:
-        """Let go of what is older than can be gone back to."""
+        """Drop what is too old for any rewind."""
         del self._values[: -KEPT * self._size], self._steps[: -KEPT * self._size]
 
     def flag(self, step: int, value: float) -> bool:
-        """Keep a sample out. True when as many are out now as may be: `refit` is due."""
-        return self._freeze.take(step, value, True)
+        """Keep a sample out. True when the limit of flagged samples is reached: `refit` is due."""
+        return self._freeze.add(step, value, True)
 
     def refit(self) -> None:
         """Make the newest samples, flagged or not, the window."""
         newest = self._freeze.drain()
-        self._shelf.append((newest[-1][0], self._values, self._steps))
-        del self._shelf[: -(self._size // self._freeze.most + 1)]
-        self._begin()
+        self._replaced.append((newest[-1][0], self._values, self._steps))
+        del self._replaced[: -(self._size // self._freeze.most + 1)]
+        self._clear()
         for step, value in newest:
             self.accept(step, value)
 
@@ -124,7 +125,7 @@ class Baseline:
         return {
             "kind": "rebaseline",
             "reason": f"{metric}: {count} samples were flagged; "
-            f"the level of the newest {count}, {level:.6g}, is the baseline now",
+            f"the new baseline is the level of the newest {count}, {level:.6g}",
             "metric": metric,
             "median": level,
             "samples": count,
@@ -138,11 +139,11 @@ class Baseline:
         return (window[0], window[-1]) if window else None
 
     def rewind(self, step: int) -> None:
-        """Forget what came after `step`, and which samples were flagged."""
+        """Drop the samples after `step`, and forget which ones were flagged."""
         self._freeze.clear()
-        while self._shelf and self._shelf[-1][0] > step:
-            _, values, steps = self._shelf.pop()
-            self._values, self._steps = values.copy(), steps.copy()  # a copy of us may share them
+        while self._replaced and self._replaced[-1][0] > step:
+            _, values, steps = self._replaced.pop()
+            self._values, self._steps = values.copy(), steps.copy()  # a copy may share them
         self._drop()
         while self._steps and self._steps[-1] > step:
             del self._values[-1], self._steps[-1]
@@ -152,7 +153,7 @@ class Baseline:
         """Return an independent copy."""
         twin = Baseline.__new__(Baseline)
         twin._size = self._size
-        twin._freeze, twin._shelf = self._freeze.copy(), self._shelf.copy()
+        twin._freeze, twin._replaced = self._freeze.copy(), self._replaced.copy()
         twin._values, twin._steps = self._values.copy(), self._steps.copy()
         twin._ordered = None if self._ordered is None else self._ordered.copy()
         return twin
@@ -167,3 +168,57 @@ def median(ordered: list[float]) -> float:
     if len(ordered) & 1:
         return ordered[half]
     return 0.5 * ordered[half - 1] + 0.5 * ordered[half]
+
+
+class BaselineWatch(Debounced):
+    """A watch that compares samples with a baseline, in natural logs under `transform: log`.
+
+    scale = max(1.4826 * MAD, rel_floor * |median|, abs_floor); in logs rel_floor is a floor itself.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        """spec: a detector with the keys `transform`, `window`, `min`, `freeze` and the floors."""
+        self.spec = spec
+        self.log = spec.transform == "log"
+        self.min_ = spec.min_
+        super().__init__(spec.for_, spec.m_of_n)
+
+    def reset(self) -> None:
+        super().reset()
+        self.base = Baseline(self.spec.window, self.spec.freeze)
+
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.numbers_before_refit: dict[str, Any] = {}  # of the sample that replaced the baseline
+
+    def scale_of(self, middle: float) -> float:
+        """Return the scale of the window around its median."""
+        spec = self.spec
+        floor = spec.rel_floor if self.log else spec.rel_floor * abs(middle)
+        mad = median(sorted([abs(value - middle) for value in self.base.ordered]))
+        return float(max(NORMAL * mad, floor, spec.abs_floor))
+
+    def refit(self) -> float:
+        """Replace the baseline, leave a note about it, and return the new median."""
+        self.numbers_before_refit = self.numbers()
+        self.base.refit()
+        middle = median(self.base.ordered)
+        level = math.exp(middle) if self.log else middle
+        before = self.numbers_before_refit
+        self.pending_note = self.base.refitted(self.spec.metric, level, before)
+        return middle
+
+    def drop_after(self, step: int) -> None:
+        self.base.rewind(step)
+
+    def baseline_numbers(self, z: float, middle: float, scale: float) -> dict[str, Any]:
+        """Return the numbers that all watches with a baseline have."""
+        return {
+            "z": z if self.raw != UNKNOWN else None,
+            "median": math.exp(middle) if self.log else middle,
+            "scale": scale,
+            "transform": self.spec.transform,
+            "samples": len(self.base.ordered),
+            "steps": list(self.base.steps() or ()),
+            **self.counts(),
+        }

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK
 from ..core.model.events import LOADING, SUSPENDED
 from ..core.model.interfaces import Clockwork, Detector, Seconds
-from ._memory import NEVER, Memory
+from ._watch import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
 GRACE = {"startup": 900.0, "checkpoint": 600.0, "eval": 900.0}  # seconds; NVRx sections, rounded up
@@ -82,25 +82,6 @@ class Absence(Detector):
 
 class AbsenceWatch(Memory, Clockwork):
     """Times in nanoseconds; `times` is a ring of step times and `ordered` the same, ascending."""
-
-    __slots__ = (
-        "at",
-        "beat_ns",
-        "grace",
-        "late",
-        "least_ns",
-        "limit_ns",
-        "multiple",
-        "ordered",
-        "phase",
-        "shortest",
-        "signal_ns",
-        "since_ns",
-        "spec",
-        "stepping",
-        "tick_ns",
-        "times",
-    )
 
     def __init__(self, spec: Absence) -> None:
         self.spec = spec

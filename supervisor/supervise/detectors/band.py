@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
 from ._curve import Curve, check_knots, cut, trim
-from ._debounce import LONGEST, Debounced, check_quota, quota
 from ._theil_sen import HUGE
+from ._watch import LONGEST, Debounced, MetricDetector, check_clear, check_floors, check_quota
 
 
 @dataclass(frozen=True)
-class Band(Detector):
+class Band(MetricDetector):
     """BREACH when the metric is more than `width` spreads from a reference curve.
 
     The curve is made of `knots`, `[step, level, spread]`, with straight lines between them: the
@@ -57,52 +56,21 @@ class Band(Detector):
     rel_floor: float = 1e-3  # share of the level; a flat curve cannot page on rounding
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
     def start(self) -> BandWatch:
         return BandWatch(self)
 
     def check(self) -> list[tuple[str, str]]:
         wrong = check_knots(self.knots, "step", positive=self.transform == "log")
         wrong += check_quota(self.for_, self.m_of_n)
-        if not 0.0 < self.width < math.inf:
-            wrong.append(("width", f"must be a positive number of spreads, not {self.width}"))
-        if self.clear is not None and not 0.0 < self.clear < self.width:
-            wrong.append(
-                ("clear", f"must be above 0 and below `width` ({self.width}), not {self.clear}")
-            )
+        wrong += check_clear(self.clear, "width", self.width, "spreads")
         if not 1 <= self.smooth <= LONGEST:
             wrong.append(("smooth", f"must be 1 to {LONGEST} samples, not {self.smooth}"))
-        for name, floor in (("rel_floor", self.rel_floor), ("abs_floor", self.abs_floor)):
-            if not 0.0 <= floor < math.inf:
-                wrong.append((name, f"must be zero or a positive number, not {floor}"))
-        if self.abs_floor == 0.0:
-            wrong.append(("abs_floor", "must not be 0: a curve without spread has no width"))
-        return wrong
+        why = "a curve without spread has no width"
+        return wrong + check_floors(self.rel_floor, self.abs_floor, why)
 
 
 class BandWatch(Debounced):
     """The newest distances to the curve, for a while, ascending by step."""
-
-    __slots__ = (
-        "away",
-        "curve",
-        "distance",
-        "floor",
-        "least",
-        "level",
-        "log",
-        "release",
-        "side",
-        "smooth",
-        "spec",
-        "spread",
-        "steps",
-        "value",
-        "width",
-    )
 
     def __init__(self, spec: Band) -> None:
         self.spec = spec
@@ -115,17 +83,15 @@ class BandWatch(Debounced):
         self.release = spec.width if spec.clear is None else spec.clear
         self.side = {"low": -1, "both": 0, "high": 1}[spec.side]
         self.smooth = spec.smooth
-        super().__init__(*quota(spec.for_, spec.m_of_n))
+        super().__init__(spec.for_, spec.m_of_n)
 
     def reset(self) -> None:
         super().reset()
         self.steps: list[int] = []
         self.away: list[float] = []
-        self._forget_last()
 
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
+    def forget_last(self) -> None:
+        super().forget_last()
         self.distance = self.level = self.spread = math.nan
 
     def feed(self, sample: Any, step: int) -> int:
@@ -154,19 +120,16 @@ class BandWatch(Debounced):
         beyond = abs(spreads) if self.side == 0 else self.side * spreads
         if beyond > self.width:
             self.raw = BREACH
-            return self.settle(True, True)
+            return self.debounce(True, True)
         self.raw = OK
-        return self.settle(False, beyond > self.release) if self.bits or self.firing else OK
+        return self.debounce(False, beyond > self.release) if self.bits or self.firing else OK
 
     def _floored(self, level: float, spread: float) -> float:
         floor = self.floor if self.log else self.floor * abs(level)
         return max(spread, floor, self.least)
 
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.away)
-        self.acquit()
-        self._forget_last()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         known = self.raw != UNKNOWN
@@ -184,9 +147,7 @@ class BandWatch(Debounced):
             "high": _exp(high) if self.log else high,
             "transform": self.spec.transform,
             "smooth": self.smooth,
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
+            **self.counts(),
         }
 
 

@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
 from ._baseline import median
 from ._curve import Curve, check_knots, cut, trim
-from ._debounce import LONGEST
-from ._memory import NEVER, Memory
 from ._theil_sen import HUGE
+from ._watch import LONGEST, NEVER, Memory, MetricDetector
 
 BINS = 32  # of the time that is aligned on
 FEWEST = 8  # bins with samples, else no scale is believed
 
 
 @dataclass(frozen=True)
-class Collapse(Detector):
+class Collapse(MetricDetector):
     """BREACH when the residual to a shared loss curve is above `width` spreads and `margin`.
 
     The curve is made of `knots`, `[fraction of training, normalised loss, spread]`; the fraction is
@@ -61,10 +59,6 @@ class Collapse(Detector):
     smooth: int = 100  # samples
     align: tuple[float, float] = (0.25, 0.5)  # fractions of training
     clear: float = 0.5  # times the bound; project default
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
 
     def start(self) -> CollapseWatch:
         return CollapseWatch(self)
@@ -102,23 +96,6 @@ class CollapseWatch(Memory):
     `above` is the step since which the residual was beyond; `scale` is NaN until it is known.
     """
 
-    __slots__ = (
-        "above",
-        "bound",
-        "counts",
-        "curve",
-        "firing",
-        "need",
-        "residual",
-        "scale",
-        "shape",
-        "spec",
-        "steps",
-        "sums",
-        "value",
-        "values",
-    )
-
     def __init__(self, spec: Collapse) -> None:
         self.spec = spec
         self.curve = Curve(spec.knots)
@@ -132,11 +109,9 @@ class CollapseWatch(Memory):
         self.shape: list[float] = []  # the curve at each of these steps
         self.sums = [0.0] * BINS
         self.counts = [0] * BINS
-        self._forget_last()
 
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
+    def forget_last(self) -> None:
+        super().forget_last()
         self.scale = self.residual = self.bound = math.nan
         self.above = NEVER
         self.firing = False
@@ -193,15 +168,13 @@ class CollapseWatch(Memory):
         means = sorted([total / count for total, count in parts if count])
         return median(means) if len(means) >= FEWEST else -1.0
 
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.values, self.shape)
         first, last = self.spec.align
         width = (last - first) / BINS
         for part in range(BINS):
             if (step + 1) / self.spec.total_steps < first + width * (part + 1):
                 self.sums[part], self.counts[part] = 0.0, 0
-        self._forget_last()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         aligned = self.scale > 0.0

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Detector
-from ._baseline import Baseline, median
-from ._debounce import Debounced, check_quota, quota
-from ._memory import NEVER
+from ..core.model.interfaces import NOTE
+from ._baseline import BaselineWatch, median
 from ._theil_sen import HUGE
+from ._watch import NEVER, MetricDetector, check_quota, check_window
 
-NORMAL = 1.4826  # MAD of a normal sample times this is its standard deviation
 FITS = 8  # times that level and scale are worked out per window
 CEILING = 2.0  # times `h`: a sum stops here, so that the end of a drift shows soon
 
 
 @dataclass(frozen=True)
-class Cusum(Detector):
+class Cusum(MetricDetector):
     """BREACH when the running sum of z - `k` is above `h`; the sum never falls below zero.
 
     z = (x - median) / scale, scale = max(1.4826 * MAD, rel_floor * |median|, abs_floor), over the
@@ -70,10 +68,6 @@ class Cusum(Detector):
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
     freeze: int = 64  # breaching samples that may be kept out of the window; project default
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
     def start(self) -> CusumWatch:
         return CusumWatch(self)
 
@@ -89,67 +83,24 @@ class Cusum(Detector):
             )
         if not self.k < self.most < math.inf:
             wrong.append(("most", f"must be above `k` ({self.k}), not {self.most}"))
-        if not 2 <= self.min_ <= self.window:
-            wrong.append(("min", f"must be 2 to `window` ({self.window}), not {self.min_}"))
-        if not 1 <= self.freeze <= self.window:
-            wrong.append(("freeze", f"must be 1 to `window` ({self.window}), not {self.freeze}"))
-        for name, floor in (("rel_floor", self.rel_floor), ("abs_floor", self.abs_floor)):
-            if not 0.0 <= floor < math.inf:
-                wrong.append((name, f"must be zero or a positive number, not {floor}"))
-        if self.abs_floor == 0.0:
-            wrong.append(("abs_floor", "must not be 0: a series that is all zeros has no scale"))
-        return wrong
+        return wrong + check_window(
+            self.window, self.min_, self.freeze, self.rel_floor, self.abs_floor, least=2
+        )
 
 
-class CusumWatch(Debounced):
-    """The window, what was last worked out from it, and the two sums with where they left zero."""
-
-    __slots__ = (
-        "base",
-        "ceiling",
-        "downward",
-        "fit_in",
-        "h",
-        "high",
-        "k",
-        "level",
-        "log",
-        "low",
-        "min_",
-        "most",
-        "note_",
-        "release",
-        "scale",
-        "since_high",
-        "since_low",
-        "spec",
-        "upward",
-        "value",
-        "was",
-        "z",
-    )
+class CusumWatch(BaselineWatch):
+    """The window, its last fit, and the two sums with the steps at which they left zero."""
 
     def __init__(self, spec: Cusum) -> None:
-        self.spec = spec
         self.k, self.h, self.most, self.ceiling = spec.k, spec.h, spec.most, CEILING * spec.h
         self.release = spec.h if spec.clear is None else spec.clear
         self.upward, self.downward = spec.side != "low", spec.side != "high"
-        self.log = spec.transform == "log"
-        self.min_ = spec.min_
-        super().__init__(*quota(spec.for_, spec.m_of_n))
+        super().__init__(spec)
 
-    def reset(self) -> None:
-        super().reset()
-        self.base = Baseline(self.spec.window, self.spec.freeze)
-        self._forget_last()
-
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
+    def forget_last(self) -> None:
+        super().forget_last()
         self.z = self.level = self.scale = math.nan
-        self.fit_in = 0  # accepted samples until level and scale are worked out anew
-        self.note_: dict[str, Any] = {}
-        self.was: dict[str, Any] = {}  # the numbers of a sample that moved the baseline
+        self.fit_in = 0  # accepted samples until level and scale are fitted again
         self._zero()
 
     def _zero(self) -> None:
@@ -162,8 +113,8 @@ class CusumWatch(Debounced):
         if step <= self.last:
             return UNKNOWN
         self.last = step
-        if self.was:
-            self.was = {}
+        if self.numbers_before_refit:
+            self.numbers_before_refit = {}
         if sample is None or not abs(sample) < HUGE:
             return UNKNOWN
         if self.log:
@@ -182,16 +133,18 @@ class CusumWatch(Debounced):
             self.raw = OK
             base.accept(step, sample)
             self.fit_in -= 1
-            return self.settle(False, total > self.release) if self.bits or self.firing else OK
+            return self.debounce(False, total > self.release) if self.bits or self.firing else OK
         self.raw = BREACH
-        code = self.settle(True, True)
+        code = self.debounce(True, True)
         if base.flag(step, sample):
-            self._refit()
+            self.refit()
+            self._fit()
+            self._zero()
             code |= NOTE
         return code
 
     def _add(self, z: float, step: int) -> float:
-        """Take a sample into the sums; return the larger one of the sides that count."""
+        """Add a sample to the sums; return the larger one of the watched sides."""
         total = 0.0
         if self.upward:
             before = self.high
@@ -209,39 +162,15 @@ class CusumWatch(Debounced):
         return total
 
     def _fit(self) -> None:
-        """Work out level and scale from the window."""
-        spec, ordered = self.spec, self.base.ordered
-        middle = self.level = median(ordered)
-        floor = spec.rel_floor if self.log else spec.rel_floor * abs(middle)
-        mad = median(sorted([abs(value - middle) for value in ordered]))
-        self.scale = max(NORMAL * mad, floor, spec.abs_floor)
-        self.fit_in = max(1, spec.window // FITS)
-
-    def _refit(self) -> None:
-        """Begin again from the newest samples; a note says so."""
-        self.was = self.numbers()
-        base = self.base
-        base.refit()
-        self._fit()
-        self._zero()
-        level = math.exp(self.level) if self.log else self.level
-        self.note_ = base.refitted(self.spec.metric, level, self.was)
-
-    def note(self) -> dict[str, Any]:
-        note, self.note_ = self.note_, {}
-        return note
-
-    def rewind(self, step: int) -> None:
-        self.base.rewind(step)
-        self.acquit()
-        self._forget_last()
-        self.last = min(self.last, step)
+        """Fit level and scale to the window."""
+        self.level = median(self.base.ordered)
+        self.scale = self.scale_of(self.level)
+        self.fit_in = max(1, self.spec.window // FITS)
 
     def numbers(self) -> dict[str, Any]:
-        if self.was:
-            return self.was
+        if self.numbers_before_refit:
+            return self.numbers_before_refit
         down = self.low > self.high
-        known = self.raw != UNKNOWN
         total = self.low if down else self.high
         since = self.since_low if down else self.since_high
         return {
@@ -251,14 +180,6 @@ class CusumWatch(Debounced):
             "threshold": self.spec.h,
             "clear": self.release,
             "direction": "low" if down else "high",
-            "since": since if total > 0.0 else None,  # where the drift began, at the latest
-            "z": self.z if known else None,
-            "median": math.exp(self.level) if self.log else self.level,
-            "scale": self.scale,
-            "transform": self.spec.transform,
-            "samples": len(self.base.ordered),
-            "steps": list(self.base.steps() or ()),
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
+            "since": since if total > 0.0 else None,  # the drift began here or before
+            **self.baseline_numbers(self.z, self.level, self.scale),
         }

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._curve import cut
-from ._debounce import Debounced, check_quota, quota
+from ._watch import Debounced, check_quota
 
 KEPT = 256  # changes of the value that can be gone back
 
@@ -82,22 +82,18 @@ class Equal(Detector):
 class EqualWatch(Debounced):
     """`steps` and `values` hold the samples that differ from the one before, as far as needed."""
 
-    __slots__ = ("law", "reference", "slack", "spec", "steps", "value", "values")
-
     def __init__(self, spec: Equal) -> None:
         self.spec = spec
         self.law = ("constant", "nondecreasing", "increasing", "changing").index(spec.law)
-        super().__init__(*quota(spec.for_, spec.m_of_n))
+        super().__init__(spec.for_, spec.m_of_n)
 
     def reset(self) -> None:
         super().reset()
         self.steps: list[int] = []
         self.values: list[float] = []
-        self._forget_last()
 
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
+    def forget_last(self) -> None:
+        super().forget_last()
         self.reference: float | None = None  # what the last sample was compared with
         self.slack = 0.0
 
@@ -120,7 +116,7 @@ class EqualWatch(Debounced):
         else:
             breach = above < -slack or (self.law == 2 and above == -slack)
         self.raw = BREACH if breach else OK
-        return self.settle(breach, False) if breach or self.bits or self.firing else OK
+        return self.debounce(breach, False) if breach or self.bits or self.firing else OK
 
     def _reference(self, sample: Any, value: float, step: int) -> float | None:
         """Return what `value` must be; keep the value where it will be referred to."""
@@ -145,11 +141,8 @@ class EqualWatch(Debounced):
         self.values.append(value)
         return None
 
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.values)
-        self.acquit()
-        self._forget_last()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         known = self.value is not None and self.reference is not None
@@ -158,12 +151,10 @@ class EqualWatch(Debounced):
             "value": self.value,
             "threshold": self.reference,
             "reference": self.spec.with_ or ("number" if self._fixed else self.spec.to),
-            "difference": self.value - self.reference if known else None,  # type: ignore[operator]
+            "difference": self.value - self.reference if known else None,
             "slack": self.slack,
             "law": self.spec.law,
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
+            **self.counts(),
         }
 
     @property

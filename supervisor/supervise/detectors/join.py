@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
-from ._memory import NEVER, Memory
+from ._watch import NEVER, Memory
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,6 @@ class Join(Detector):
 class JoinWatch(Memory):
     """`breached` and `unsure` hold the last step of each code per detector, NEVER when none."""
 
-    __slots__ = ("breached", "every", "quiet_from", "spec", "unsure", "within")
-
     def __init__(self, spec: Join) -> None:
         self.spec = spec
         self.within = spec.within
@@ -96,6 +94,9 @@ class JoinWatch(Memory):
         ]
         self.raw = min(codes) if self.every else max(codes)
         return self.raw
+
+    def drop_after(self, step: int) -> None:
+        self.reset()
 
     def numbers(self) -> dict[str, Any]:
         names = self.spec.detectors

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Detector
-from ._memory import NEVER, Memory
+from ..core.model.interfaces import NOTE
+from ._curve import cut
 from ._theil_sen import HUGE, line, mean, student_quantile
+from ._watch import NEVER, Memory, MetricDetector
 
 GUARD = 8  # steps before the trigger that may belong to it already; project default
 BLOCKS = 10  # of a window
@@ -28,7 +29,7 @@ IDLE, SETTLING, GATHERING, SHIFTED = range(4)
 
 
 @dataclass(frozen=True)
-class LevelShift(Detector):
+class LevelShift(MetricDetector):
     """BREACH when the metric stays above its own forecast by more than `margin` after a trigger.
 
     The trigger is a raw breach of the detector `after`, at step s. Before: the `window` steps that
@@ -64,10 +65,6 @@ class LevelShift(Detector):
     margin: float = 0.1  # units of the metric; nats of loss; project default
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
-    @property
     def detectors(self) -> tuple[str, ...]:
         return (self.after,)
 
@@ -91,20 +88,6 @@ class LevelShiftWatch(Memory):
     `begins` and `ends` bound the steps after the trigger that count, the end left out.
     """
 
-    __slots__ = (
-        "begins",
-        "ends",
-        "fit",
-        "found",
-        "keep",
-        "note_",
-        "spec",
-        "stage",
-        "steps",
-        "trigger",
-        "values",
-    )
-
     def __init__(self, spec: LevelShift) -> None:
         self.spec = spec
         self.keep = 4 * (spec.window + GUARD) + spec.settle  # samples; twice what is ever needed
@@ -114,14 +97,13 @@ class LevelShiftWatch(Memory):
         super().reset()
         self.steps: list[int] = []
         self.values: list[float] = []
-        self._forget_trigger()
 
-    def _forget_trigger(self) -> None:
-        self.raw, self.stage, self.trigger = UNKNOWN, IDLE, NEVER
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.stage, self.trigger = IDLE, NEVER
         self.begins = self.ends = NEVER
         self.fit: tuple[float, ...] = ()
         self.found: dict[str, Any] = {}
-        self.note_: dict[str, Any] = {}
 
     def feed(self, sample: Any, step: int) -> int:
         if step <= self.last:
@@ -221,7 +203,7 @@ class LevelShiftWatch(Memory):
 
     def _undecided(self, why: str) -> int:
         self.stage = IDLE
-        self.note_ = {
+        self.pending_note = {
             "kind": "near_miss",
             "reason": f"{self.spec.metric} after step {self.trigger}: no verdict, {why}",
             "trigger": self.trigger,
@@ -242,16 +224,8 @@ class LevelShiftWatch(Memory):
             left = right
         return at, means
 
-    def note(self) -> dict[str, Any]:
-        note, self.note_ = self.note_, {}
-        return note
-
-    def rewind(self, step: int) -> None:
-        kept = bisect_left(self.steps, step + 1)
-        del self.steps[kept:]
-        del self.values[kept:]
-        self._forget_trigger()
-        self.last = min(self.last, step)
+    def drop_after(self, step: int) -> None:
+        cut(step, self.steps, self.values)
 
     def numbers(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
-from ._memory import Memory
+from ._watch import Memory
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,12 @@ class Nonfinite(Detector):
 class NonfiniteWatch(Memory):
     """Keeps the last sample, for its numbers only."""
 
-    __slots__ = ("sample", "spec")
-
     def __init__(self, spec: Nonfinite) -> None:
         self.spec = spec
         super().__init__()
 
-    def reset(self) -> None:
-        super().reset()
+    def forget_last(self) -> None:
+        super().forget_last()
         self.sample: Sequence[float | None] = ()
 
     def feed(self, sample: Any, step: int) -> int:

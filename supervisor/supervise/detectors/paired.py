@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._curve import cut
-from ._debounce import Debounced, check_quota, quota
-from ._memory import NEVER
+from ._watch import NEVER, Debounced, check_quota
 
 KEPT = 64  # evaluations, and changes of the key, that can be gone back
 
@@ -86,21 +85,9 @@ class Paired(Detector):
 class PairedWatch(Debounced):
     """Evaluations and changes of the key, ascending by step; `standing` is the reading since."""
 
-    __slots__ = (
-        "before",
-        "evaluated",
-        "key_steps",
-        "keys",
-        "spec",
-        "standing",
-        "steps",
-        "value",
-        "values",
-    )
-
     def __init__(self, spec: Paired) -> None:
         self.spec = spec
-        super().__init__(*quota(spec.for_, spec.m_of_n))
+        super().__init__(spec.for_, spec.m_of_n)
 
     def reset(self) -> None:
         super().reset()
@@ -108,12 +95,11 @@ class PairedWatch(Debounced):
         self.values: list[float] = []
         self.key_steps: list[int] = []
         self.keys: list[float] = []
-        self._forget_last()
 
-    def _forget_last(self) -> None:
-        self.raw = self.standing = UNKNOWN
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.standing = UNKNOWN
         self.evaluated = NEVER  # step of the evaluation that the standing reading is about
-        self.value: float | None = None
         self.before: float | None = None
 
     def feed(self, sample: Any, step: int) -> int:
@@ -142,7 +128,7 @@ class PairedWatch(Debounced):
         self.before = before
         breach = self._beyond(value - before, before)
         self.raw = BREACH if breach else OK
-        self.standing = self.settle(breach, False)
+        self.standing = self.debounce(breach, False)
         return self.standing
 
     def _turn(self, key: float | None, step: int) -> None:
@@ -152,8 +138,7 @@ class PairedWatch(Debounced):
         self.key_steps.append(step)
         self.keys.append(key)
         _trim(self.key_steps, self.keys)
-        self.acquit()
-        self._forget_last()
+        self.forget_last()
 
     def _before(self) -> float | None:
         """Return the evaluation to compare with, None when there are too few of this input."""
@@ -171,12 +156,9 @@ class PairedWatch(Debounced):
             spec.rel_gt is None or rise > spec.rel_gt * abs(before)
         )
 
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.values)
         cut(step, self.key_steps, self.keys)
-        self.acquit()
-        self._forget_last()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         spec, value, before = self.spec, self.value, self.before
@@ -194,9 +176,7 @@ class PairedWatch(Debounced):
             "evaluated": None if self.evaluated == NEVER else self.evaluated,
             "key": self.keys[-1] if self.keys else None,
             "evaluations": len(self.steps),
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
+            **self.counts(),
         }
 
 

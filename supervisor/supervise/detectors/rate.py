@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
-from ._memory import Memory
+from ._watch import Memory
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,6 @@ class Rate(Detector):
 class RateWatch(Memory):
     """Keeps the steps of events and of missing samples, ascending, for two windows."""
 
-    __slots__ = (
-        "events",
-        "firing",
-        "missing",
-        "need_clear",
-        "need_events",
-        "spec",
-        "value",
-        "window",
-    )
-
     def __init__(self, spec: Rate) -> None:
         self.spec = spec
         self.window = spec.window
@@ -97,7 +86,9 @@ class RateWatch(Memory):
         super().reset()
         self.events: list[int] = []
         self.missing: list[int] = []
-        self.value: float | None = None
+
+    def forget_last(self) -> None:
+        super().forget_last()
         self.firing = False
 
     def feed(self, sample: Any, step: int) -> int:
@@ -139,11 +130,9 @@ class RateWatch(Memory):
             old = self.window
         return len(steps) - old
 
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         del self.events[bisect_right(self.events, step) :]
         del self.missing[bisect_right(self.missing, step) :]
-        self.raw, self.value, self.firing = UNKNOWN, None, False
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         came = self._within(self.events, self.last)

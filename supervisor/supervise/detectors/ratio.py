@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Detector
+from ..core.model.interfaces import NOTE
 from ._baseline import Baseline, Freeze, median
-from ._debounce import check_bounds
-from ._memory import Memory
+from ._watch import Memory, MetricDetector, check_bounds
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
 MARKS = 16  # how many are kept: 256 samples
 
 
 @dataclass(frozen=True)
-class Ratio(Detector):
+class Ratio(MetricDetector):
     """BREACH when the `fast` average is more than `gt` (less than `lt`) times the reference.
 
     The reference is the `slow` average, or the median of the `ref` samples before this one: give
@@ -52,10 +51,6 @@ class Ratio(Detector):
     min_: int = 8  # samples; project default
     freeze: int = 64  # breaching samples that may be kept out; project default
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
     def start(self) -> RatioWatch:
         return RatioWatch(self)
 
@@ -81,29 +76,6 @@ class RatioWatch(Memory):
     `fast_n` and `slow_n` are the effective numbers of samples, `marks` old states to go back to.
     """
 
-    __slots__ = (
-        "base",
-        "bound",
-        "count",
-        "fast",
-        "fast_keep",
-        "fast_n",
-        "firing",
-        "freeze",
-        "marks",
-        "min_",
-        "note_",
-        "now",
-        "reference",
-        "release",
-        "slow",
-        "slow_keep",
-        "slow_n",
-        "spec",
-        "upper",
-        "value",
-    )
-
     def __init__(self, spec: Ratio) -> None:
         self.spec = spec
         self.min_ = spec.min_
@@ -121,18 +93,15 @@ class RatioWatch(Memory):
         self.freeze = Freeze(2 * (self.spec.slow or 1), self.spec.freeze)
         self.marks: list[tuple[int, int, float, float, float, float]] = []
         self._restore((-1, 0, 0.0, 0.0, 0.0, 0.0))
-        self._forget_last()
 
     def _restore(self, mark: tuple[int, int, float, float, float, float]) -> None:
         _, self.count, self.fast, self.fast_n, self.slow, self.slow_n = mark
         self.freeze.clear()
 
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
+    def forget_last(self) -> None:
+        super().forget_last()
         self.firing = False
         self.now = self.reference = math.nan  # the last ratio, and what it was taken to
-        self.note_: dict[str, Any] = {}
 
     def feed(self, sample: Any, step: int) -> int:
         self.value = sample
@@ -166,7 +135,7 @@ class RatioWatch(Memory):
         elif self.base is None:
             self.slow, self.slow_n = slow, slow_n
             if self.freeze.flags:
-                self.freeze.take(step, sample, False)
+                self.freeze.add(step, sample, False)
         else:
             self.base.accept(step, sample)
         if not count % MARK_EVERY:
@@ -181,14 +150,14 @@ class RatioWatch(Memory):
             self.base.refit()
             level = median(self.base.ordered)
         else:
-            if not self.freeze.take(step, sample, True):
+            if not self.freeze.add(step, sample, True):
                 return 0
             self.slow = self.slow_n = 0.0
             for _, value in self.freeze.drain():
                 self.slow_n = 1.0 + self.slow_keep * self.slow_n
                 self.slow += (value - self.slow) / self.slow_n
             level = self.slow
-        self.note_ = {
+        self.pending_note = {
             "kind": "rebaseline",
             "reason": f"{self.spec.metric}: {self.spec.freeze} samples were flagged; "
             f"the level of the newest, {level:.6g}, is the reference now",
@@ -204,18 +173,12 @@ class RatioWatch(Memory):
         if len(self.marks) > MARKS:
             del self.marks[0]
 
-    def note(self) -> dict[str, Any]:
-        note, self.note_ = self.note_, {}
-        return note
-
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         while self.marks and self.marks[-1][0] > step:
             self.marks.pop()
         self._restore(self.marks[-1] if self.marks else (-1, 0, 0.0, 0.0, 0.0, 0.0))
         if self.base is not None:
             self.base.rewind(step)
-        self._forget_last()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         return {

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
 from ._baseline import median
-from ._memory import Memory
+from ._watch import Memory, MetricDetector
 
 KEPT = 2  # windows that can be gone back over
 SLACK = 1  # windows more, before the oldest samples are dropped, all of them at once
 
 
 @dataclass(frozen=True)
-class Record(Detector):
+class Record(MetricDetector):
     """BREACH when a sample's rise is more than `gt` times the greatest rise of late.
 
     A rise is the distance above the median of the `ref` samples before; the greatest one is that of
@@ -47,10 +46,6 @@ class Record(Detector):
     window: int = 256  # samples; project default
     min_: int = 16  # samples; project default
     calm: int = 4  # samples in a row that end an excursion; project default
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
 
     def start(self) -> RecordWatch:
         return RecordWatch(self)
@@ -76,23 +71,6 @@ class RecordWatch(Memory):
     rise of the window, known until there are more than `until` samples.
     """
 
-    __slots__ = (
-        "flags",
-        "judged",
-        "limit",
-        "low",
-        "most",
-        "ordered",
-        "rise",
-        "rises",
-        "since",
-        "spec",
-        "steps",
-        "until",
-        "value",
-        "values",
-    )
-
     def __init__(self, spec: Record) -> None:
         self.spec = spec
         super().__init__()
@@ -106,11 +84,9 @@ class RecordWatch(Memory):
         self.ordered: list[float] = []
         self.since, self.low = -1, 0
         self.most, self.until = 0.0, -1
-        self._forget_last()
 
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
+    def forget_last(self) -> None:
+        super().forget_last()
         self.rise = self.judged = self.limit = math.nan
 
     def feed(self, sample: Any, step: int) -> int:
@@ -179,7 +155,7 @@ class RecordWatch(Memory):
             self.since = max(self.since - count, 0)
         self.until -= count
 
-    def rewind(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         while self.steps and self.steps[-1] > step:
             for column in (self.steps, self.values, self.rises, self.flags):
                 column.pop()
@@ -188,8 +164,6 @@ class RecordWatch(Memory):
         for place, breach in enumerate(self.flags):
             self._count(breach, place)
         self.until = -1
-        self._forget_last()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         known = self.raw != UNKNOWN

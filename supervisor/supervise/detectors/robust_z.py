@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Detector
-from ._baseline import Baseline, median
-from ._debounce import Debounced, check_quota, quota
+from ..core.model.interfaces import NOTE
+from ._baseline import NORMAL, BaselineWatch, median
+from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
 
-NORMAL = 1.4826  # MAD of a normal sample times this is its standard deviation
 A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must never make it say no too early
 
 
 @dataclass(frozen=True)
-class RobustZ(Detector):
+class RobustZ(MetricDetector):
     """BREACH when a sample is more than `gt` scales from the median of the window before it.
 
     z = (x - median) / scale, scale = max(1.4826 * MAD, rel_floor * |median|, abs_floor), over the
@@ -57,75 +56,36 @@ class RobustZ(Detector):
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
     freeze: int = 64  # breaching samples that may be kept out of the window; project default
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
     def start(self) -> RobustZWatch:
         return RobustZWatch(self)
 
     def check(self) -> list[tuple[str, str]]:
-        wrong = check_quota(self.for_, self.m_of_n)
-        if not 0.0 < self.gt < math.inf:
-            wrong.append(("gt", f"must be a positive number of scales, not {self.gt}"))
-        if self.clear is not None and not 0.0 < self.clear < self.gt:
-            wrong.append(("clear", f"must be above 0 and below `gt` ({self.gt}), not {self.clear}"))
-        if not 1 <= self.min_ <= self.window:
-            wrong.append(("min", f"must be 1 to `window` ({self.window}), not {self.min_}"))
-        if not 1 <= self.freeze <= self.window:
-            wrong.append(("freeze", f"must be 1 to `window` ({self.window}), not {self.freeze}"))
-        for name, floor in (("rel_floor", self.rel_floor), ("abs_floor", self.abs_floor)):
-            if not 0.0 <= floor < math.inf:
-                wrong.append((name, f"must be zero or a positive number, not {floor}"))
-        if self.abs_floor == 0.0:
-            wrong.append(("abs_floor", "must not be 0: a series that is all zeros has no scale"))
-        return wrong
+        return (
+            check_quota(self.for_, self.m_of_n)
+            + check_clear(self.clear, "gt", self.gt, "scales")
+            + check_window(
+                self.window, self.min_, self.freeze, self.rel_floor, self.abs_floor, least=1
+            )
+        )
 
 
-class RobustZWatch(Debounced):
-    """The window, and the last sample, which enters it only when the next one comes.
+class RobustZWatch(BaselineWatch):
+    """The window, and the last sample, which enters it only when the next one arrives.
 
-    So `numbers` shows the baseline by which the last sample was judged.
+    So `numbers` shows the baseline of the last verdict.
     """
 
-    __slots__ = (
-        "base",
-        "due",
-        "gt",
-        "log",
-        "min_",
-        "note_",
-        "release",
-        "screen",
-        "side",
-        "spec",
-        "value",
-        "was",
-        "x",
-    )
-
     def __init__(self, spec: RobustZ) -> None:
-        self.spec = spec
         self.gt = spec.gt
         self.release = spec.gt if spec.clear is None else spec.clear
-        self.log = spec.transform == "log"
-        self.min_ = spec.min_
         self.screen = spec.gt * NORMAL * A_LITTLE_LESS
         self.side = ("low", "both", "high").index(spec.side)
-        super().__init__(*quota(spec.for_, spec.m_of_n))
+        super().__init__(spec)
 
-    def reset(self) -> None:
-        super().reset()
-        self.base = Baseline(self.spec.window, self.spec.freeze)
-        self._forget_last()
-
-    def _forget_last(self) -> None:
-        self.raw = UNKNOWN
-        self.value: float | None = None
-        self.x = 0.0
-        self.due = -1  # step of the sample that is still to enter the window
-        self.note_: dict[str, Any] = {}
-        self.was: dict[str, Any] = {}  # the numbers of a sample that moved the baseline
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.x = 0.0  # the last sample, or its log
+        self.pending_step = NEVER  # step of the sample that is to enter the window
 
     def feed(self, sample: Any, step: int) -> int:
         self.value = sample
@@ -134,11 +94,11 @@ class RobustZWatch(Debounced):
             return UNKNOWN
         self.last = step
         base = self.base
-        if self.due >= 0:
-            base.accept(self.due, self.x)
-            self.due = -1
-        elif self.was:
-            self.was = {}
+        if self.pending_step >= 0:
+            base.accept(self.pending_step, self.x)
+            self.pending_step = NEVER
+        elif self.numbers_before_refit:
+            self.numbers_before_refit = {}
         if sample is None or sample - sample != 0.0:
             return UNKNOWN
         if self.log:
@@ -149,7 +109,7 @@ class RobustZWatch(Debounced):
         ordered = base.ordered
         count = len(ordered)
         if count < self.min_:
-            self.due = step
+            self.pending_step = step
             return UNKNOWN
         half = count >> 1
         middle = ordered[half] if count & 1 else 0.5 * ordered[half - 1] + 0.5 * ordered[half]
@@ -161,65 +121,35 @@ class RobustZWatch(Debounced):
         breach = distance > self.screen * (below if below < above else above)
         held = False
         if breach or self.firing:
-            scale = self._scale(middle)
+            scale = self.scale_of(middle)
             breach = distance > self.gt * scale
             held = distance > self.release * scale
         if not breach:
             self.raw = OK
-            self.due = step
-            return self.settle(False, held) if self.bits or self.firing else OK
+            self.pending_step = step
+            return self.debounce(False, held) if self.bits or self.firing else OK
         self.raw = BREACH
-        code = self.settle(True, True)
+        code = self.debounce(True, True)
         if base.flag(step, sample):
-            self._refit()
+            self.refit()
             code |= NOTE
         return code
 
-    def _scale(self, middle: float) -> float:
-        spec = self.spec
-        floor = spec.rel_floor if self.log else spec.rel_floor * abs(middle)
-        mad = median(sorted([abs(value - middle) for value in self.base.ordered]))
-        return max(NORMAL * mad, floor, spec.abs_floor)
-
-    def _refit(self) -> None:
-        base = self.base
-        self.was = self.numbers()
-        base.refit()
-        middle = median(base.ordered)
-        level = math.exp(middle) if self.log else middle
-        self.note_ = base.refitted(self.spec.metric, level, self.was)
-
-    def note(self) -> dict[str, Any]:
-        note, self.note_ = self.note_, {}
-        return note
-
-    def rewind(self, step: int) -> None:
-        if 0 <= self.due <= step:
-            self.base.accept(self.due, self.x)
-        self.base.rewind(step)
-        self.acquit()
-        self._forget_last()
-        self.last = min(self.last, step)
+    def drop_after(self, step: int) -> None:
+        if 0 <= self.pending_step <= step:
+            self.base.accept(self.pending_step, self.x)
+        super().drop_after(step)
 
     def numbers(self) -> dict[str, Any]:
-        if self.was:
-            return self.was
+        if self.numbers_before_refit:
+            return self.numbers_before_refit
         ordered = self.base.ordered
         middle = median(ordered) if ordered else math.nan
-        scale = self._scale(middle) if ordered else math.nan
-        known = self.raw != UNKNOWN
+        scale = self.scale_of(middle) if ordered else math.nan
         return {
             "step": self.last,
             "value": self.value,
             "threshold": self.gt,
             "clear": self.release,
-            "z": (self.x - middle) / scale if known else None,
-            "median": math.exp(middle) if self.log and ordered else middle,
-            "scale": scale,
-            "transform": self.spec.transform,
-            "samples": len(ordered),
-            "steps": list(self.base.steps() or ()),
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
+            **self.baseline_numbers((self.x - middle) / scale, middle, scale),
         }

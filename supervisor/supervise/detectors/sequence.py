@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Detector
-from ._memory import NEVER, Memory
+from ._watch import NEVER, Memory
 
 ATTEMPT_CHANGE = "attempt_change"
 
@@ -80,19 +80,6 @@ class Sequence(Detector):
 class SequenceWatch(Memory):
     """`sure` and `maybe` hold the latest start per stage or NEVER, `seen` its last breach."""
 
-    __slots__ = (
-        "last_match",
-        "live",
-        "maybe",
-        "note_",
-        "order",
-        "seen",
-        "spec",
-        "stops",
-        "sure",
-        "within",
-    )
-
     def __init__(self, spec: Sequence) -> None:
         self.spec = spec
         self.within = spec.within
@@ -106,7 +93,6 @@ class SequenceWatch(Memory):
         self._drop()
         self.seen = [NEVER] * len(self.spec.steps)
         self.last_match: dict[str, Any] = {}
-        self.note_: dict[str, Any] = {}
 
     def _drop(self) -> None:
         self.sure = [NEVER] * len(self.spec.steps)
@@ -149,7 +135,7 @@ class SequenceWatch(Memory):
         if NEVER < missed < oldest:
             steps = {n: s for n, s in zip(self.spec.steps, self.seen, strict=True) if s >= missed}
             lacking = self.spec.steps[-1]
-            self.note_ = {
+            self.pending_note = {
                 "kind": "near_miss",
                 "reason": f"{', '.join(steps)} breached from step {missed}, "
                 f"but {lacking} did not within {self.within} steps",
@@ -179,9 +165,8 @@ class SequenceWatch(Memory):
         self.live = any(waiting != NEVER for waiting in self.maybe)
         return UNKNOWN if possible != NEVER else OK
 
-    def note(self) -> dict[str, Any]:
-        note, self.note_ = self.note_, {}
-        return note
+    def drop_after(self, step: int) -> None:
+        self.reset()
 
     def numbers(self) -> dict[str, Any]:
         names = self.spec.steps

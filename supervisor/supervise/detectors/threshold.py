@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
-from ._debounce import Debounced, check_bounds, check_quota, quota
+from ._watch import Debounced, MetricDetector, check_bounds, check_quota
 
 
 @dataclass(frozen=True)
-class Threshold(Detector):
+class Threshold(MetricDetector):
     """BREACH when the metric is beyond `gt`, `gte`, `lt` or `lte`: give exactly one.
 
     `for` samples in a row, or m of the last n, make it a BREACH; it lasts until a sample is past
@@ -41,10 +40,6 @@ class Threshold(Detector):
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
-    @property
     def bound(self) -> tuple[str, float]:
         """The name and value of the bound that was given."""
         for name in ("gt", "gte", "lt"):
@@ -64,8 +59,6 @@ class Threshold(Detector):
 class ThresholdWatch(Debounced):
     """Compares; `value` is the last sample."""
 
-    __slots__ = ("bound", "release", "spec", "upper", "value")
-
     def __init__(self, spec: Threshold) -> None:
         self.spec = spec
         name, bound = spec.bound
@@ -73,11 +66,7 @@ class ThresholdWatch(Debounced):
         self.upper = name in ("gt", "gte")
         self.bound = _as_open(name, bound)
         self.release = _as_open(name, clear)
-        super().__init__(*quota(spec.for_, spec.m_of_n))
-
-    def reset(self) -> None:
-        super().reset()
-        self.value: float | None = None
+        super().__init__(spec.for_, spec.m_of_n)
 
     def feed(self, sample: Any, step: int) -> int:
         self.value = sample
@@ -91,16 +80,11 @@ class ThresholdWatch(Debounced):
         value = sample if self.upper else -sample
         if value > self.bound:
             self.raw = BREACH
-            return self.settle(True, True)
+            return self.debounce(True, True)
         self.raw = OK
         if self.bits or self.firing:
-            return self.settle(False, value > self.release)
+            return self.debounce(False, value > self.release)
         return OK
-
-    def rewind(self, step: int) -> None:
-        self.acquit()
-        self.raw, self.value = UNKNOWN, None
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         name, bound = self.spec.bound
@@ -110,9 +94,7 @@ class ThresholdWatch(Debounced):
             name: bound,
             "threshold": bound,
             "clear": bound if self.spec.clear is None else self.spec.clear,
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
+            **self.counts(),
         }
 
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
-from ._debounce import check_bounds
-from ._memory import Memory
 from ._theil_sen import HUGE, lower_rank, mean, slopes
+from ._watch import Memory, MetricDetector, check_bounds
 
 BLOCKS = 16
 PAIRS = BLOCKS * (BLOCKS - 1) // 2  # slopes; enough for a bound at 95 %
@@ -22,7 +20,7 @@ LEAST = 2 * BLOCKS
 
 
 @dataclass(frozen=True)
-class Trend(Detector):
+class Trend(MetricDetector):
     """BREACH when the slope per 1000 steps is beyond the bound with `confidence`, one-sided.
 
     Give one of `slope_per_1k_gt`, `slope_per_1k_lt`, in units of the metric. A block is a sixteenth
@@ -44,10 +42,6 @@ class Trend(Detector):
     slope_per_1k_lt: float | None = None
     confidence: float = 0.95  # one-sided
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
     def start(self) -> TrendWatch:
         return TrendWatch(self)
 
@@ -67,22 +61,6 @@ class Trend(Detector):
 class TrendWatch(Memory):
     """Blocks as parallel lists: centre and mean, and the first and last step of each."""
 
-    __slots__ = (
-        "at",
-        "beyond",
-        "first",
-        "limit",
-        "means",
-        "open",
-        "open_at",
-        "rank",
-        "size",
-        "spec",
-        "until",
-        "upper",
-        "verdict",
-    )
-
     def __init__(self, spec: Trend) -> None:
         self.spec = spec
         self.size = spec.window // BLOCKS
@@ -98,13 +76,12 @@ class TrendWatch(Memory):
         self.means: list[float] = []
         self.first: list[int] = []
         self.until: list[int] = []
-        self.beyond = 0  # slopes between the newest blocks that are beyond the limit
-        self._forget_verdict()
 
-    def _forget_verdict(self) -> None:
+    def forget_last(self) -> None:
+        super().forget_last()
         self.open: list[float] = []  # samples of the block that is not full
         self.open_at: list[int] = []
-        self.verdict = self.raw = UNKNOWN
+        self.verdict = UNKNOWN
 
     def feed(self, sample: Any, step: int) -> int:
         if step <= self.last:
@@ -128,46 +105,37 @@ class TrendWatch(Memory):
         self.first.append(steps[0])
         self.until.append(steps[-1])
         self.open, self.open_at = [], []
-        if self.beyond:  # those of the block that leaves
-            self.beyond -= self._slopes_beyond(-1 - BLOCKS, -BLOCKS)
-        self.beyond += self._slopes_beyond(-1, -BLOCKS)
         if len(self.at) > 2 * BLOCKS:
             for blocks in (self.at, self.means, self.first, self.until):
                 del blocks[0]
         self._judge()
 
-    def _slopes_beyond(self, block: int, begin: int, end: int = -1) -> int:
-        """Count the slopes beyond the limit from a block to those in [begin, end)."""
-        if len(self.at) < -block:
-            return 0
-        x, y, limit = self.at[block], self.means[block], self.limit
-        others = zip(self.at[begin:end], self.means[begin:end], strict=True)
-        if self.upper:
-            return len([1 for at, mean in others if 1000.0 * ((mean - y) / (at - x)) > limit])
-        return len([1 for at, mean in others if 1000.0 * ((mean - y) / (at - x)) < limit])
-
     def _judge(self) -> None:
-        """The bound is the slope of a rank: it is beyond the limit when enough slopes are."""
         if len(self.at) >= BLOCKS:
-            self.verdict = BREACH if self.beyond >= PAIRS - self.rank else OK
+            _, bound = self._slope_and_bound()
+            beyond = bound > self.limit if self.upper else bound < self.limit
+            self.verdict = BREACH if beyond else OK
+
+    def _slope_and_bound(self) -> tuple[float, float]:
+        """Return the median slope of the newest blocks and its confidence bound, per 1000 steps."""
+        found = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
+        bound = found[self.rank if self.upper else -1 - self.rank]
+        return 1000.0 * found[PAIRS // 2], 1000.0 * bound
 
     def rewind(self, step: int) -> None:
+        super().rewind(step)
+        self._judge()
+
+    def drop_after(self, step: int) -> None:
         while self.until and self.until[-1] > step:
             for blocks in (self.at, self.means, self.first, self.until):
                 del blocks[-1]
-        self._forget_verdict()
-        newest = range(-min(len(self.at), BLOCKS), 0)
-        self.beyond = sum(self._slopes_beyond(block, newest[0], block) for block in newest)
-        self._judge()
-        self.last = min(self.last, step)
 
     def numbers(self) -> dict[str, Any]:
         blocks = min(len(self.at), BLOCKS)
         slope = bound = math.nan
         if blocks == BLOCKS:
-            found = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
-            slope = 1000.0 * found[PAIRS // 2]
-            bound = 1000.0 * found[self.rank if self.upper else -1 - self.rank]
+            slope, bound = self._slope_and_bound()
         return {
             "step": self.last,
             "value": slope,

@@ -1,0 +1,182 @@
+"""What all watches share: copies, the order of steps, notes, and the debounce.
+
+A step id must be newer than the last one. An older or equal step is not processed: it reads UNKNOWN
+and changes nothing. So a frame that arrives twice has no effect, and a run that goes back without
+`rewind` reads UNKNOWN, never OK.
+
+Debounce, from raw codes to readings: `for: k` is `m_of_n: [k, k]`, k breaching samples in a row. A
+reading becomes BREACH when at least m of the last n known samples breached. It ends when that no
+longer holds and the sample is past `clear`, the bound that replaces the threshold during a BREACH.
+An UNKNOWN sample is not counted: it reads UNKNOWN and neither advances nor resets the count.
+`rewind` resets the count: it belongs to steps that were undone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Detector, Watch
+
+LONGEST = 1024  # samples in `for` or `m_of_n`; the count is one integer of that many bits
+NEVER = -1  # the last step of a watch without samples
+
+
+class MetricDetector(Detector):
+    """A detector of one metric."""
+
+    metric: str
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+
+class Memory(Watch):
+    """A watch whose attributes are plain values, lists of plain values, or have a `copy`.
+
+    Attributes:
+        last: newest step processed, NEVER before the first. value: the last sample.
+        pending_note: what `note` returns next.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        twin = object.__new__(type(self))
+        twin.raw = self.raw
+        for name, value in vars(self).items():
+            setattr(twin, name, value.copy() if hasattr(value, "copy") else value)
+        return twin
+
+    def reset(self) -> None:
+        """Forget everything; subclasses add their own."""
+        self.last = NEVER
+        self.forget_last()
+
+    def rewind(self, step: int) -> None:
+        self.drop_after(step)
+        self.forget_last()
+        self.last = min(self.last, step)
+
+    def drop_after(self, step: int) -> None:
+        """Drop the samples after `step`; subclasses that keep samples do."""
+
+    def forget_last(self) -> None:
+        """Forget the last sample and its verdict; subclasses add their own."""
+        self.raw = UNKNOWN
+        self.value: Any = None
+        self.pending_note: dict[str, Any] = {}
+
+    def note(self) -> dict[str, Any]:
+        note, self.pending_note = self.pending_note, {}
+        return note
+
+
+class Debounced(Memory):
+    """A watch with `for`, `m_of_n` and `clear`; `bits` holds the last n breaches, newest lowest."""
+
+    def __init__(self, for_: int, m_of_n: tuple[int, int] | None) -> None:
+        self.need, of = m_of_n if m_of_n is not None else (for_, for_)
+        self.mask = (1 << of) - 1
+        super().__init__()
+
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.clear_verdict()
+
+    def clear_verdict(self) -> None:
+        """Forget the breaches that were counted."""
+        self.bits = 0
+        self.firing = False
+
+    def debounce(self, breach: bool, held: bool) -> int:
+        """Count a known sample and return the reading; `held`: it is not yet past `clear`."""
+        bits = self.bits = (self.bits << 1 | breach) & self.mask
+        if bits.bit_count() >= self.need:
+            self.firing = True
+        elif self.firing and not held:
+            self.firing = False
+        return BREACH if self.firing else OK
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of the debounce."""
+        return {
+            "breaching": self.bits.bit_count(),
+            "needed": self.need,
+            "of": self.mask.bit_length(),
+        }
+
+
+def check_quota(for_: int, m_of_n: tuple[int, int] | None) -> list[tuple[str, str]]:
+    """Return what is wrong with `for` and `m_of_n`, by YAML key."""
+    if not 1 <= for_ <= LONGEST:
+        return [("for", f"must be 1 to {LONGEST} samples, not {for_}")]
+    if m_of_n is None:
+        return []
+    if for_ != 1:
+        return [("m_of_n", "give `for` or `m_of_n`, not both")]
+    m, n = m_of_n
+    if not 1 <= m <= n <= LONGEST:
+        return [("m_of_n", f"must be [m, n] with 1 <= m <= n <= {LONGEST}, not [{m}, {n}]")]
+    return []
+
+
+def check_bounds(
+    bounds: dict[str, float | None], clear: float | None = None
+) -> list[tuple[str, str]]:
+    """Check that exactly one bound is given, and that `clear` is on its safe side.
+
+    The names of upper bounds end with `gt` or `gte`, those of lower bounds with `lt` or `lte`.
+    """
+    given = [(name, value) for name, value in bounds.items() if value is not None]
+    names = ", ".join(f"`{name}`" for name in bounds)
+    if len(given) != 1:
+        return [(given[1][0] if given else next(iter(bounds)), f"give exactly one of {names}")]
+    name, bound = given[0]
+    if not math.isfinite(bound):
+        return [(name, f"must be a finite number, not {bound}")]
+    if clear is None:
+        return []
+    if not math.isfinite(clear):
+        return [("clear", f"must be a finite number, not {clear}")]
+    upper = name.endswith(("gt", "gte"))
+    if clear < bound if upper else clear > bound:
+        return []
+    return [("clear", f"must be {'below' if upper else 'above'} `{name}` ({bound}), not {clear}")]
+
+
+def check_window(
+    window: int, min_: int, freeze: int, rel_floor: float, abs_floor: float, least: int
+) -> list[tuple[str, str]]:
+    """Check the keys of a baseline. least: the smallest `min` that has a spread."""
+    wrong = []
+    if not least <= min_ <= window:
+        wrong.append(("min", f"must be {least} to `window` ({window}), not {min_}"))
+    if not 1 <= freeze <= window:
+        wrong.append(("freeze", f"must be 1 to `window` ({window}), not {freeze}"))
+    return wrong + check_floors(rel_floor, abs_floor, "a series that is all zeros has no scale")
+
+
+def check_floors(rel_floor: float, abs_floor: float, why: str) -> list[tuple[str, str]]:
+    """Check the floors of a scale. why: why `abs_floor` must not be 0."""
+    wrong = []
+    for name, floor in (("rel_floor", rel_floor), ("abs_floor", abs_floor)):
+        if not 0.0 <= floor < math.inf:
+            wrong.append((name, f"must be zero or a positive number, not {floor}"))
+    if abs_floor == 0.0:
+        wrong.append(("abs_floor", f"must not be 0: {why}"))
+    return wrong
+
+
+def check_clear(clear: float | None, name: str, bound: float, unit: str) -> list[tuple[str, str]]:
+    """Check a bound that counts scales or spreads, and a `clear` between 0 and it."""
+    wrong = []
+    if not 0.0 < bound < math.inf:
+        wrong.append((name, f"must be a positive number of {unit}, not {bound}"))
+    if clear is not None and not 0.0 < clear < bound:
+        wrong.append(("clear", f"must be above 0 and below `{name}` ({bound}), not {clear}"))
+    return wrong
