@@ -261,7 +261,7 @@ class RankParts:
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.forward.connect(self.probe_batch.observe)
         parts.loader.connect(self.rollbacks)
-        parts.saves.connect(on_demand.saw)
+        parts.saves.connect(on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts)
         parts.resume.opened()
         if parts.rate.held.now != 1.0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,10 @@ probation: 20
 
 
 @pytest.fixture
-def supervise(tmp_path: Path) -> Supervise:
-    return Supervise(tmp_path)
+def supervise(tmp_path: Path) -> Iterator[Supervise]:
+    command = Supervise(tmp_path)
+    yield command
+    command.close()
 
 
 @pytest.fixture

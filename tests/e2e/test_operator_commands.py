@@ -61,6 +61,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy  # torch's compiler imports it with the first optimizer
 import torch
 import supervise_probe
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from supervise_probe.checkpoints.save_site import call_at, find, stack
+from supervise_probe.checkpoints.save_site import call_at, code_stack, find_save_site
 from supervise_probe.errors import Refused
 
 BEGIN = "def run(saves, steps, n, first=0):\n    i = first\n"
@@ -86,12 +86,12 @@ def look(module):
     seen = {}
 
     def saves():
-        seen["stack"] = stack(frames())
+        seen["stack"] = code_stack(frames())
 
     def steps():
         if "stack" in seen and "place" not in seen:
             try:
-                seen["place"] = find(seen["stack"], frames())[1]
+                seen["place"] = find_save_site(seen["stack"], frames())[1]
             except Refused as refusal:
                 seen["place"] = str(refusal)
 
@@ -110,8 +110,8 @@ def test_the_place_is_the_statement_with_the_save(load, text, lines):
 def test_what_the_statement_makes_is_stale_in_front_of_it(load):
     """Not what it reads first, as a best value."""
     place = look(load(LOOP))
-    assert place.makes(("losses",), True) and place.makes(("losses", "val"), False)
-    assert not place.makes(("best",), False) and not place.makes(("i",), False)
+    assert place.assigns(("losses",), True) and place.assigns(("losses", "val"), False)
+    assert not place.assigns(("best",), False) and not place.assigns(("i",), False)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_source_that_was_changed_is_not_believed(load, tmp_path):
     """Its lines are no longer those that run."""
     module = load(LOOP)
     (tmp_path / "job.py").write_text("import os\n" + LOOP)
-    assert "was changed since the job began" in look(module)
+    assert "was changed since the job started" in look(module)
 
 
 def arrive(module, over=lambda: False, n=4):
@@ -139,19 +139,19 @@ def arrive(module, over=lambda: False, n=4):
     seen = {"at": []}
 
     def saves():
-        seen.setdefault("stack", stack(frames()))
+        seen.setdefault("stack", code_stack(frames()))
 
     def steps():
         if "begun" in seen or "stack" not in seen:
             return
         seen["begun"] = True
-        frame, place = find(seen["stack"], frames())
+        frame, place = find_save_site(seen["stack"], frames())
 
         def there():
             seen["at"].append((frame.f_lineno, frame.f_locals["i"]))
 
         try:
-            call_at(frame, place, there, gone=lambda: seen["at"].append("gone"), over=over)
+            call_at(frame, place, there, left=lambda: seen["at"].append("gone"), over=over)
         except Refused as refusal:
             seen["at"].append(str(refusal))
 

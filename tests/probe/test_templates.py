@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from supervise_probe.checkpoints.layout import Learner, containers
-from supervise_probe.checkpoints.layout_entries import Now
+from supervise_probe.checkpoints.layout import Learner, Sources, containers
 from supervise_probe.checkpoints.variable_lookup import VariableScope
 from supervise_probe.errors import Refused
 from supervise_probe.torch_state.registry import Registry
@@ -15,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 
-def scene(saved=()):
+def scope(saved=()):
     return VariableScope([sys._getframe(1)], set(map(id, containers(saved))))
 
 
@@ -30,7 +29,7 @@ def learn(saved, here, steps=7, things=()):
 
 def build(layout, here, steps=9, stale=()):
     made = ("saved", *stale)  # as each save makes them
-    return layout.build(Now(here, lambda name, _: name.variable in made, steps))
+    return layout.build(Sources(here, lambda name, _: name.variable in made, steps))
 
 
 @pytest.fixture
@@ -43,10 +42,10 @@ def test_schedules_that_look_alike_are_told_apart(optimizers):
     """By the very lists that their state dicts hold."""
     first, second = (torch.optim.lr_scheduler.StepLR(o, 5) for o in optimizers)
     saved = {"b": second.state_dict(), "a": first.state_dict()}
-    layout = learn(saved, scene(saved), things=[first, second])
+    layout = learn(saved, scope(saved), things=[first, second])
     optimizers[1].step()
     second.step()
-    built = build(layout, scene())
+    built = build(layout, scope())
     assert (built["b"]["last_epoch"], built["a"]["last_epoch"]) == (1, 0)
 
 
@@ -55,8 +54,8 @@ def test_what_cannot_be_told_apart_is_not_known():
     one, other = (torch.amp.GradScaler("cpu") for _ in range(2))
     saved = {"scaler": one.state_dict()}
     with pytest.raises(Refused, match="'scaler"):
-        build(learn(saved, scene(saved), things=[one, other]), scene())
-    assert build(learn(saved, scene(saved), things=[one]), scene()) == saved
+        build(learn(saved, scope(saved), things=[one, other]), scope())
+    assert build(learn(saved, scope(saved), things=[one]), scope()) == saved
 
 
 def test_a_count_without_a_name_follows_the_steps():
@@ -72,12 +71,12 @@ def test_a_count_without_a_name_follows_the_steps():
 
 def of_no_name(number, before, after):
     saved = {"at": number}
-    return build(learn(saved, scene(saved), steps=before), scene(), steps=after)
+    return build(learn(saved, scope(saved), steps=before), scope(), steps=after)
 
 
 def of_a_literal():
     saved = {"at": 7}
-    return build(learn(saved, scene(saved), steps=7), scene())
+    return build(learn(saved, scope(saved), steps=7), scope())
 
 
 def rebuilt():
@@ -85,9 +84,9 @@ def rebuilt():
     progress = {"steps": steps}
     settings = {"every": int("7")}
     saved = {"progress": progress, "settings": settings}
-    layout = learn(saved, scene(saved))
+    layout = learn(saved, scope(saved))
     steps = 9
-    return build(layout, scene(), steps=11, stale=("progress",)), steps
+    return build(layout, scope(), steps=11, stale=("progress",)), steps
 
 
 def test_a_container_is_taken_from_its_variable_or_built_anew():
@@ -103,9 +102,9 @@ def nearest():
     other = Other()
     other.rate = rate = 0.25
     saved = {"rate": 0.25}
-    layout = learn(saved, scene(saved))
+    layout = learn(saved, scope(saved))
     rate, other.rate = 0.5, 0.125
-    return build(layout, scene()), rate
+    return build(layout, scope()), rate
 
 
 def test_the_nearest_of_several_variables_counts():
@@ -117,8 +116,8 @@ def test_the_nearest_of_several_variables_counts():
 def test_nothing_is_kept_alive(optimizers):
     """An optimizer that is gone is said to be gone."""
     saved = {"optimizer": optimizers[0].state_dict()}
-    layout = learn(saved, scene(saved), things=optimizers[:1])
+    layout = learn(saved, scope(saved), things=optimizers[:1])
     assert layout.kinds == {"optimizer"}
     del optimizers[:]
     with pytest.raises(Refused, match="no longer exists"):
-        build(layout, scene())
+        build(layout, scope())

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from supervise.cli import invoke
 from supervise.errors import SuperviseError
 from supervise.store import audit, journal
@@ -97,6 +99,7 @@ class Supervise:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self._started: list[subprocess.Popen[str]] = []
         self.env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -134,7 +137,18 @@ class Supervise:
         """Start `supervise ARGS`; `options` are those of Popen."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         argv = [sys.executable, "-m", "supervise", *map(str, args)]
-        return subprocess.Popen(argv, cwd=self.home, env=self.env, **(pipes | options))
+        started = subprocess.Popen(argv, cwd=self.home, env=self.env, **(pipes | options))
+        self._started.append(started)
+        return started
+
+    def close(self) -> None:
+        """Kill what a failed test has left running."""
+        for popen in self._started:
+            if popen.poll() is None:
+                for process in psutil.Process(popen.pid).children(recursive=True):
+                    process.kill()
+                popen.kill()
+                popen.communicate()
 
     def run(self, *options: object, job: list[str], name: str = "run") -> Run:
         """Run `supervise OPTIONS --run-dir name -- JOB`."""

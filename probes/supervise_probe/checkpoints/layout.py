@@ -1,9 +1,9 @@
 """The layout of the job's own checkpoints, learned from one that it saved, to build another.
 
-Each entry is matched with where it came from: the `state_dict()` of a module, an optimizer, a
-schedule or a scaler; one parameter or buffer; a generator's state; the count of steps; a variable
-of the job; a literal in its code. An entry that none of these explains makes the layout unusable,
-and is named. Nothing is copied: modules and optimizers are referenced weakly, variables by name.
+Each entry is matched with its source: the `state_dict()` of a module, an optimizer, a schedule or a
+scaler; one parameter or buffer; a generator's state; the count of steps; a variable of the job; a
+literal in its code. An entry without a source makes the layout unusable, and is named. Noowner is
+copied: modules and optimizers are referenced weakly, variables by name.
 """
 
 from __future__ import annotations
@@ -11,21 +11,35 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from ..errors import Refused
 from ..torch_state.registry import Registry
-from .layout_entries import Build, Now, calling, first, held, member, steps, unknown, variable
-from .variable_lookup import PLAIN, VariableScope
+from .variable_lookup import MISSING, PLAIN, Name, VariableScope
 
 DEPTH = 8
+_SHORT = 60  # characters of an entry's path in a sentence
+
+Stale = Callable[[Name, bool], bool]  # (name, whether it is a container): it is out of date
+
+
+class Sources(NamedTuple):
+    """What a layout is built from."""
+
+    variables: VariableScope
+    stale: Stale
+    steps: int
+
+
+Build = Callable[[Sources], Any]
 
 
 class Layout(NamedTuple):
     """How to build one entry, and all that is in it.
 
     Attributes:
-        build: returns it as it would be now; raises Refused.
-        alive: whether it holds state that every save computes anew: no variable stands for it.
+        build: returns its present value; raises Refused.
+        alive: whether it holds state that every save computes: no variable holds it.
         kinds: what state dicts are in it: "module", "optimizer".
     """
 
@@ -35,16 +49,18 @@ class Layout(NamedTuple):
 
 
 class Learner:
-    """Matches one checkpoint, at the moment when it is saved."""
+    """Matches one checkpoint while it is saved."""
 
-    def __init__(self, torch: Any, registry: Registry, scene: VariableScope, steps: int) -> None:
+    def __init__(
+        self, torch: Any, registry: Registry, variables: VariableScope, steps: int
+    ) -> None:
         self._torch = torch
         self._registry = registry
-        self._scene = scene
+        self._variables = variables
         self._steps = steps
-        self._chance = [(read, read()) for read in _chance(torch)]
-        own = scene.generators(torch.Generator)
-        self._own_chance = [(name, generator.get_state()) for name, generator in own]
+        self._generators = [(read, read()) for read in _generators(torch)]
+        own = variables.generators(torch.Generator)
+        self._own_generators = [(name, generator.get_state()) for name, generator in own]
 
     def learn(self, saved: Any) -> Layout:
         """Return the layout of what the job saved."""
@@ -53,19 +69,19 @@ class Learner:
     def _entry(self, path: str, key: str, value: Any, depth: int) -> Layout:
         if isinstance(value, self._torch.Tensor):
             return self._tensor(path, value)
-        chance = self._generator(value) if isinstance(value, (dict, list, tuple)) else None
-        if chance is not None:
-            return Layout(chance, True, set())
+        generator = self._generator(value) if isinstance(value, (dict, list, tuple)) else None
+        if generator is not None:
+            return Layout(generator, True, set())
         if isinstance(value, dict):
             found = self._state_dict(value)
             if found is not None:
-                kind, thing = found
-                return Layout(calling(path, weakref.ref(thing)), True, {kind})
+                kind, owner = found
+                return Layout(build_state_dict(path, weakref.ref(owner)), True, {kind})
         if type(value) in (dict, OrderedDict, list, tuple) and depth < DEPTH:
             return self._container(path, value, depth)
         if type(value) in PLAIN:
             return Layout(self._plain(path, key, value), False, set())
-        return Layout(held(path, self._scene.holders(value)), False, set())
+        return Layout(build_held(path, self._variables.holders(value)), False, set())
 
     def _container(self, path: str, value: Any, depth: int) -> Layout:
         pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
@@ -74,77 +90,79 @@ class Learner:
         dot = "." if path else ""
         parts = [self._entry(f"{path}{dot}{k}", str(k), each, depth + 1) for k, each in pairs]
 
-        def build(now: Now) -> Any:
+        def build(now: Sources) -> Any:
             built = [part.build(now) for part in parts]
             return kind(zip(keys, built)) if issubclass(kind, dict) else kind(built)
 
         alive = any(part.alive for part in parts)
         kinds: Set[str] = set().union(*(part.kinds for part in parts))
-        holders = [] if alive else self._scene.holders(value)
-        return Layout(first(holders, build), alive, kinds)
+        holders = [] if alive else self._variables.holders(value)
+        return Layout(build_first(holders, build), alive, kinds)
 
-    # ── what a value may be ───────────────────────────────────────────────────────────────────
+    # ── sources of a value ───────────────────────────────────────────────────────────────────
 
     def _tensor(self, path: str, tensor: Any) -> Layout:
-        chance = self._generator(tensor)
-        if chance is not None:
-            return Layout(chance, True, set())
+        generator = self._generator(tensor)
+        if generator is not None:
+            return Layout(generator, True, set())
         if tensor.numel():
             for module in self._registry.modules:
                 for table in ("_parameters", "_buffers"):
                     for name, each in getattr(module, table).items():
                         if each is not None and _same_memory(each, tensor):
-                            found = member(path, weakref.ref(module), table, name)
+                            found = build_member(path, weakref.ref(module), table, name)
                             return Layout(found, True, {"module"})
-        return Layout(held(path, self._scene.holders(tensor)), False, set())
+        return Layout(build_held(path, self._variables.holders(tensor)), False, set())
 
     def _generator(self, value: Any) -> Optional[Build]:
-        for read, state in self._chance:
+        for read, state in self._generators:
             if same(self._torch, state, value):
                 return lambda now: read()
-        for name, state in self._own_chance:
+        for name, state in self._own_generators:
             if same(self._torch, state, value):
-                return lambda now: now.scene.get(name).get_state()
+                return lambda now: now.variables.get(name).get_state()
         return None
 
     def _state_dict(self, value: Dict[Any, Any]) -> Optional[Tuple[str, Any]]:
-        """The object whose state dict this is, and what it is; None unless it is one for sure."""
+        """Return kind and object whose state dict this is; None unless it is unambiguous."""
         registry = self._registry
         if "state" in value and "param_groups" in value:
             kind, several = "optimizer", list(registry.optimizers)
         elif any(isinstance(each, self._torch.Tensor) for each in value.values()):
-            kind, several = "module", [m for m in registry.modules if _leads_to(m, value)]
+            kind, several = "module", [m for m in registry.modules if _contains(m, value)]
         else:
             kind, several = "other", [*registry.schedulers, *registry.scalers]
-        found = [(_shared(thing, value), thing) for thing in several if self._is_of(thing, value)]
+        found = [(_shared(owner, value), owner) for owner in several if self._is_of(owner, value)]
         best = max((shared for shared, _ in found), default=-1)
-        things = [thing for shared, thing in found if shared == best]
-        if len(things) == 1 or (things and kind == "module"):
-            return kind, things[0]
+        owners = [owner for shared, owner in found if shared == best]
+        if len(owners) == 1 or (owners and kind == "module"):
+            return kind, owners[0]
         return None
 
-    def _is_of(self, thing: Any, value: Dict[Any, Any]) -> bool:
-        return same(self._torch, thing.state_dict(), value)
+    def _is_of(self, owner: Any, value: Dict[Any, Any]) -> bool:
+        return same(self._torch, owner.state_dict(), value)
 
     def _plain(self, path: str, key: str, value: Any) -> Build:
-        """A literal may equal a count by accident, so an int of no name is no literal."""
-        names = self._scene.named(key, value)
+        """A literal may equal a count by accident, so an unnamed int counts as no literal."""
+        names = self._variables.named(key, value)
         counts = type(value) is int and value == self._steps
-        literal = any(type(each) is type(value) and each == value for each in self._scene.constants)
+        literal = any(
+            type(each) is type(value) and each == value for each in self._variables.constants
+        )
         if names:
-            return variable(path, names, steps if counts else unknown(path))
+            return build_variable(path, names, build_steps if counts else build_unknown(path))
         if counts and not literal:
-            return steps
-        if literal and type(value) is str and not self._scene.has(key):
+            return build_steps
+        if literal and type(value) is str and not self._variables.has(key):
             return lambda now: value
         why = f": no variable named {key!r} held the same when it was saved"
         if type(value) is int:
             why += f", nor was that the number of steps, {self._steps}"
-        return unknown(path, why)
+        return build_unknown(path, why)
 
 
 def same(torch: Any, a: Any, b: Any) -> bool:
-    """Whether two things hold the same, down to the bits of their tensors."""
+    """Whether two values are equal, tensors bit by bit."""
     if a is b:
         return True
     if type(a) is not type(b) and not (isinstance(a, dict) and isinstance(b, dict)):
@@ -178,8 +196,8 @@ def containers(value: Any, depth: int = 0) -> Iterator[Any]:
             yield from containers(each, depth + 1)
 
 
-def _chance(torch: Any) -> Iterator[Callable[[], Any]]:
-    """Yield what reads the states of the generators that are in use."""
+def _generators(torch: Any) -> Iterator[Callable[[], Any]]:
+    """Yield functions that read the states of the generators in use."""
     yield torch.get_rng_state
     if torch.cuda.is_initialized():
         yield torch.cuda.get_rng_state
@@ -189,8 +207,8 @@ def _chance(torch: Any) -> Iterator[Callable[[], Any]]:
             yield getattr(sys.modules[module], name)
 
 
-def _leads_to(module: Any, value: Dict[Any, Any]) -> bool:
-    """Whether the first tensor of a state dict is where its key leads to from this module."""
+def _contains(module: Any, value: Dict[Any, Any]) -> bool:
+    """Whether the key of the first tensor of a state dict leads to it from this module."""
     for key, tensor in value.items():
         if not isinstance(key, str) or not hasattr(tensor, "data_ptr"):
             continue
@@ -205,8 +223,88 @@ def _leads_to(module: Any, value: Dict[Any, Any]) -> bool:
     return False
 
 
-def _shared(thing: Any, value: Dict[Any, Any]) -> int:
-    """How many objects inside the state dict are the very ones that `thing` would give again."""
-    now = thing.state_dict()
+def _shared(owner: Any, value: Dict[Any, Any]) -> int:
+    """Count the objects inside the state dict that `owner` returns again."""
+    now = owner.state_dict()
     ids = {id(each) for each in containers(now)}
     return sum(id(each) in ids for each in containers(value))
+
+
+# ── what builds one entry ─────────────────────────────────────────────────────────────────────
+
+
+def build_state_dict(path: str, reference: Any) -> Build:
+    """Return what builds the state dict of a weakly referenced object."""
+
+    def build(now: Sources) -> Any:
+        owner = reference()
+        if owner is None:
+            raise Refused(f"the source of the {_short(path)} entry no longer exists")
+        return owner.state_dict()
+
+    return build
+
+
+def build_member(path: str, reference: Any, table: str, name: str) -> Build:
+    """Return what builds one parameter or buffer of a weakly referenced module."""
+
+    def build(now: Sources) -> Any:
+        found = getattr(reference(), table, {}).get(name)
+        if found is None:
+            raise Refused(f"the source of the {_short(path)} entry no longer exists")
+        return found.detach() if table == "_parameters" else found
+
+    return build
+
+
+def build_first(holders: List[Name], otherwise: Build) -> Build:
+    """Return what builds the object that a variable holds, else `otherwise`."""
+
+    def build(now: Sources) -> Any:
+        for name in holders:
+            found = now.variables.get(name)
+            if found is not MISSING and not now.stale(name, True):
+                return found
+        return otherwise(now)
+
+    return build
+
+
+def build_held(path: str, holders: List[Name]) -> Build:
+    """Return what builds an object that a variable holds."""
+    return build_first(holders, build_unknown(path))
+
+
+def build_variable(path: str, names: List[Name], otherwise: Build) -> Build:
+    """Return what builds the value of the nearest variables, if these agree."""
+
+    def build(now: Sources) -> Any:
+        found = [(n, now.variables.get(n)) for n in names if not now.stale(n, False)]
+        there = [(n, value) for n, value in found if value is not MISSING]
+        nearest = _nearness(there[0][0]) if there else None
+        near = [value for name, value in there if _nearness(name) == nearest]
+        return near[0] if near and near.count(near[0]) == len(near) else otherwise(now)
+
+    return build
+
+
+def _nearness(name: Name) -> Tuple[Any, int]:
+    return name.scope, len(name.way)
+
+
+def build_steps(now: Sources) -> int:
+    """Return the count of steps; a `Build` itself."""
+    return now.steps
+
+
+def build_unknown(path: str, why: str = "") -> Build:
+    """Return what refuses an entry without a source; `why` ends the sentence."""
+
+    def build(now: Sources) -> Any:
+        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{why}")
+
+    return build
+
+
+def _short(path: str) -> str:
+    return repr(path if len(path) <= _SHORT else "..." + path[-_SHORT:])

@@ -1,9 +1,9 @@
-"""A checkpoint in the job's own format, at any step, when it is asked for.
+"""A checkpoint in the job's own format, at any step, on command.
 
-The layout comes from a checkpoint that the job saved (`layout.py`), and so does the place in its
-loop where it can be saved (`save_site.py`): the file is written when the job next comes by there,
-in the round of the step at whose end it was asked for. It lies beside the job's own, under a name
-of its own. A library that runs the loop writes it itself.
+The layout is learned from a checkpoint that the job saved (`layout.py`), as is the place in its
+loop where it can be saved (`save_site.py`): the file is written when the job next reaches it, in
+the loop iteration of the step after which it was ordered. It is written beside the job's own, under
+another name. A library that runs the loop writes it itself.
 
 Under DDP rank 0 alone writes, as the job does. Sharded state is refused: no rank has all of it.
 """
@@ -20,8 +20,7 @@ from ..errors import Refused
 from ..runtime import files
 from ..runtime.guard import describe
 from . import save_site
-from .layout import Layout, Learner, containers
-from .layout_entries import Now
+from .layout import Layout, Learner, Sources, containers
 from .variable_lookup import Name, VariableScope
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from .save_reports import SaveReports
 
 NOTHING = "the job has not saved a checkpoint yet, from which its layout could be learned"
-HALVES = "no file that the job saves holds both its weights and its optimizer's state"
+PARTIAL = "no file that the job saves holds both its weights and its optimizer's state"
 SHARDED = "the job's state is sharded, and no rank has a whole checkpoint"
-LEFT = "the loop was left, or went on, without the place where the job saves"
+NOT_REACHED = "the loop ended or went on without reaching the place where the job saves"
 OF_SEVERAL_RANKS = (
     "torch.distributed.fsdp",
     "torch.distributed._composable",
@@ -41,7 +40,7 @@ OF_SEVERAL_RANKS = (
 
 
 class Saved(NamedTuple):
-    """What is known from the newest checkpoint of the job."""
+    """What was learned from the newest checkpoint of the job."""
 
     layout: Layout
     stack: save_site.Stack
@@ -49,7 +48,7 @@ class Saved(NamedTuple):
 
 
 class OnDemand:
-    """The verb `checkpoint`, and what it has to know by then.
+    """The command `checkpoint`, and what it must know before.
 
     Args:
         library: whose loop trains, if one does.
@@ -72,29 +71,29 @@ class OnDemand:
         self._why = NOTHING
         self._waiting = False
 
-    def saw(self, saved: Any, path: str) -> None:
-        """The job has saved this, by `torch.save`."""
+    def learn_from(self, saved: Any, path: str) -> None:
+        """Learn the layout of what the job saved by `torch.save`."""
         self._guard.run(self._part, self._learn, saved, path)
 
     def _learn(self, saved: Any, path: str) -> None:
-        self._why = HALVES if self._why == NOTHING else self._why
+        self._why = PARTIAL if self._why == NOTHING else self._why
         if not isinstance(saved, dict):
             return
         if self._is_sharded():
             self._why = SHARDED
             return
         frames = job_frames(self._torch)
-        scene = VariableScope(frames, set(map(id, containers(saved))))
+        variables = VariableScope(frames, set(map(id, containers(saved))))
         steps = self._position.step
-        layout = Learner(self._torch, self._registry, scene, steps).learn(saved)
+        layout = Learner(self._torch, self._registry, variables, steps).learn(saved)
         if layout.kinds >= {"module", "optimizer"}:
-            self._saved = Saved(layout, save_site.stack(frames), path)
+            self._saved = Saved(layout, save_site.code_stack(frames), path)
 
     def _is_sharded(self) -> bool:
-        """Whether a state dict would need other ranks, or be a part of it only."""
+        """Whether a state dict needs other ranks, or holds a part of the state only."""
         registry = self._registry
-        things = [*registry.modules, *registry.optimizers]
-        if any(type(thing).__module__.startswith(OF_SEVERAL_RANKS) for thing in things):
+        owners = [*registry.modules, *registry.optimizers]
+        if any(type(owner).__module__.startswith(OF_SEVERAL_RANKS) for owner in owners):
             return True
         groups = (group for optimizer in registry.optimizers for group in optimizer.param_groups)
         return any(hasattr(p, "_local_tensor") for group in groups for p in group["params"])
@@ -102,17 +101,17 @@ class OnDemand:
     def do_checkpoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Order one: `{"path": str or None}` -> `{"path", "step", "how"}`.
 
-        The file is there when a notice `checkpoint-saved` says so, or `checkpoint-refused` why not;
-        both come before the next step ends. `step` counts the steps that are in it.
+        The notice `checkpoint-saved` follows when the file is written, or `checkpoint-refused` with
+        the reason; either comes before the next step ends. `step` counts the steps that are in it.
         """
         library, position = self._library, self._position
         if not self._part.on:
             raise Refused(f"this part of the probe is off: {self._part.reason}")
         if not self._finite():
-            raise Refused("the newest step was not finite, which is nothing to keep")
+            raise Refused("the newest step was not finite")
         path = os.path.abspath(args["path"]) if args.get("path") else ""
         if path and os.path.exists(path):
-            raise Refused(f"{path} exists, and nothing is overwritten")
+            raise Refused(f"{path} exists already")
         if library.trainer:
             return self._by_library(path)
         if position.rank:
@@ -137,18 +136,18 @@ class OnDemand:
 
     def _order(self, saved: Saved, path: str) -> Dict[str, Any]:
         if self._waiting:
-            raise Refused("another one is about to be written")
+            raise Refused("another checkpoint is about to be written")
         guard, position, step = self._guard, self._position, self._position.step
         frames = self._frames()
-        frame, place = save_site.find(saved.stack, frames)
+        frame, place = save_site.find_save_site(saved.stack, frames)
         stem = os.path.splitext(saved.path)[0]
         path = path or f"{stem}.supervise-{step}.pt"
-        self._build(saved, place)  # what is not known shows at once
+        self._build(saved, place)  # refuses at once what has no source
         save_site.call_at(
             frame,
             place,
-            there=lambda: guard.run(self._part, self._arrived, saved, place, path, frame),
-            gone=lambda: guard.run(self._part, self._end, LEFT),
+            arrived=lambda: guard.run(self._part, self._arrived, saved, place, path, frame),
+            left=lambda: guard.run(self._part, self._end, NOT_REACHED),
             over=lambda: position.step != step,
         )
         self._waiting = True
@@ -161,19 +160,21 @@ class OnDemand:
             raise Refused(str(problem)) from problem
 
     def _build(
-        self, saved: Saved, place: save_site.Place, traced: Optional[FrameType] = None
+        self, saved: Saved, place: save_site.SaveSite, traced: Optional[FrameType] = None
     ) -> Any:
-        """What the job would save in front of this place."""
+        """Return what the job would save at this place."""
         scope = place.scope
 
         def stale(name: Name, container: bool) -> bool:
-            return name.scope == scope and place.makes((name.variable, *name.way), container)
+            return name.scope == scope and place.assigns((name.variable, *name.way), container)
 
-        scene = VariableScope(self._frames(), set(), traced)
+        variables = VariableScope(self._frames(), set(), traced)
         with self._torch.no_grad():
-            return saved.layout.build(Now(scene, stale, self._position.step))
+            return saved.layout.build(Sources(variables, stale, self._position.step))
 
-    def _arrived(self, saved: Saved, place: save_site.Place, path: str, frame: FrameType) -> None:
+    def _arrived(
+        self, saved: Saved, place: save_site.SaveSite, path: str, frame: FrameType
+    ) -> None:
         began = monotonic_ns()
         self._reports.begins()
         try:
@@ -183,7 +184,7 @@ class OnDemand:
         else:
             self._end("")
             seconds = (monotonic_ns() - began) / 1e9
-            self._reports.tell({}, path, seconds, "on-demand", path)
+            self._reports.report({}, path, seconds, "on-demand", path)
         finally:
             self._reports.ends()
             self._position.held_ns += monotonic_ns() - began
@@ -197,7 +198,7 @@ class OnDemand:
 
 
 def _write(torch: Any, checkpoint: Any, path: str) -> None:
-    """Write beside, then rename: there is a whole file under this name, or none."""
+    """Write to another name, then rename: the file is complete or absent."""
     partial = f"{path}.{files.token()}.partial"
     try:
         with os.fdopen(files.create(partial, shared=True), "wb") as file:

@@ -1,14 +1,14 @@
-"""Going on from a checkpoint that a library wrote, in a job whose own call does not ask for it.
+"""Resuming from a checkpoint that a library wrote, in a job whose own call does not ask for it.
 
-A relaunch may have no argument by which the script resumes. Where a library trains, its own call
-can be given the checkpoint: `Trainer.train(resume_from_checkpoint=...)` of transformers, and
-`ckpt_path` of Lightning's `Trainer.fit`. Only the first of the process is, on every rank; a later
+The script may have no argument by which it resumes. Where a library trains, its own call can be
+given the checkpoint: `Trainer.train(resume_from_checkpoint=...)` of transformers, and `ckpt_path`
+of Lightning's `Trainer.fit`. This applies to the first call of the process, on every rank; a later
 one is another training of the same script.
 
-How exact that is, the library decides. transformers puts back weights, optimizer, schedule, random
-state and the position in the data: the run goes on bit for bit, unless `ignore_data_skip` is set.
-Lightning puts back weights, optimizer, schedule and its counters, but no random state, and inside
-an epoch its loader begins that epoch anew: batches come twice, and as many at its end never come.
+The library decides how exact that is. transformers restores weights, optimizer, schedule, random
+state and the position in the data: bit for bit, unless `ignore_data_skip` is set. Lightning
+restores weights, optimizer, schedule and its counters, but no random state, and inside an epoch its
+loader restarts that epoch: batches are repeated, and as many at its end are never used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACCELERATE = (
 
 
 class Resume:
-    """The order to go on from a checkpoint, in one process."""
+    """The order to resume from a library's checkpoint, in one process."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class Resume:
         """Read the order.
 
         Args:
-            open_: makes this process a rank, if it is none yet; whether it is one.
-            appeared: told an optimizer before its first step.
-            from_its_start: the job begins by itself, with so many steps behind it.
+            open_: makes this process a rank, unless it is one; returns whether it is one.
+            appeared: called with an optimizer before its first step.
+            from_its_start: called when the job trains from its own start, with the steps made.
         """
         order = context.config.resume or {}
         self._registry, self._reporter = context.registry, context.reporter
         self._open, self._appeared, self._from_its_start = open_, appeared, from_its_start
         self._path = str(order["path"]) if order.get("how") == "library" else ""
-        self._asked = not self._path  # nothing is left to be given
+        self._asked = not self._path  # no checkpoint to pass on, or it was passed
         self._refusal = ""
         self._instead_of: Any = None
 
@@ -63,12 +63,12 @@ class Resume:
         parameter: str,
         unfit: Callable[[str], str],
     ) -> Optional[Call]:
-        """Give a call that trains the checkpoint; None: it goes on as the job made it.
+        """Return a training call's arguments with the checkpoint; None: unchanged.
 
         Args:
             call: binds the arguments of the job.
             parameter: the one that names a checkpoint.
-            unfit: why the library cannot go on from this path, "" where it can.
+            unfit: returns why the library cannot resume from this path, "" where it can.
         """
         if self._asked:
             return None
@@ -82,10 +82,10 @@ class Resume:
         return bound.args, bound.kwargs
 
     def began(self, step: int, inexact: str) -> None:
-        """The library begins to train, at `step` of its own count: say what became of the order.
+        """Report the outcome of the order: the library starts training at `step` of its own count.
 
         Args:
-            inexact: what it does not put back, "" for nothing.
+            inexact: what it does not restore, "" for nothing.
         """
         if not self._path or not self._open():
             return
@@ -95,21 +95,21 @@ class Resume:
             return
         asked = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
         for optimizer in list(self._registry.optimizers):
-            self._appeared(optimizer)  # the first batch is told as any other
+            self._appeared(optimizer)  # for its first batch
         but = f"; {inexact}" if inexact else ""
-        told = {"how": "library", "path": path, "step": step, "inexact": inexact}
-        message = f"training goes on at step {step} from {path}{asked}{but}"
-        self._reporter.notice("resumed", message, told)
+        data = {"how": "library", "path": path, "step": step, "inexact": inexact}
+        message = f"training continues at step {step} from {path}{asked}{but}"
+        self._reporter.notice("resumed", message, data)
 
     def opened(self) -> None:
-        """The process becomes a rank: the library had its turn, if there is one."""
+        """Refuse the order if no library has started: the process is a rank now."""
         if not self._asked:
             self._asked = True
             path, self._path = self._path, ""
             self._refuse(path, ACCELERATE if "accelerate" in sys.modules else UNUSED, made=0)
 
     def _refuse(self, path: str, why: str, made: int) -> None:
-        """Tell that the job begins by itself; `made` steps are behind it."""
+        """Report that the job trains from its own start; it has made `made` steps."""
         self._from_its_start(made)
-        told = {"how": "library", "path": path}
-        self._reporter.notice("resume-refused", f"training did not go on from {path}: {why}", told)
+        data = {"how": "library", "path": path}
+        self._reporter.notice("resume-refused", f"training did not resume from {path}: {why}", data)

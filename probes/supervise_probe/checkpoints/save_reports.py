@@ -1,7 +1,7 @@
-"""What is told of a checkpoint that was saved: where it is, of which step, and how it was written.
+"""The notice of a checkpoint that was saved: where it is, of which step, and how it was written.
 
-A name that the job gives to the file afterwards is not seen here: what is told of the file leads
-the supervisor to it.
+If the job renames the file afterwards, the supervisor finds it by the device and inode in the
+notice.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.position import Position
 
-TOLD = 64  # paths that are remembered
+REPORTED_MAX = 64  # paths
 
-Told = Dict[str, Tuple[int, int]]  # path -> attempt and step
+Reported = Dict[str, Tuple[int, int]]  # path -> attempt and step
 
 
 class SaveReports:
-    """Tells of a checkpoint once per path and step.
+    """Reports a checkpoint once per path and step.
 
     Attributes:
-        saving: a save is under way; one inside another is part of that.
+        saving: a save is in progress; one inside another is part of it.
 
     Args:
-        settle: a step without an optimizer may be over.
+        settle: ends a step without an optimizer, if there is one.
     """
 
     def __init__(
@@ -35,51 +35,51 @@ class SaveReports:
     ) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._library, self._settle = library, settle
-        self._of_save: Callable[[], Dict[str, Any]] = dict
+        self._batch_facts: Callable[[], Dict[str, Any]] = dict
         self.saving = False
 
-    def connect(self, of_save: Callable[[], Dict[str, Any]]) -> None:
-        """The process is a rank: `of_save` returns what a save tells of the fixed batch."""
-        self._of_save = of_save
+    def connect(self, batch_facts: Callable[[], Dict[str, Any]]) -> None:
+        """Add the facts that `batch_facts` returns about the probe batch to each report."""
+        self._batch_facts = batch_facts
 
     def begins(self) -> None:
-        """A save begins: the phase is "checkpoint"."""
+        """Set the phase "checkpoint": a save begins."""
         self.saving = True
         self._reporter.beat("checkpoint")
 
     def ends(self) -> None:
-        """It is over, or raised."""
+        """Reset the phase: the save ended or raised."""
         self.saving = False
         self._reporter.beat("step")
 
-    def tell(self, told: Told, path: str, seconds: float, how: str, place: Any) -> None:
-        """Tell of one, and let its time join the next frame.
+    def report(self, reported: Reported, path: str, seconds: float, how: str, place: Any) -> None:
+        """Report a save, and add its time to the next frame.
 
         Args:
-            told: what was told before by the same way of saving. place: the file, or its path.
+            reported: earlier reports of the same way of saving. place: the file, or its path.
         """
         self._settle()
         self._library.saved(seconds)
         position = self._position
         at = (position.attempt, position.step)
-        if told.get(path) == at:
+        if reported.get(path) == at:
             return
-        while len(told) >= TOLD:
-            del told[next(iter(told))]
-        told[path] = at
+        while len(reported) >= REPORTED_MAX:
+            del reported[next(iter(reported))]
+        reported[path] = at
         data = {
             "path": path,
             "step": position.step,
             "file": stamp_of(place, path),
             **save_facts(position, seconds, how),
-            **self._of_save(),
+            **self._batch_facts(),
         }
         message = f"step {position.step} was saved by {how}"
         self._reporter.notice("checkpoint-saved", message, data)
 
 
 def save_facts(position: Position, seconds: float, how: str) -> Dict[str, Any]:
-    """Return what the supervisor wants to know of any save: see `Guard.saved`."""
+    """Return the facts of any save; the supervisor reads them as a `SaveReport`."""
     return {
         "attempt": position.attempt,
         "seconds": round(seconds, 3),
@@ -101,7 +101,7 @@ def name_of(place: Any) -> str:
 
 
 def stamp_of(place: Any, path: str) -> Optional[Dict[str, int]]:
-    """Return what a renaming keeps of what was written, None where nobody can tell.
+    """Return what identifies the file after a rename, None where that is unknown.
 
     Device and inode, size in bytes, and time of writing by the clock of its file system.
     """

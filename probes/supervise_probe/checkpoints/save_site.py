@@ -1,12 +1,12 @@
 """Where in its loop the job saves, and how to be called there.
 
-Right behind an optimizer step a job is not ready to be saved: its schedules, its scaler and its
-counters have not gone on yet, and the next batch is perhaps drawn already. It is ready where it
-saves itself. That place is the statement, in the loop that drives the steps, which holds the save:
-mostly an `if`, passed in each round. A file built in front of it holds what the job's own would.
+Right after an optimizer step a job cannot be saved: its schedules, its scaler and its counters have
+not been updated yet, and the next batch may have been drawn already. It can be saved where it saves
+itself. That place is the statement, in the loop that drives the steps, which contains the save:
+mostly an `if`, executed in each iteration. A file built before it holds what the job's own would.
 
-The statement is found in the source; a trace function waits for its line for one round. Nothing of
-the job is kept but code objects.
+The statement is found in the source; a trace function waits for its line for one iteration. Only
+code objects of the job are kept.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ Path = Tuple[str, ...]  # a variable, and attributes or keys from there
 Stack = List[Tuple[CodeType, int]]  # code and line of the running functions, outermost first
 
 
-class Place(NamedTuple):
-    """The statement in front of which the job can be saved."""
+class SaveSite(NamedTuple):
+    """The statement before which the job can be saved."""
 
     code: CodeType
     lines: range  # of its head: what is executed first
     scope: Scope  # what holds the variables that the statement sees
-    made: Set[Path]  # what it gives a new value before it reads it, and so is stale in front of it
+    assigned: Set[Path]  # what it assigns before it reads it, and so is stale before it
 
-    def makes(self, path: Path, container: bool) -> bool:
-        """Whether the statement makes what this path leads to, or changes the container there."""
+    def assigns(self, path: Path, container: bool) -> bool:
+        """Whether the statement assigns this path, or changes the container there."""
         return any(
             path[: len(each)] == each or (container and each[: len(path)] == path)
-            for each in self.made
+            for each in self.assigned
         )
 
 
-def stack(frames: List[FrameType]) -> Stack:
-    """Return where the job stands, to be compared later."""
+def code_stack(frames: List[FrameType]) -> Stack:
+    """Return code and line of the frames."""
     return [(frame.f_code, frame.f_lineno) for frame in frames]
 
 
-def find(saved: Stack, frames: List[FrameType]) -> Tuple[FrameType, Place]:
-    """Find the place, from where the job stood when it saved, and its frames right behind a step.
+def find_save_site(saved: Stack, frames: List[FrameType]) -> Tuple[FrameType, SaveSite]:
+    """Find the place, from the stack when the job saved, and its frames right after a step.
 
     Returns:
-        The frame that has the loop, and the place in it.
+        The frame with the loop, and the place in it.
 
     Raises:
-        Refused: there is none that each round passes.
+        Refused: there is none that each iteration passes.
     """
-    stepped, same = stack(frames), 0
+    stepped, same = code_stack(frames), 0
     for (there, _), (here, _) in zip(saved, stepped):
         if there is not here:
             break
@@ -74,48 +74,48 @@ def find(saved: Stack, frames: List[FrameType]) -> Tuple[FrameType, Place]:
     loop = _innermost_loop(_body(code), step_line)
     if loop is None or not _holds(loop, save_line):
         raise Refused("the job saves outside of the loop that steps, as after an epoch, only")
-    statement = _apart(loop.body, save_line, step_line)
+    statement = _separate_statement(loop.body, save_line, step_line)
     if statement is None:
-        raise Refused("the job saves and steps in one statement, which cannot be taken apart")
+        raise Refused("the job saves and steps in one statement, which cannot be separated")
     frame = frames[same - 1]
     scope: Scope = str(frame.f_globals.get("__name__")) if is_module_level(frame) else code
-    return frame, Place(code, _head(statement), scope, _made(statement))
+    return frame, SaveSite(code, _head(statement), scope, _assigned_paths(statement))
 
 
 def call_at(
     frame: FrameType,
-    place: Place,
-    there: Callable[[], None],
-    gone: Callable[[], None],
+    place: SaveSite,
+    arrived: Callable[[], None],
+    left: Callable[[], None],
     over: Callable[[], bool],
 ) -> None:
-    """Call `there` when `frame` arrives at `place`; `gone` if it ends before, or all is `over`.
+    """Call `arrived` when `frame` reaches `place`; `left` if it ends before, or it is `over`.
 
     Raises:
         Refused: a debugger or a coverage tool is tracing already.
     """
     if sys.gettrace() is not None:
-        raise Refused("a debugger or a coverage tool traces the job, and would be disturbed")
+        raise Refused("a debugger or a coverage tool traces the job")
     if not is_readable(frame):
-        raise Refused(f"{frame.f_code.co_name} calls locals(), and would see a trace")
+        raise Refused(f"{frame.f_code.co_name} calls locals(), which a trace would change")
     before = frame.f_trace
     waiting, process = True, os.getpid()
 
     def in_loop(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal waiting
-        arrived = event == "line" and frame.f_lineno in place.lines
-        if waiting and (arrived or event == "return" or over()):
+        reached = event == "line" and frame.f_lineno in place.lines
+        if waiting and (reached or event == "return" or over()):
             waiting = False
             frame.f_trace = before
-            there() if arrived else gone()
+            arrived() if reached else left()
             if event == "return":
                 sys.settrace(None)
         return in_loop if waiting else before
 
     def at_calls(called: FrameType, event: str, argument: Any) -> None:
-        # Tracing has left a copy of the variables in the frame, and would keep them alive. It can
-        # be emptied once another frame is traced: what is missing in it is taken from the frame.
-        if not waiting or os.getpid() != process:  # a loader's worker, forked meanwhile
+        # Tracing leaves a copy of the variables in the frame, which would keep them alive. It can
+        # be emptied once another frame is traced.
+        if not waiting or os.getpid() != process:  # in a loader's worker, forked meanwhile
             sys.settrace(None)
             read_variables(frame)
 
@@ -131,7 +131,7 @@ def _body(code: CodeType) -> List[ast.stmt]:
     except (OSError, SyntaxError, ValueError) as error:
         raise Refused(f"the source of {code.co_name} cannot be read: {error}") from error
     if not _is_in(compiled, code):
-        raise Refused(f"the source of {code.co_name} was changed since the job began")
+        raise Refused(f"the source of {code.co_name} was changed since the job started")
     if code.co_name == "<module>":
         return tree.body
     for node in ast.walk(tree):
@@ -139,11 +139,11 @@ def _body(code: CodeType) -> List[ast.stmt]:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if code.co_firstlineno in (first, node.lineno):
                 return node.body
-    raise Refused(f"{code.co_name} is not in its source any more")
+    raise Refused(f"{code.co_name} is no longer in its source")
 
 
 def _is_in(compiled: CodeType, code: CodeType) -> bool:
-    """Whether what the source gives today is what runs."""
+    """Whether the present source compiles to the code that runs."""
     if (compiled.co_name, compiled.co_firstlineno) == (code.co_name, code.co_firstlineno):
         lines = (list(dis.findlinestarts(each)) for each in (compiled, code))
         return compiled.co_code == code.co_code and next(lines) == next(lines)
@@ -166,38 +166,40 @@ def _innermost_loop(body: List[ast.stmt], line: int) -> Any:
     return found
 
 
-def _apart(body: List[ast.stmt], save_line: int, step_line: int) -> Optional[ast.stmt]:
-    """Return the statement with the save, in the innermost block that holds the step as well."""
+def _separate_statement(body: List[ast.stmt], save_line: int, step_line: int) -> Optional[ast.stmt]:
+    """Return the statement with the save, in the innermost block that also holds the step."""
     for statement in body:
         if _holds(statement, save_line):
             if not _holds(statement, step_line):
                 return statement
             blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
-            return next((s for b in blocks if (s := _apart(b, save_line, step_line))), None)
+            return next(
+                (s for b in blocks if (s := _separate_statement(b, save_line, step_line))), None
+            )
     return None
 
 
 def _head(statement: Any) -> range:
     """Return the lines of what a statement executes first."""
     body = getattr(statement, "body", None)
-    if isinstance(statement, ast.Try):  # its own line executes nothing in some versions
+    if isinstance(statement, ast.Try):  # its own line is not executed in some versions
         return range(statement.lineno, _head(statement.body[0]).stop)
     end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
     return range(statement.lineno, max(end, statement.lineno + 1))
 
 
-def _made(statement: ast.stmt) -> Set[Path]:
-    made: Set[Path] = set()
+def _assigned_paths(statement: ast.stmt) -> Set[Path]:
+    assigned: Set[Path] = set()
     read: Set[Path] = set()
     for node in _in_order(statement):
         path = _path(node)
         if path and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
             read.add(path)
             if path[-1] == "update":
-                made.add(path[:-1])
+                assigned.add(path[:-1])
         elif path and path not in read:
-            made.add(path)
-    return made
+            assigned.add(path)
+    return assigned
 
 
 def _path(node: Any) -> Path:
@@ -215,7 +217,7 @@ def _path(node: Any) -> Path:
 
 
 def _in_order(node: ast.AST) -> List[ast.AST]:
-    """All nodes as they are executed: the value of an assignment before its target."""
+    """Return all nodes in execution order: the value of an assignment before its target."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         children = [*([node.value] if node.value else []), *targets]

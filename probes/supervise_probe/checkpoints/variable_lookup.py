@@ -1,8 +1,8 @@
-"""Where a plain value in the job's checkpoint comes from: which of its variables holds it.
+"""The source of a plain value in the job's checkpoint: the variable that holds it.
 
-Searched are the job's own running functions and their globals, and what hangs on these: attributes
-of objects, entries of dicts, two deep. A name counts that is the entry's own (`{"step": step}`,
-`{"lr": args.lr}`), or, for objects, the variable that holds this very object.
+Searches the job's own running functions and their globals, with attributes of objects and entries
+of dicts, two deep. A plain value matches a variable with the entry's name (`{"step": step}`,
+`{"lr": args.lr}`), an object the variable that holds this very object.
 
 No frame and no object of the job is kept, only names.
 """
@@ -20,8 +20,8 @@ MISSING = object()
 PLAIN = (bool, int, float, str, bytes, type(None))
 _WITHOUT = (type, ModuleType, FunctionType, *PLAIN)
 DEPTH = 2  # of attributes and entries
-WIDEST = 256  # entries of a dict that is looked into; a vocabulary is no place for settings
-LOOKS = 5000  # names in all, the nearest first; about 20 ms
+ENTRIES_MAX = 256  # of a dict that is searched; settings are not in a vocabulary
+NAMES_MAX = 5000  # the nearest first; about 20 ms
 
 Scope = Union[CodeType, str]  # a function, or the name of a module
 
@@ -43,9 +43,9 @@ class VariableScope:
         """
         Args:
             frames: as `frames.job_frames` returns them.
-            inside: ids of the containers that are part of a checkpoint; they explain nothing.
-            traced: the frame whose line is being traced: Python writes its variables back behind
-                us, so nothing may be taken out of them.
+            inside: ids of the containers of the checkpoint itself, which are no sources.
+            traced: the frame whose line is being traced: Python writes its variables back
+                afterwards, so the dict must not be emptied.
         """
         self._spaces: Dict[Scope, Mapping[str, Any]] = {}
         self._inside = inside
@@ -62,8 +62,8 @@ class VariableScope:
             self._spaces.setdefault(str(frame.f_globals.get("__name__")), frame.f_globals)
 
     def named(self, key: str, value: Any) -> List[Name]:
-        """Return the variables, attributes and entries called `key` that hold this plain value,
-        the nearest first."""
+        """Return variables, attributes and entries named `key` with this plain value, nearest
+        first."""
         kind = type(value)
         self._all()
         several = self._by_last.get(key, ())
@@ -79,12 +79,12 @@ class VariableScope:
         return names
 
     def has(self, key: str) -> bool:
-        """Whether any variable, attribute or entry is called so."""
+        """Whether any variable, attribute or entry has this name."""
         self._all()
         return key in self._by_last
 
     def get(self, name: Name) -> Any:
-        """Return what is there now, or MISSING."""
+        """Return the present value, or MISSING."""
         space = self._spaces.get(name.scope)
         if space is None and isinstance(name.scope, str):
             space = vars(sys.modules[name.scope]) if name.scope in sys.modules else None
@@ -102,7 +102,7 @@ class VariableScope:
 
     def _all(self) -> List[Tuple[Name, Any]]:
         if not self._seen:
-            self._seen = list(itertools.islice(self._walk(), LOOKS))
+            self._seen = list(itertools.islice(self._walk(), NAMES_MAX))
             for name, value in self._seen:
                 self._by_last.setdefault((name.variable, *name.way)[-1], []).append((name, value))
         return self._seen
@@ -118,13 +118,13 @@ class VariableScope:
         yield way, value
         if len(way) < DEPTH and id(value) not in self._inside:
             content = _content(value) or {}
-            for key, each in list(content.items()) if len(content) <= WIDEST else ():
+            for key, each in list(content.items()) if len(content) <= ENTRIES_MAX else ():
                 if isinstance(key, str) and not key.startswith("__"):
                     yield from self._reach(each, (*way, key))
 
 
 def _content(value: Any) -> Optional[Mapping[str, Any]]:
-    """What hangs on a value: a dict's entries, or an object's own attributes; no code is run."""
+    """Return a dict's entries, or an object's own attributes; no code of the job runs."""
     if type(value) is dict:
         return value
     if issubclass(type(value), _WITHOUT):  # `isinstance` would ask `__class__` of a lazy module

@@ -136,7 +136,7 @@ class Collector(Base):
         manifest.refresh()
         wanted = int(args["generation"])
         if manifest.generation < wanted:
-            why = manifest.trouble or f"{manifest.path} is generation {manifest.generation}"
+            why = manifest.error or f"{manifest.path} is generation {manifest.generation}"
             raise Refused(f"generation {wanted} of the quarantine is not to be had: {why}")
         if manifest.batches and self._batch.on_device:
             raise Refused(
@@ -155,7 +155,7 @@ class Collector(Base):
         """Return what the status says; empty where there never was a quarantine."""
         if not self.manifest.known:
             return {}
-        trouble = self.manifest.trouble
+        trouble = self.manifest.error
         return {**self._data(), "trouble": trouble} if trouble else self._data()
 
     def tell(self, message: str, data: Dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ class Collector(Base):
 
     def _announce(self) -> None:
         """Tell what is in force, or why that is not known, once."""
-        message = self.manifest.trouble or self._in_words()
+        message = self.manifest.error or self._in_words()
         if message != self._announced:
             self._announced = message
             self.tell(message, self._data())
@@ -180,7 +180,7 @@ class Collector(Base):
         self._passed_on += len(names)
         for name in names:
             shards.number(name)
-        told = shards.tell_some(PER_NOTICE, BYTES)
+        told = shards.take_unreported(PER_NOTICE, BYTES)
         if told:
             text = ", ".join(told.values())
             self._reporter.notice("shard", f"the job asks about {text}"[:TEXT], {"shards": told})

@@ -78,7 +78,7 @@ class Collector(Base):
         if values["batch_shard"] >= 0 and isinstance(origins[0].offset, int):
             values["batch_offset"] = float(origins[0].offset)
         self._waiting.append((step.number, step.attempt, origins))
-        if self.shards.untold and not self._next_notice > step.number:
+        if self.shards.unreported and not self._next_notice > step.number:
             self._tell(step.number)
 
     def join(self, seen: Dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Collector(Base):
         self._next_notice = 0
 
     def _tell(self, step: int) -> None:
-        told = self.shards.tell_some(PER_NOTICE, BYTES)
+        told = self.shards.take_unreported(PER_NOTICE, BYTES)
         self._notices += 1
         self._next_notice = step + next(gap for below, gap in GAPS if self._notices < below)
         text = ", ".join(f"{number} is {shard}" for number, shard in told.items())

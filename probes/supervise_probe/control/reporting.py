@@ -108,7 +108,7 @@ class JobReports:
     def shard(self, name: Any, offset: Any) -> None:
         """The next batch comes from there; one of an evaluation is no step's."""
         if self._torch.is_grad_enabled() and not self._gate.off_duty():
-            self._shards.tell(name, offset)
+            self._shards.report(name, offset)
 
     def is_quarantined(self, name: Any) -> bool:
         """Whether a shard of this name is in quarantine."""

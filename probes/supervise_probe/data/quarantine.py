@@ -1,10 +1,9 @@
-"""What must not be trained on again: the manifest of the run, as this process has to obey it.
+"""The quarantine manifest of the run: what this process must not train on again.
 
-The supervisor writes the file, whole and under rising generations; this reads it when the process
-starts, when it is told of a new one, and when somebody asks and the file has changed, which is how
-a loader's workers hear of it. A person may write it too, with the `kind` and `name` of each entry
-alone; what is left out means here what it means to the supervisor (`store/quarantine_list.py`).
-Knows no loader and no step.
+The supervisor replaces the file atomically, with rising generations; this reads it when the process
+starts, on a command, and on each query after the file has changed, which is how a loader's workers
+get it. A person may write it too, with `kind` and `name` of each entry alone; the defaults of the
+other keys are those of the supervisor (`store/quarantine_list.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class Manifest:
     """The entries in force in this process.
 
     Attributes:
-        generation: of the file that was read last; 0 before there is one, and of one by hand.
+        generation: of the file that was read last; 0 without a file, or for one written by hand.
         shards: short names. batches: fingerprints.
-        trouble: why the file that is there could not be read; what was in force stays so.
+        error: why the file could not be read; the entries in force stay in force.
     """
 
     def __init__(self, path: Optional[str], attempt: int) -> None:
@@ -40,23 +39,23 @@ class Manifest:
         self.generation = 0
         self.shards: FrozenSet[str] = frozenset()
         self.batches: FrozenSet[int] = frozenset()
-        self.trouble = ""
-        self._attempt = attempt  # of this launch: what came later waits for the next one
+        self.error = ""
+        self._attempt = attempt  # of this launch; later entries apply from the next one on
         self._read: Optional[Tuple[int, int, int]] = None
         self.refresh()
 
     @property
     def known(self) -> bool:
-        """Whether there is, or was, anything in it, or a file that cannot be read."""
-        return bool(self.generation or self.shards or self.batches or self.trouble)
+        """Whether there is, or was, any entry, or a file that cannot be read."""
+        return bool(self.generation or self.shards or self.batches or self.error)
 
     def refresh(self) -> bool:
-        """Read the file if it is another one than the last time; return whether it was."""
+        """Read the file if it has changed; return whether it had."""
         if self.path is None:
             return False
         try:
             there = os.stat(self.path)
-        except OSError:  # none was ever written, or nobody can reach it
+        except OSError:  # none was written yet, or it cannot be reached
             return False
         read = (there.st_mtime_ns, there.st_ino, there.st_size)
         if read == self._read:
@@ -66,7 +65,7 @@ class Manifest:
         return True
 
     def holds(self, name: Any) -> bool:
-        """Return whether a shard of this name, however it is written, is in quarantine."""
+        """Return whether a shard of this name, in any spelling, is in quarantine."""
         if not self.shards:
             return False
         shard = name_of(name)
@@ -78,21 +77,21 @@ class Manifest:
             entries = [each for each in map(_entry, found["entries"]) if self._in_force(each)]
             generation = int(found.get("generation", 0))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            self.trouble = f"the quarantine cannot be read: {type(error).__name__}: {error}"
+            self.error = f"the quarantine cannot be read: {type(error).__name__}: {error}"
             return
         self.shards = frozenset(each.name for each in entries if each.kind == "shard")
         self.batches = frozenset(each.name for each in entries if each.kind == "batch")
-        self.generation, self.trouble = generation, ""
+        self.generation, self.error = generation, ""
 
     def _in_force(self, entry: Entry) -> bool:
         return entry.since <= self._attempt and (entry.until is None or self._attempt < entry.until)
 
 
 def _entry(entry: Any) -> Entry:
-    """Return an entry of the file; raises what is told of as one that cannot be read."""
+    """Return an entry of the file; raises for one that cannot be read."""
     kind, name = entry["kind"], entry["name"]
     if not isinstance(name, (str, int)) or isinstance(name, bool) or name == "":
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} is not a name")
     if kind == "batch":
         name = int(name)
     elif kind == "shard":

@@ -1,9 +1,9 @@
-"""Datasets that hold a list of their shards: what is in quarantine is left out of it.
+"""Datasets that hold a list of their shards: shards in quarantine are removed from it.
 
-The list is looked at when a loader begins a pass, before its workers start. It is exchanged, never
-changed in place, and put back when nothing of it is in quarantine any more. Never emptied: where
-everything would go, nothing goes. A dataset that is read by index is left alone, since taking one
-shard out would move all that lie behind it.
+The list is filtered when a loader begins a pass, before its workers start. It is replaced, never
+changed in place, and restored when nothing of it is in quarantine any more. A list of which all
+shards are in quarantine is not filtered, nor is a dataset that is read by index, where removing one
+shard would shift all later ones.
 
 Known are webdataset's `urls` of a pipeline stage, and any iterable dataset with a list under one of
 the names below. Looks at instance attributes only.
@@ -17,26 +17,26 @@ from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 from .quarantine import Manifest
 
 NAMES = ("urls", "shardlist", "shard_list", "shards", "streams")
-INSIDE = ("dataset", "source", "pipeline", "datasets")  # where further datasets are kept
-TELLS = ("url", "name", "path", "remote", "local")  # of an entry that is no name itself
-LOOKED_AT = 64  # datasets within datasets
+INSIDE = ("dataset", "source", "pipeline", "datasets")  # where wrapped datasets are kept
+NAME_KEYS = ("url", "name", "path", "remote", "local")  # of an entry that is not a name itself
+DATASETS_MAX = 64  # datasets within datasets
 
 
 class ShardLists:
     """The lists that were filtered in this process.
 
     Args:
-        tell: `(message, data)`, a notice.
+        notify: sends a notice of a message and its data.
     """
 
     def __init__(
-        self, torch: Any, manifest: Manifest, tell: Callable[[str, Dict[str, Any]], None]
+        self, torch: Any, manifest: Manifest, notify: Callable[[str, Dict[str, Any]], None]
     ) -> None:
         self._torch = torch
         self._manifest = manifest
-        self._tell = tell
+        self._notify = notify
         self._changed: Dict[Tuple[int, str], Tuple[Any, Any]] = {}  # as it was, as it is
-        self._said: List[str] = []
+        self._sent: List[str] = []
 
     @property
     def due(self) -> bool:
@@ -44,7 +44,7 @@ class ShardLists:
         return bool(self._manifest.shards or self._changed)
 
     def filter(self, dataset: Any) -> None:
-        """A loader is about to begin a pass through `dataset`."""
+        """Filter the lists of `dataset`, of which a loader is about to begin a pass."""
         for owner in _within(dataset):
             for name in NAMES:
                 value = owner.__dict__.get(name)
@@ -54,7 +54,7 @@ class ShardLists:
     def _filter(self, owner: Any, name: str, value: Any) -> None:
         key = id(owner), name
         was, now = self._changed.get(key, (value, value))
-        if value is not now:  # the job made another one
+        if value is not now:  # the job replaced the list
             was = value
         kept = [entry for entry in was if not self._manifest.holds(_name(entry))]
         self._changed.pop(key, None)
@@ -62,13 +62,13 @@ class ShardLists:
         if len(kept) < len(was):
             what = f"{name} of {type(owner).__name__}"
             if not kept:
-                self._say(f"all of {what} is in quarantine: nothing is left out")
+                self._notify_once(f"all of {what} is in quarantine: nothing is removed")
             elif self._by_index(owner):
-                self._say(f"{what} is read by index, so nothing can be left out of it")
+                self._notify_once(f"{what} is read by index, so nothing can be removed from it")
             else:
                 new = type(was)(kept)
                 self._changed[key] = was, new
-                self._say(f"{len(was) - len(kept)} of {len(was)} {what} are left out")
+                self._notify_once(f"{len(was) - len(kept)} of {len(was)} {what} are removed")
         if new is not value:
             owner.__dict__[name] = new
 
@@ -76,17 +76,17 @@ class ShardLists:
         get = getattr(type(owner), "__getitem__", None)
         return get is not None and get is not self._torch.utils.data.Dataset.__getitem__
 
-    def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said = [*self._said[1 - LOOKED_AT :], message]
-            self._tell(message, {"generation": self._manifest.generation})
+    def _notify_once(self, message: str) -> None:
+        if message not in self._sent:
+            self._sent = [*self._sent[1 - DATASETS_MAX :], message]
+            self._notify(message, {"generation": self._manifest.generation})
 
 
 def _within(dataset: Any) -> Iterator[Any]:
-    """Yield `dataset` and what it is made of, each once."""
+    """Yield `dataset` and the datasets that it wraps, each once."""
     todo: List[Any] = [dataset]
     seen: Set[int] = set()
-    while todo and len(seen) < LOOKED_AT:
+    while todo and len(seen) < DATASETS_MAX:
         owner = todo.pop(0)
         if id(owner) in seen or not isinstance(getattr(owner, "__dict__", None), dict):
             continue
@@ -98,8 +98,8 @@ def _within(dataset: Any) -> Iterator[Any]:
 
 
 def _name(entry: Any) -> Any:
-    """Return the name of an entry: itself, or what one of its keys or attributes says."""
+    """Return the name of an entry: itself, or the value of one of its keys or attributes."""
     if isinstance(entry, (str, bytes, os.PathLike)):
         return entry
     attributes = entry if isinstance(entry, dict) else getattr(entry, "__dict__", {})
-    return next((attributes[key] for key in TELLS if attributes.get(key)), None)
+    return next((attributes[key] for key in NAME_KEYS if attributes.get(key)), None)

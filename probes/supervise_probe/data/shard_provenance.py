@@ -1,7 +1,7 @@
-"""Where a batch says that it came from: what a loader, its dataset and its batch tell of a shard.
+"""The shard of a batch, from a loader, its dataset or the batch itself.
 
-Looks at plain dicts, their keys and instance attributes only; a property or `__getattr__` of the
-job is never run, and nothing on an accelerator is read. Knows no step and no metric.
+Reads plain dicts, their keys and instance attributes only; a property or `__getattr__` of the job
+is never run, and nothing on an accelerator is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DATASET_SHARDS = ("current_shard", "shard_name")  # of a dataset that is read in
 DATASET_OFFSETS = ("current_offset", "shard_offset")
 WRAPPERS = 4  # datasets within datasets that are looked into
 LONGEST_NAME = 200
-SHORT = 90  # characters of a name in letters and in the manifest of the quarantine
+SHORT = 90  # characters of a name in notices and in the quarantine manifest
 SEVERAL = 16  # origins kept of one batch
 VALUES = 4096  # samples of a batch whose shard is read
 
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 
 def name_of(value: Any) -> Optional[str]:
-    """Return the name of a shard; None for what is none.
+    """Return the name of a shard; None for any other value.
 
     A URL loses its query and its user, which may be secrets. The end of a long name is kept: it
     tells shards apart.
@@ -53,7 +53,7 @@ def name_of(value: Any) -> Optional[str]:
 
 
 def short(name: str) -> str:
-    """Return a name that fits into a letter: the end of a long one, behind a hash of all of it."""
+    """Return a name that fits into a notice: a long one as a hash of all of it and its end."""
     if len(name) <= SHORT:
         return name
     return f"…{crc32(name.encode('utf-8', 'replace')):08x}…{name[10 - SHORT :]}"
@@ -74,7 +74,7 @@ def offset_of(value: Any) -> Offset:
 
 
 def of_batch(torch: Any, batch: Any) -> List[Origin]:
-    """Return what a batch says by its keys, without repeats."""
+    """Return the origins that a batch names by its keys, without repeats."""
     if not isinstance(batch, dict):
         batch = getattr(batch, "__dict__", {}).get("data")  # transformers.BatchEncoding
         if not isinstance(batch, dict):

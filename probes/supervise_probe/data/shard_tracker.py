@@ -1,9 +1,9 @@
-"""Which shards the batches of a step came from: told by the job, or seen behind a loader.
+"""Which shards the batches of a step came from: reported by the job, or seen at a loader.
 
-What the job tells between two steps belongs to the second. A loader may be read ahead: some
+What the job reports between two steps belongs to the second. A loader may be read ahead: some
 libraries fetch the next batch before they use this one, others all micro-batches of a step at once.
-How far it is ahead shows at the end of its first step, and each backward is one batch; batches that
-the job left out are then left out here too. Where that does not come out, nothing is claimed.
+The end of its first step shows how far it is ahead, and each backward is one batch; batches that
+the job skipped are then skipped here too. Where the numbers do not match, nothing is attributed.
 
 Bounded: the names, the loaders, and what waits in each.
 """
@@ -16,11 +16,11 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
 from .shard_provenance import SEVERAL, Origin, name_of, of_batch, of_dataset, offset_of, short
 
-NAMES = 1024  # whose number is remembered; the one that was used longest ago gives way
+NAMES = 1024  # names with a number; the least recently used one is dropped
 LOADERS = 8
 WAITING = 256  # batches of one loader between two steps
-AHEAD = 2  # a loader further ahead is not understood
-UNTOLD = 64  # new names that wait for their notice
+AHEAD = 2  # a loader further ahead is not attributed
+UNREPORTED = 64  # new names that wait for their notice
 
 
 class Loader:
@@ -30,11 +30,11 @@ class Loader:
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
-        self.ahead: Optional[int] = None  # not known yet
+        self.ahead: Optional[int] = None  # unknown before its first step
         self.waiting: Deque[List[Origin]] = deque(maxlen=WAITING)
 
     def take(self, backwards: int) -> List[List[Origin]]:
-        """Return the batches of the step that ends; 0 backwards: of one that has none."""
+        """Return the batches of the step that ends; 0 backwards: of a step without any."""
         waiting = self.waiting
         here = len(waiting)
         if not here:
@@ -52,44 +52,44 @@ class Loader:
 
 
 class ShardTracker:
-    """What is known of the batches of one process.
+    """The origins of the batches of one process.
 
     Attributes:
-        told: what the job said since the last step.
-        heard: called when the job or a loader says where data comes from.
-        untold: names by number, which the supervisor has not heard of; one that there was no room
-            for comes back when its shard is used again.
+        reported: what the job reported since the last step.
+        on_origin: called when the job or a loader shows where data comes from.
+        unreported: names by number that no notice had yet; one that did not fit is added again
+            when its shard is used again.
     """
 
-    def __init__(self, torch: Any, heard: Callable[[], None]) -> None:
+    def __init__(self, torch: Any, on_origin: Callable[[], None]) -> None:
         self._torch = torch
-        self.heard = heard
-        self.told: List[Origin] = []
-        self.untold: OrderedDict[int, str] = OrderedDict()
+        self.on_origin = on_origin
+        self.reported: List[Origin] = []
+        self.unreported: OrderedDict[int, str] = OrderedDict()
         self._numbers: OrderedDict[str, int] = OrderedDict()
-        self._told: Set[int] = set()  # of these, the numbers whose names were in a notice
+        self._notified: Set[int] = set()  # numbers whose names were in a notice
         self._next = 0
         self._loaders: Dict[int, Loader] = {}
 
-    def tell(self, name: Any, offset: Any) -> None:
-        """The job says where its next batch comes from."""
+    def report(self, name: Any, offset: Any) -> None:
+        """Add the origin that the job reports for its next batch."""
         shard = name_of(name)
-        if shard is not None and len(self.told) < SEVERAL:
+        if shard is not None and len(self.reported) < SEVERAL:
             origin = Origin(shard, offset_of(offset))
-            if origin not in self.told:
-                self.told.append(origin)
-                self.heard()
+            if origin not in self.reported:
+                self.reported.append(origin)
+                self.on_origin()
 
-    def origins(self, iterator: Any, batch: Any, told_before: int) -> List[Origin]:
-        """Return where `batch` is from; what the job told while it was fetched is about it."""
-        origins = self.told[told_before:]
+    def origins(self, iterator: Any, batch: Any, reported_before: int) -> List[Origin]:
+        """Return the origins of `batch`; what was reported during the fetch belongs to it."""
+        origins = self.reported[reported_before:]
         if origins:
-            del self.told[told_before:]
+            del self.reported[reported_before:]
             return origins
         return of_batch(self._torch, batch) or of_dataset(iterator)
 
     def loaded(self, iterator: Any, origins: List[Origin]) -> None:
-        """A loader handed out a batch from there, for a step to come."""
+        """Add a batch of a loader, for a later step."""
         key = id(iterator)
         loader = self._loaders.get(key)
         if loader is None or loader.iterator() is not iterator:
@@ -99,32 +99,32 @@ class ShardTracker:
             while len(self._loaders) >= LOADERS:
                 del self._loaders[next(iter(self._loaders))]
             loader = self._loaders[key] = Loader(iterator)
-            self.heard()
+            self.on_origin()
         loader.waiting.append(origins)
 
     def take(self, backwards: int) -> Dict[Origin, None]:
-        """Return where the data of the update just made came from, in order, without repeats."""
-        found = dict.fromkeys(self.told)
-        self.told = []
+        """Return the origins of the update just made, in order, without repeats."""
+        found = dict.fromkeys(self.reported)
+        self.reported = []
         for loader in self._loaders.values():
             for origins in loader.take(backwards):
                 found.update(dict.fromkeys(origins))
         return found
 
     def clear(self) -> None:
-        """The job went back, or threw away what it did: nothing that waits belongs to a step."""
-        self.told = []
+        """Drop what waits, after a rollback or discarded work: it belongs to no step."""
+        self.reported = []
         for loader in self._loaders.values():
             loader.waiting.clear()
 
     # ── names ─────────────────────────────────────────────────────────────────────────────────
 
     def number(self, shard: str) -> int:
-        """Return the small number that stands for a shard; it is never given to another one."""
+        """Return the number of a shard; it is never reused for another one."""
         found = self._numbers.get(shard)
         if found is not None:
             self._numbers.move_to_end(shard)
-            if found not in self._told:
+            if found not in self._notified:
                 self._keep_for_notice(found, shard)
             return found
         found = self._next
@@ -132,27 +132,27 @@ class ShardTracker:
         self._numbers[shard] = found
         self._keep_for_notice(found, shard)
         if len(self._numbers) > NAMES:
-            self._told.discard(self._numbers.popitem(last=False)[1])
+            self._notified.discard(self._numbers.popitem(last=False)[1])
         return found
 
     def _keep_for_notice(self, number: int, shard: str) -> None:
-        self.untold[number] = shard
-        if len(self.untold) > UNTOLD:
-            self.untold.popitem(last=False)
+        self.unreported[number] = shard
+        if len(self.unreported) > UNREPORTED:
+            self.unreported.popitem(last=False)
 
-    def tell_some(self, count: int, size: int) -> Dict[str, str]:
-        """Return short names that were never told, by number: `count` at most, `size` bytes."""
-        told: Dict[str, str] = {}
-        while self.untold and len(told) < count:
-            number, shard = next(iter(self.untold.items()))
+    def take_unreported(self, count: int, size: int) -> Dict[str, str]:
+        """Return short names for a notice, by number: `count` at most, `size` bytes."""
+        names: Dict[str, str] = {}
+        while self.unreported and len(names) < count:
+            number, shard = next(iter(self.unreported.items()))
             name = short(shard)
             size -= len(name.encode("utf-8", "replace"))
-            if size < 0 and told:
+            if size < 0 and names:
                 break
-            del self.untold[number]
-            self._told.add(number)
-            told[str(number)] = name
-        return told
+            del self.unreported[number]
+            self._notified.add(number)
+            names[str(number)] = name
+        return names
 
     def newest(self, count: int) -> Dict[str, str]:
         """Return the short names used last by number, the newest last."""

@@ -1,4 +1,4 @@
-"""Faults that a drill can inject, one per file; the supervisor alone switches them on.
+"""Faults that a drill can inject, one per file; only the supervisor switches them on.
 
 Adding a fault is adding a file with a `FAULT`. `MEANING` and `PARAMS` are plain data: the command
 line lists them without torch. Nothing here draws from the job's random generators.
@@ -14,7 +14,7 @@ Value = Union[int, float, str]
 
 
 class Fault:
-    """One fault while it acts. A subclass overrides the calls that it needs.
+    """One active fault. A subclass overrides the calls that it needs.
 
     Attributes:
         MEANING: one sentence for `--help`.
@@ -33,32 +33,32 @@ class Fault:
         self.steps = int(params.get("steps", 1))
 
     def lr_factor(self) -> float:
-        """Return by what the learning rate is multiplied."""
+        """Return the factor of the learning rate."""
         return 1.0
 
     def forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """Return the arguments that the outermost module shall get."""
+        """Return the arguments for the outermost module."""
         return args, kwargs
 
     def before_update(self, params: List[Any]) -> None:
-        """Gradients are final; a fault that met no parameters in `after_backward` acts here."""
+        """Act on final gradients, where `after_backward` had no parameters."""
 
     def after_backward(self, params: List[Any]) -> None:
-        """A backward has run; `params` are those of all optimizers that stepped before."""
+        """Act after a backward; `params` are those of all optimizers that stepped before."""
 
     def before_step(self, optimizers: List[Any]) -> None:
-        """An optimizer is about to step; `optimizers` are all that stepped before, and it."""
+        """Act before a step; `optimizers` are all that stepped before, and the one that steps."""
 
     def block(self) -> None:
-        """Called inside the step, where signals of the job can interrupt it."""
+        """Act inside the step, where signals of the job can interrupt it."""
 
     def after_save(self, path: str) -> None:
-        """The job has written this file, and it looks like a checkpoint."""
+        """Act on a file that the job has written and that looks like a checkpoint."""
 
     def end(self) -> None:
-        """It is over: what it put in place goes."""
+        """Undo what the fault installed."""
 
 
 def catalog() -> Dict[str, Type[Fault]]:
@@ -85,5 +85,5 @@ def complete(name: str, given: Mapping[str, Any]) -> Dict[str, Value]:
             params[key] = type(params[key])(value)
         except (TypeError, ValueError):
             kind = type(params[key]).__name__
-            raise ValueError(f"{name}: {key}={value!r} is no {kind}") from None
+            raise ValueError(f"{name}: {key}={value!r} is not of type {kind}") from None
     return params

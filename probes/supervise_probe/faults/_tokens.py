@@ -25,6 +25,6 @@ def places(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[An
 def change(
     args: Tuple[Any, ...], kwargs: Dict[str, Any], where: List[Any], how: Callable[[Any], Any]
 ) -> Call:
-    """Return the arguments with `how` applied at `where`; the job's own stay as they are."""
+    """Return the arguments with `how` applied at `where`; the job's own are not changed."""
     changed = tuple(how(value) if i in where else value for i, value in enumerate(args))
     return changed, {k: how(v) if k in where else v for k, v in kwargs.items()}

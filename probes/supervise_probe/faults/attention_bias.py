@@ -1,7 +1,7 @@
-"""A biased backward of attention, as from a kernel that rounds its output before it is used again.
+"""A biased backward of attention, as from a kernel that rounds its output before it is reused.
 
 The backward of attention needs the row sums of dO * O. Where O was rounded in one direction, every
-step is a little wrong in the same way, and nothing shows for a hundred steps.
+step has a small error in the same direction, which is not visible for a hundred steps.
 
 Source: arXiv:2606.28116; the fault model is our own: `bits` is added to the 16-bit pattern of O as
 bfloat16, whose mantissa has 7 of them. 32 makes it larger by 12 to 25 %.
@@ -16,7 +16,7 @@ from . import Fault, Value
 
 
 class AttentionBias(Fault):
-    """Stands in for `scaled_dot_product_attention` while it acts; without masks and dropout."""
+    """Replaces `scaled_dot_product_attention` while it acts; without masks and dropout."""
 
     MEANING = "bias the backward of scaled_dot_product_attention"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {

@@ -11,7 +11,7 @@ HOW = ("flip", "truncate", "remove")
 
 
 class BadCheckpoint(Fault):
-    """Strikes once, at the first checkpoint that the job saves while it acts."""
+    """Acts once, at the first checkpoint that the job saves while it acts."""
 
     MEANING = "damage the next checkpoint, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {

@@ -10,8 +10,8 @@ from . import Fault, Value
 
 
 class BitFlip(Fault):
-    """Strikes once, in the largest float32 parameter or its gradient, where it makes the largest
-    number that it can."""
+    """Acts once, in the largest float32 parameter or its gradient, on the element that becomes the
+    largest number."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {

@@ -1,4 +1,4 @@
-"""The probe falls silent while the job goes on, as when telemetry breaks."""
+"""The probe publishes nothing while the job trains, as when telemetry breaks."""
 
 from __future__ import annotations
 

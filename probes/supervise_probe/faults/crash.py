@@ -1,4 +1,4 @@
-"""The process dies in the middle of a step, as of a segmentation fault or for want of memory."""
+"""The process dies in the middle of a step, as from a segmentation fault or without memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import Fault, Value
 
 
 class Crash(Fault):
-    """Sends the own process a signal; with several ranks the others meet a partner that is gone."""
+    """Sends its own process a signal; other ranks lose a partner."""
 
     MEANING = "die inside the step"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {"signal": (9, "its number")}

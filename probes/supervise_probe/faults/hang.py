@@ -1,4 +1,4 @@
-"""The job stands still in a step, as in a collective whose partner died. Signals get through."""
+"""The job hangs in a step, as in a collective whose partner died. Signals are handled."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from . import Fault, Value
 
 
 class MemoryCreep(Fault):
-    """Keeps a little more in each step, until it is over."""
+    """Keeps more memory in each step, until the fault ends."""
 
     MEANING = "hold on to more memory in each step"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {

@@ -11,7 +11,7 @@ HOW = ("variance", "zero", "restart")
 
 
 class Moments(Fault):
-    """Strikes once. `variance` shrinks the second moments, `zero` empties both and keeps the step
+    """Acts once. `variance` shrinks the second moments, `zero` empties both and keeps the step
     count, `restart` sets that to zero as well."""
 
     MEANING = "damage the moments of Adam-like optimizers, once"
@@ -25,7 +25,7 @@ class Moments(Fault):
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         super().__init__(torch, params)
         if params["how"] not in HOW:
-            raise ValueError(f"moments: how={params['how']!r} is none of {', '.join(HOW)}")
+            raise ValueError(f"moments: how={params['how']!r} must be one of {', '.join(HOW)}")
 
     def before_step(self, optimizers: List[Any]) -> None:
         if self._done:

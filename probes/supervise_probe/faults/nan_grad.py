@@ -8,7 +8,7 @@ from . import Fault, Value
 
 
 class NanGrad(Fault):
-    """Strikes once, in the first parameter that has a gradient, before the job can clip."""
+    """Acts once, in the first parameter that has a gradient, before the job can clip."""
 
     MEANING = "set one gradient element to NaN, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {}

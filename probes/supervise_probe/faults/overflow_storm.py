@@ -1,4 +1,4 @@
-"""Gradients that overflow again and again, as under FP16 with a scale that never settles."""
+"""Gradients that keep overflowing, as under FP16 with a scale that never settles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OverflowStorm(Fault):
     _struck = False
 
     def before_step(self, optimizers: List[Any]) -> None:
-        self._struck = False  # of the next step
+        self._struck = False  # for the next step
 
     def after_backward(self, params: List[Any]) -> None:
         if self._struck:

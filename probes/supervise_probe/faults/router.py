@@ -11,7 +11,7 @@ NAMES = ("router", "gate")
 
 
 class Router(Fault):
-    """Strikes once, in the weights of every router, one row per expert.
+    """Acts once, in the weights of every router, one row per expert.
 
     `common` halves the rows and adds one vector to all: softmax does not see it. `sharp` multiplies
     the centred rows by 6: the first expert takes all. `flat` multiplies them by 0.05.
@@ -25,7 +25,7 @@ class Router(Fault):
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         super().__init__(torch, params)
         if params["how"] not in HOW:
-            raise ValueError(f"router: how={params['how']!r} is none of {', '.join(HOW)}")
+            raise ValueError(f"router: how={params['how']!r} must be one of {', '.join(HOW)}")
 
     def forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]

@@ -9,7 +9,7 @@ from . import Fault, Value
 
 
 class SlowInput(Fault):
-    """Sleeps in front of each forward."""
+    """Sleeps before each forward."""
 
     MEANING = "wait in front of each forward for some steps"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {

@@ -8,7 +8,7 @@ from . import Fault, Value
 
 
 class WeightNoise(Fault):
-    """Strikes once, in the last parameter of its kind."""
+    """Acts once, in the last parameter of its kind."""
 
     MEANING = "add noise to one weight matrix or vector, once"
     PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {

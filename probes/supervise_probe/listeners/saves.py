@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
 
-from ..checkpoints.save_reports import Told, name_of, save_facts
+from ..checkpoints.save_reports import Reported, name_of, save_facts
 
 if TYPE_CHECKING:
     from ..checkpoints.save_reports import SaveReports
@@ -40,7 +40,7 @@ class SaveListener:
         self._position = context.position
         self._optimizers, self._drills, self._reports = optimizers, drills, reports
         self._library = library
-        self._told: Dict[str, Told] = {}  # by the way of saving
+        self._told: Dict[str, Reported] = {}  # by the way of saving
         self._learn: Callable[[Any, str], None] = _forget
 
     def connect(self, learn: Callable[[Any, str], None]) -> None:
@@ -71,7 +71,7 @@ class SaveListener:
         if path and how == "torch.save":
             self._learn(thing, path)
         if path and self._holds_the_model(thing):
-            self._reports.tell(self._told.setdefault(how, {}), path, seconds, how, place)
+            self._reports.report(self._told.setdefault(how, {}), path, seconds, how, place)
             self._drills.saved(path)
 
     def saved_by_library(self, seconds: float, what: Callable[[], Tuple[str, int]]) -> None:

@@ -44,7 +44,7 @@ def patch_loader(
         listener = listeners.loader
         if listener.inferred.pending:
             sign()
-        told = len(listener.shards.told)
+        told = len(listener.shards.reported)
         fresh = not getattr(self, "_num_yielded", 1)
         batch = fetch(self)
         if torch.is_grad_enabled():

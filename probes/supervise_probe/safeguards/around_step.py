@@ -1,8 +1,8 @@
-"""All safeguards of one process: what changes a few steps without going back, and gives way again.
+"""All safeguards of one process: temporary changes of steps, without a rollback.
 
-Each is an object whose `do_<verb>` carries out one verb at a step boundary; what it holds in force
-afterwards is put on and taken off here, around every step. With nothing ordered, a step is bit for
-bit what it was. One that fails twice is switched off by the guard, and that is said.
+Each is an object whose `do_<verb>` executes one command at a step boundary; what stays in force is
+applied here around every step. Without an order, a step is bit-identical. One that fails twice is
+switched off by the guard, with a notice.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Safeguards:
-    """The safeguards, and what is called of them around a step.
+    """The safeguards, and their calls around a step.
 
     Args:
-        in_force: shared with those that measure what the safeguards did.
+        in_force: shared with the collectors that measure what the safeguards did.
     """
 
     def __init__(
@@ -51,38 +51,38 @@ class Safeguards:
         self._scale = LossScale(context.registry)
         self._profile = Profile(context, in_force)
         self._steps = (self.orders, self.skip, self.clip, self.update_clip, self._profile)
-        # Who ordered it has weighed what it costs: no share of a step bounds them.
+        # Ordered by a policy or a person, so their cost is not limited to a share of the step.
         self._orders_part = guard.part("safeguards", share=1.0)
         self._clip_part = guard.part("clip", share=1.0)
         self._update_part = guard.part("update_clip", share=1.0)
 
     def doers(self) -> Tuple[Any, ...]:
-        """Return the objects that carry out verbs."""
+        """Return the objects that execute commands."""
         return self.skip, self.clip, self.update_clip, self._scale, self._profile
 
     def gradients(self, update: Update) -> None:
-        """The gradients of `update` are final for the first time; nothing skips it so far."""
+        """Check and clip the gradients of `update`, which are final for the first time."""
         self._guard.run(self._orders_part, self.orders.judge, update)
         if self.in_force.clip_bound is not None and not update.skip:
             self.limit(update)
 
     def limit(self, update: Update) -> None:
-        """The gradients of `update` are final: once, or after each evaluation of a closure."""
+        """Clip the final gradients of `update`: once, or after each evaluation of a closure."""
         if self.in_force.clip_bound is not None:
             self._guard.run(self._clip_part, self.clip.limit, update)
 
     def before_update(self, update: Update) -> None:
-        """One optimizer is about to step: its weights are the old ones."""
+        """Copy the weights of one optimizer, which is about to step."""
         if self.update_clip.rule is not None:
             self._guard.run(self._update_part, self.update_clip.keep, update)
 
     def after_update(self, update: Update) -> None:
-        """One optimizer has stepped, or was kept from it."""
+        """Limit the update of one optimizer, which has stepped or was skipped."""
         if self.update_clip.rule is not None:
             self._guard.run(self._update_part, self.update_clip.limit, update)
 
     def step_ended(self) -> None:
-        """A step ended: its frame has been collected."""
+        """Count a step whose frame has been collected."""
         for each in self._steps:
             each.step_ended()
         self.in_force.acting = any(each.busy for each in self._steps)
@@ -92,7 +92,7 @@ class Safeguards:
         self._profile.end("the job ended")
 
     def cannot(self, why: str) -> None:
-        """From now on no safeguard can act, for that reason; "" takes it back."""
+        """Mark all safeguards as unable to act, for that reason; "" undoes it."""
         self.orders.set_state(why)
         if self.update_clip.state:
             self.update_clip.state = f"cannot act: {why}" if why else ARMED

@@ -1,8 +1,8 @@
-"""The verb `clip`: a bound on the gradient norm, behind whatever clip the job has of its own.
+"""The command `clip`: a bound on the gradient norm, applied after the job's own clip.
 
 The norm is taken over all parameters of one optimizer, after the job's clip; above the bound all
 its gradients are scaled down by the same factor, as torch.nn.utils.clip_grad_norm_ does. On an
-accelerator nothing is waited for. A norm that is not finite is left alone: no factor mends it.
+accelerator nothing is waited for. A norm that is not finite is left alone: no factor repairs it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GradientClip:
         """Put a bound in force for `steps` (0: until lifted), or `lift` it.
 
         The bound is `max_norm`, else `factor` times the limit of the job's newest clip by norm,
-        else `factor` times the median norm of the newest 128 steps. Told as an absolute number.
+        else `factor` times the median norm of the newest 128 steps. The result has it as a number.
         """
         if args.get("lift"):
             self._in_force.clip_bound = None
@@ -70,7 +70,7 @@ class GradientClip:
         raise Refused("no clip and no gradient norm was seen so far: a factor has nothing to scale")
 
     def limit(self, update: Update) -> None:
-        """The gradients of `update` are final: scale them down where their norm is too large."""
+        """Scale down the final gradients of `update` where their norm is too large."""
         bound: Any = self._in_force.clip_bound
         if update.skip or bound is None:
             return

@@ -1,4 +1,4 @@
-"""The verb `loss_scale`: the job's GradScaler starts again from a scale."""
+"""The command `loss_scale`: the job's GradScaler restarts from a scale."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class LossScale:
         self._registry = registry
 
     def do_loss_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        """Set the scale of every enabled scaler to `scale`, or None: to the one it began with.
+        """Set the scale of every enabled scaler to `scale`, or None: to its initial one.
 
-        The boundary lies before the job's own `scaler.update()`: where the step just made had
-        overflowed, the next one has `backoff` times this scale.
+        The step boundary comes before the job's own `scaler.update()`: after an overflow, the next
+        step has `backoff` times this scale.
         """
         scalers = [each for each in self._registry.scalers if each.is_enabled()]
         if not scalers:
             raise Refused("the job has no GradScaler that is enabled")
         asked = args.get("scale")
         if asked is not None and not 0.0 < float(asked) < inf:
-            raise Refused(f"a loss scale of {asked} is none")
+            raise Refused(f"a loss scale must be finite and above 0, not {asked}")
         for scaler in scalers:
             value = float(scaler._init_scale if asked is None else asked)
             if scaler._scale is None:  # made at its first use

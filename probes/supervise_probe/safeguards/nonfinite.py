@@ -1,16 +1,16 @@
-"""Reflexes that a policy armed inside the job, because the supervisor is always a step late.
+"""Standing orders against NaN and Inf, which act inside the job without the supervisor's delay.
 
-`skip_nonfinite`: a step whose loss or gradient norm is NaN or Inf does not reach the weights. It
-acts only on values that the host has anyway; on an accelerator it cannot act, and says so.
+`skip_nonfinite`: a step whose loss or gradient norm is NaN or Inf does not change the weights. It
+acts only on values that are on the host; on an accelerator it cannot act, and the status says so.
 
-`zero_nonfinite`: what is NaN or Inf in the gradients is set to zero, and the step is made with the
-rest. It acts on an accelerator too, without waiting for it: one more pass over the gradients in
-each step, and the frame says where it fired. Where the job clips by norm, one NaN has made all
-gradients NaN by then: such a step has no gradient at all, only momentum and decay. Under DDP the
-reduced gradients are the same on all ranks, so all of them do the same.
+`zero_nonfinite`: NaN and Inf in the gradients are set to zero, and the step is made with the rest.
+It acts on an accelerator too, without waiting for it: one more pass over the gradients in each
+step, and the frame shows where it fired. Where the job clips by norm, one NaN makes all gradients
+NaN before that: such a step has no gradient at all, only momentum and decay. Under DDP the reduced
+gradients are the same on all ranks, so all ranks act alike.
 
-Each at most `max` times in `per` steps: a run that is not finite for good must not idle on. Neither
-acts under a GradScaler, which skips such steps itself.
+Each at most `max` times in `per` steps, so that a run that stays non-finite does not idle on.
+Neither acts under a GradScaler, which skips such steps itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ..runtime.active_safeguards import InForce
     from ..torch_state.records import Update
 
-MOST, PER = 3, 128  # the most unattended skips that our own list of actions allows
+MOST, PER = 3, 128  # skips without supervision, as in the list of actions
 ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
 
 
 class RateLimit:
-    """At most `most` times in `per` steps. A rollback does not turn this clock back."""
+    """At most `most` times in `per` steps. A rollback does not reset the count."""
 
     def __init__(self, most: int, per: int) -> None:
         self._per = max(1, per)
@@ -41,7 +41,7 @@ class RateLimit:
 
     @property
     def used(self) -> bool:
-        """Whether anything has been counted: before, no clock needs to run."""
+        """Whether anything was counted: before, no steps need counting."""
         return bool(self._taken)
 
     def step_ended(self) -> None:
@@ -49,7 +49,7 @@ class RateLimit:
         self._now += 1
 
     def take(self) -> bool:
-        """Count one more time; False when there were too many already."""
+        """Count one use; False when the limit is reached."""
         full = len(self._taken) == self._taken.maxlen
         if full and self._now - self._taken[0] < self._per:
             return False
@@ -61,11 +61,11 @@ class SkipNonfinite:
     """The order `{"max": 3, "per": 128}`, in steps.
 
     Attributes:
-        state: what the status says: `armed`, or why it cannot act.
+        state: for the status: `armed`, or why it cannot act.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self.cap = RateLimit(int(order.get("max", MOST)), int(order.get("per", PER)))
+        self.limit = RateLimit(int(order.get("max", MOST)), int(order.get("per", PER)))
         self.state = ARMED
 
     def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
@@ -81,7 +81,7 @@ class SkipNonfinite:
         known = [v for v in values if isinstance(v, (int, float))]
         on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
         self.state = ON_DEVICE if on_device else ARMED
-        if all(isfinite(v) for v in known) or not self.cap.take():
+        if all(isfinite(v) for v in known) or not self.limit.take():
             return None
         return "loss or gradient norm is not finite"
 
@@ -90,33 +90,33 @@ class ZeroNonfinite:
     """The order `{"max": 3, "per": 128}`, in steps.
 
     Attributes:
-        state: what the status says: `armed`, or why it cannot act.
+        state: for the status: `armed`, or why it cannot act.
     """
 
     def __init__(self, torch: Any, order: Mapping[str, Any]) -> None:
         self._torch = torch
         self._most, self._per = int(order.get("max", MOST)), max(1, int(order.get("per", PER)))
-        self.cap = RateLimit(self._most, self._per)
+        self.limit = RateLimit(self._most, self._per)
         self.state = ARMED
         self._fired: Any = None  # on a device: the newest `per` steps in which it fired
         self._at = 0
 
     def step_ended(self) -> None:
         """A step ended."""
-        self.cap.step_ended()
+        self.limit.step_ended()
         if self._fired is not None:
             self._at = (self._at + 1) % self._per
             self._fired[self._at] = False
 
     def zero(self, norm: Number, gradients: List[Any]) -> Number:
-        """Set to zero what is not finite, if `norm` is not and the cap allows it.
+        """Set non-finite elements to zero, if `norm` is not finite and the limit allows it.
 
         Returns:
             1 when it fired, else 0; on a device as a tensor.
         """
         torch = self._torch
         if not isinstance(norm, torch.Tensor):
-            if isfinite(norm) or not self.cap.take():
+            if isfinite(norm) or not self.limit.take():
                 return 0.0
             for gradient in gradients:
                 gradient.masked_fill_(~torch.isfinite(gradient), 0.0)
@@ -143,10 +143,10 @@ class NonfiniteGuards:
         self._zero = None if zero is None else ZeroNonfinite(context.torch, zero)
 
     def judge(self, update: Update) -> None:
-        """The gradients of `update` are final: mend them, or keep the update from the weights."""
+        """Repair the final gradients of `update`, or skip the update."""
         if update.scaler is not None:
             return
-        if self._zero is not None and self._mended(self._zero, update):
+        if self._zero is not None and self._zeroed(self._zero, update):
             return
         if self._skip is None:
             return
@@ -157,14 +157,14 @@ class NonfiniteGuards:
             update.skip = "safeguard"
             self._reporter.notice(
                 "safeguard",
-                f"skip_nonfinite kept step {self._position.step} from the weights: {why}",
+                f"skip_nonfinite skipped the update of step {self._position.step}: {why}",
                 {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
             )
 
-    def _mended(self, order: ZeroNonfinite, update: Update) -> bool:
+    def _zeroed(self, order: ZeroNonfinite, update: Update) -> bool:
         norm = update.gradient_norm
         if norm is None:
-            order.state = "cannot act: nobody measured the gradient norm"
+            order.state = "cannot act: the gradient norm is not measured"
             return False
         order.state = ARMED
         grads = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
@@ -175,8 +175,7 @@ class NonfiniteGuards:
             return False
         self._reporter.notice(
             "safeguard",
-            f"zero_nonfinite set what was not finite in the gradients of step "
-            f"{self._position.step} to zero",
+            f"zero_nonfinite set the non-finite gradients of step {self._position.step} to zero",
             {"order": "zero_nonfinite", "gradient_norm": str(norm)},
         )
         return True
@@ -184,18 +183,18 @@ class NonfiniteGuards:
     @property
     def busy(self) -> bool:
         """Whether the end of a step counts for an order."""
-        return self._zero is not None or (self._skip is not None and self._skip.cap.used)
+        return self._zero is not None or (self._skip is not None and self._skip.limit.used)
 
     def step_ended(self) -> None:
-        """A step ended; a rollback does not turn the clocks of the orders back."""
+        """Count a step; a rollback does not reset the counts."""
         self._in_force.zeroed = None
         if self._skip is not None:
-            self._skip.cap.step_ended()
+            self._skip.limit.step_ended()
         if self._zero is not None:
             self._zero.step_ended()
 
     def set_state(self, why_not: str) -> None:
-        """From now on no order can act, for that reason; "" takes it back."""
+        """Mark the orders as unable to act, for that reason; "" undoes it."""
         for order in (self._skip, self._zero):
             if order is not None:
                 order.state = f"cannot act: {why_not}" if why_not else ARMED

@@ -1,8 +1,8 @@
-"""The verb `profile`: a trace of the next steps by torch.profiler, for Perfetto or chrome://tracing.
+"""The command `profile`: a trace of the next steps by torch.profiler, for Perfetto.
 
-Profiling changes no number, but makes steps slower: while it lasts the probe weighs no costs. It
-gives way to a profiler that the job itself starts, and ends with the job at the latest. Whatever
-goes wrong is a notice. torch itself may write a line about it on the job's stderr.
+Profiling changes no number, but makes steps slower: meanwhile the probe does not judge its cost. It
+ends when the job starts a profiler of its own, and with the job. An error is a notice. torch itself
+may write a line about it to the job's stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..runtime.active_safeguards import InForce
 
 LONGEST = 20  # steps; a trace grows by a few MB with each step of a large model
-WAYS_IN = ("_prepare_profiler", "_enable_profiler")  # what every profiler of torch begins with
+ENTRY_POINTS = ("_prepare_profiler", "_enable_profiler")  # every profiler of torch calls these
 
 
 class Profile:
@@ -33,7 +33,7 @@ class Profile:
         self._profiler: Any = None
         self._path = ""
         self._first = self._left = self._done = 0
-        self._ways_in: List[Tuple[str, Callable[..., Any]]] = []
+        self._entry_points: List[Tuple[str, Callable[..., Any]]] = []
 
     def do_profile(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Trace the next `steps` steps into the directory of `incident`, a file for each rank."""
@@ -59,7 +59,7 @@ class Profile:
         self._left, self._done = steps, 0
         self._in_force.acting = True
         context.guard.blind = True
-        self._watch_ways_in()
+        self._patch_entry_points()
         return {"path": self._path, "first_step": first, "steps": steps}
 
     @property
@@ -76,7 +76,7 @@ class Profile:
                 self.end()
 
     def end(self, why: str = "") -> None:
-        """Stop the trace, if there is one, and write it; `why` it is shorter than asked for."""
+        """Stop the trace, if there is one, and write it; `why`: the reason for an early end."""
         if self._profiler is not None:
             began = monotonic_ns()
             self._context.guard.run(self._part, self._write, why)
@@ -86,7 +86,7 @@ class Profile:
     def _write(self, why: str) -> None:
         profiler, self._profiler = self._profiler, None
         self._context.guard.blind = False
-        self._leave_ways_in()
+        self._restore_entry_points()
         aside = f"{self._path}.{files.token()}"
         try:
             profiler.stop()
@@ -97,36 +97,36 @@ class Profile:
         except Exception as error:
             self._context.reporter.notice("note", f"profile: no trace was written: {error}")
             return
-        told = f"profile of {self._done} steps from step {self._first} on: {self._path}"
+        text = f"profile of {self._done} steps from step {self._first} on: {self._path}"
         self._context.reporter.notice(
             "note",
-            f"{told} ({why})" if why else told,
+            f"{text} ({why})" if why else text,
             {"path": self._path, "bytes": size, "first": self._first, "steps": self._done},
         )
 
-    # ── a profiler of the job's own goes first ────────────────────────────────────────────────
+    # ── a profiler of the job's own has priority ──────────────────────────────────────────────
 
-    def _watch_ways_in(self) -> None:
+    def _patch_entry_points(self) -> None:
         module = self._context.torch.autograd.profiler
-        for name in WAYS_IN:
+        for name in ENTRY_POINTS:
             original = getattr(module, name, None)
             if original is not None:
-                self._ways_in.append((name, original))
-                setattr(module, name, self._stepping_aside(original))
+                self._entry_points.append((name, original))
+                setattr(module, name, self._ending_ours(original))
 
-    def _stepping_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _ending_ours(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @uncounted
         def begin(*args: Any, **kwargs: Any) -> Any:
-            self.end("the job began a profile of its own")
+            self.end("the job started a profile of its own")
             return original(*args, **kwargs)
 
         return begin
 
-    def _leave_ways_in(self) -> None:
+    def _restore_entry_points(self) -> None:
         module = self._context.torch.autograd.profiler
-        for name, original in self._ways_in:
+        for name, original in self._entry_points:
             setattr(module, name, original)
-        self._ways_in.clear()
+        self._entry_points.clear()
 
 
 def _place(marks: str, incident: str, step: int, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""The verb `skip_step`: the next updates are not applied."""
+"""The command `skip_step`: the next updates are not applied."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Skip:
-    """Counts skips that were commanded; those of safeguards have a cap of their own."""
+    """Counts commanded skips; those of safeguards have a limit of their own."""
 
     def __init__(self, in_force: InForce) -> None:
         self._in_force = in_force
         self._left = 0
         self._now = 0
-        self._taken: Deque[int] = deque()  # of the newest PER steps, those that were skipped
+        self._taken: Deque[int] = deque()  # skipped steps among the newest PER
 
     def do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Skip the next `count` steps; no more than `most` in any PER of them."""
@@ -35,7 +35,7 @@ class Skip:
         return {"will_skip": count}
 
     def take(self) -> str:
-        """Return why the step that begins is skipped, "" when it is not."""
+        """Return why the next step is skipped, "" when it is not."""
         if not self._left:
             return ""
         self._left -= 1
@@ -44,11 +44,11 @@ class Skip:
 
     @property
     def busy(self) -> bool:
-        """Whether steps are to be skipped, or were so lately that they count."""
+        """Whether steps are to be skipped, or recent skips still count."""
         return self._left > 0 or bool(self._taken)
 
     def step_ended(self) -> None:
-        """A step ended; a rollback does not turn this clock back."""
+        """Count a step; a rollback does not reset the count."""
         self._now += 1
         while self._taken and self._now - self._taken[0] >= PER:
             self._taken.popleft()

@@ -1,8 +1,8 @@
-"""The verb and safeguard `update_clip`: an update that is much larger than usual is shortened.
+"""The command and safeguard `update_clip`: an unusually large update is shortened.
 
 Usual is the mean of the newest `window` update norms plus `sigma` of their standard deviations,
-once half of them are known. A longer update keeps its direction and is cut to that length, and
-counts as such from then on, so that a spike does not raise its own limit. Moments of the optimizer
+once half of them are known. A longer update keeps its direction, is cut to that length, and counts
+as that length afterwards, so that a spike does not raise its own limit. Moments of the optimizer
 stay as they are: only the weights are taken part of the way back. Each optimizer has a window of
 its own. On an accelerator nothing is waited for.
 
@@ -36,7 +36,7 @@ WINDOW, SIGMA, MAX_GB = 128, 2.0, 4.0
 
 
 class Rule(NamedTuple):
-    """What is too large: steps, standard deviations; and what the copies may take, in bytes."""
+    """The limit: steps, standard deviations; and the bytes that the copies may take."""
 
     window: int
     sigma: float
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Norms that must be known."""
+        """How many norms must be known."""
         return max(2, self.window // 2)
 
 
@@ -56,7 +56,7 @@ def read_rule(order: Mapping[str, Any]) -> Rule:
         float(order.get("max_gb", MAX_GB)) * 1e9,
     )
     if rule.window < 2 or not 0.0 <= rule.sigma < math.inf:
-        raise Refused(f"update_clip with window {rule.window} and sigma {rule.sigma:g} is no rule")
+        raise Refused(f"update_clip: invalid window {rule.window} or sigma {rule.sigma:g}")
     return rule
 
 
@@ -64,7 +64,7 @@ class UpdateClip:
     """The rule in force, and the old weights of each optimizer.
 
     Attributes:
-        state: what the status says of the safeguard; "" where there is none.
+        state: of the safeguard, for the status; "" where there is none.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class UpdateClip:
         return {"update_clip": {"window": rule.window, "sigma": rule.sigma}, "bytes": _size(params)}
 
     def keep(self, update: Update) -> None:
-        """The weights are the old ones: copy them."""
+        """Copy the weights, before the update."""
         rule = self.rule
         if rule is None or update.skip:
             return
@@ -127,7 +127,7 @@ class UpdateClip:
         kept.read()
 
     def limit(self, update: Update) -> None:
-        """The weights are the new ones: shorten the step between the two if it is too long."""
+        """Shorten the update if it is too long, after it was made."""
         kept = self._kept.get(update.optimizer)
         if kept is None:
             return
@@ -143,8 +143,8 @@ class UpdateClip:
             return "the parameters are sharded, and each rank sees the update of its shard only"
         size = _size(params)
         if size > rule.max_bytes:
-            said = f"max_gb is {rule.max_bytes / 1e9:g}"
-            return f"a copy of the weights takes {size / 1e9:.3g} GB, {said}"
+            limit = f"max_gb is {rule.max_bytes / 1e9:g}"
+            return f"a copy of the weights takes {size / 1e9:.3g} GB, {limit}"
         return ""
 
     @property
@@ -200,10 +200,10 @@ class Kept:
         """Take the weights part of the way back if they moved too far.
 
         Returns:
-            1 when they did, else 0; on a device as a tensor. The copies are spent.
+            1 when they did, else 0; on a device as a tensor. The copies are overwritten.
         """
         torch, scalars = self._torch, self._scalars
-        torch._foreach_sub_(self._old, self._live)  # from here on the way back
+        torch._foreach_sub_(self._old, self._live)  # now the way back
         norm = torch.as_tensor(self._norm_of(self._old), dtype=torch.float32)
         norm = norm.to(self._norms.device, non_blocking=True)
         bound = self._bound()

@@ -1,4 +1,4 @@
-"""TensorCopies of a few matrices on the host, in FP32: the newest and the one before.
+"""Copies of a few matrices on the host, in FP32: the newest and the one before.
 
 Watched are the projections to queries and keys and the routers, known by their names, at most MOST
 of them and MOST_BYTES in all, evenly spread over the layers. Monitors of mechanisms compare the two

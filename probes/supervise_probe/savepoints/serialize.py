@@ -265,7 +265,7 @@ class Writer:
         assert isinstance(value, IdentityRef)
         if value.iterator:
             raise CannotRestore(
-                f"{path} is a {value.type}, which would start from its beginning in another process"
+                f"{path} is a {value.type}, which would start over in another process"
             )
         stamp = None if value.stamp is None else self.constants(value.stamp[1])
         return ("other", number, value.type, value.lost, stamp)

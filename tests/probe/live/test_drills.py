@@ -62,7 +62,7 @@ def test_every_fault_is_described_as_data():
         ("lr_spike", {"facto": 1}),
         ("lr_spike", {"steps": "x"}),
     ):
-        with pytest.raises(ValueError, match=r"no fault|no parameter|is no int"):
+        with pytest.raises(ValueError, match=r"no fault|no parameter|is not of type int"):
             faults.complete(name, params)
     assert all(fault.MEANING and fault.__doc__ for fault in found.values())
 

@@ -209,7 +209,7 @@ def test_under_a_name_of_ones_own(probed, tmp_path):
     assert answer.ok and path.exists()
     before = path.read_bytes()
     _, answer = order(probed, SCRIPTS["nano"], path=str(path))
-    assert answer.error == f"{path} exists, and nothing is overwritten"
+    assert answer.error == f"{path} exists already"
     assert path.read_bytes() == before
 
 

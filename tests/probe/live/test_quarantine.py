@@ -189,7 +189,7 @@ def test_a_quarantine_of_everything_empties_nothing(probed, held, way):
     if way == "streams":
         assert shards_of(job) == [0, 1, 2, 3, 4, 5]
     said = [notice.message for notice in job.notices if notice.kind == "quarantine"]
-    assert any("nothing is left out" in each or "nothing of it is passed" in each for each in said)
+    assert any("nothing is removed" in each or "nothing of it is passed" in each for each in said)
 
 
 WORD = """

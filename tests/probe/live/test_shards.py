@@ -8,7 +8,7 @@ import pytest
 from supervise.outputs import shard_origins
 from supervise_probe.collectors import shards as collector
 from supervise_probe.data.shard_provenance import Origin, name_of, short
-from supervise_probe.data.shard_tracker import NAMES, UNTOLD, ShardTracker
+from supervise_probe.data.shard_tracker import NAMES, UNREPORTED, ShardTracker
 from supervise_probe.wire import LETTER_ROOM
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ class Plain(Dataset):
 
 
 def finish_tape():
-    tape = sys.modules["_supervise_probe"]._probe.parts.rank.tape.seen if PROBED else []
+    tape = sys.modules["_supervise_probe"]._probe.parts.rank.history.seen if PROBED else []
     emit(tape=list(tape))
     finish(model)
 
@@ -335,7 +335,7 @@ def test_names_are_kept_within_bounds():
     numbers = [shards.number(f"{n}.tar") for n in range(5000)]
     assert numbers == list(range(5000))
     assert shards.number("4500.tar") == 4500 and shards.number("3.tar") == 5000
-    assert len(shards._numbers) == NAMES and len(shards.untold) == UNTOLD
+    assert len(shards._numbers) == NAMES and len(shards.unreported) == UNREPORTED
     assert list(shards.newest(2)) == ["4500", "5000"]
 
 
@@ -346,7 +346,7 @@ def test_every_name_that_is_used_again_is_told():
     context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
     made = collector.Collector(context)
     for step in range(1500):
-        made.shards.tell(f"{'d' * 120}/{step % 300}.tar", step)
+        made.shards.report(f"{'d' * 120}/{step % 300}.tar", step)
         made.after_update(None)
         made.collect(SimpleNamespace(number=step, attempt=0), {})
     told = {number: name for _, _, data in letters for number, name in data["shards"].items()}
@@ -370,7 +370,7 @@ def test_a_job_with_endless_names_does_not_fill_the_record():
     context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
     made = collector.Collector(context)
     for step in range(5000):
-        made.shards.tell("x" * 500 + f"{step}.tar", step)
+        made.shards.report("x" * 500 + f"{step}.tar", step)
         values = {}
         made.after_update(None)
         made.collect(SimpleNamespace(number=step, attempt=0), values)
@@ -392,6 +392,6 @@ def test_many_shards_in_one_step_are_counted_not_collected():
     """Sixteen origins of a step are kept, however many it has."""
     shards = ShardTracker(None, lambda: None)
     for n in range(1000):
-        shards.tell(f"{n}.tar", None)
+        shards.report(f"{n}.tar", None)
     assert list(shards.take(1)) == [Origin(f"{n}.tar") for n in range(16)]
     assert not shards.take(1)

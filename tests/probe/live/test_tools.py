@@ -305,7 +305,7 @@ def test_a_profile_gives_way_to_the_jobs_own_and_to_its_end(probed):
     order = ("profile", {"incident": "inc-1", "steps": 20})
     job, _ = ordered(probed, loop(12, before=own, after=after), order)
     (said,) = [notice for notice in job.notices if notice.kind == "note"]
-    assert "the job began a profile of its own" in said.message and len(traces(job)) == 1
+    assert "the job started a profile of its own" in said.message and len(traces(job)) == 1
     assert next(row["own"] for row in job.output if "own" in row) > 10
 
     job, _ = ordered(probed, loop(12), order)
@@ -317,7 +317,7 @@ def test_a_profile_gives_way_to_the_jobs_own_and_to_its_end(probed):
     ("verb", "args", "says"),
     [
         ("clip", {"max_norm": -1}, "a norm above 0"),
-        ("update_clip", {"window": 1}, "is no rule"),
+        ("update_clip", {"window": 1}, "invalid window"),
         ("loss_scale", {"scale": 64}, "no GradScaler"),
         ("raise_sampling", {"every": 0, "steps": 5}, "both are 1 at least"),
         ("raise_sampling", {"every": 5, "steps": 5, "sets": ["dreams"]}, "no set 'dreams'"),
