@@ -1,4 +1,4 @@
-"""Standing orders against NaN and Inf, which act inside the job without the supervisor's delay.
+"""Safeguards against NaN and Inf, which act inside the job without the supervisor's delay.
 
 `skip_nonfinite`: a step whose loss or gradient norm is NaN or Inf does not change the weights. It
 acts only on values that are on the host; on an accelerator it cannot act, and the status says so.
