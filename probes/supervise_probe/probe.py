@@ -133,7 +133,7 @@ class Probe:
         context.reporter.connect(writer, mailbox, phases, self._describe)
         parts.threads.begins()
         try:
-            RankParts(parts, mailbox, self._times)
+            RankParts(parts, mailbox, self._times).connect()
         except Exception as error:  # half a probe would only tell a later, stranger error
             self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False

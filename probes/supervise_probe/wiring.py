@@ -214,12 +214,12 @@ class Parts:
 
 
 class RankParts:
-    """What there is once the process is a rank: frames, commands, savepoints."""
+    """What there is once the process is a rank: frames, commands, savepoints.
 
-    rollbacks: Any = None  # until it is made: the status is asked for if that fails
+    Making it changes nothing else, so it may fail; `connect` then makes it known to the others.
+    """
 
     def __init__(self, parts: Parts, mailbox: Mailbox, times: Times) -> None:
-        parts.rank = self
         context, config, wired = parts.context, parts.context.config, parts.wired
         background = Background()
         self.publisher = Publisher(
@@ -232,8 +232,8 @@ class RankParts:
         self.probe_batch = ReferenceBatch(
             context, parts.sets, parts.sampler, times, background, self.history
         )
-        skips = SkipRanges(context, wired.batch, parts.optimizers, self.history)
-        handover = CrossProcessResume(
+        self._skips = SkipRanges(context, wired.batch, parts.optimizers, self.history)
+        self._handover = CrossProcessResume(
             context,
             background,
             self.publisher,
@@ -247,27 +247,32 @@ class RankParts:
             self.publisher,
             parts.rate,
             parts.optimizers,
-            RollbackParts(background, self.history, skips, handover, self.probe_batch),
+            RollbackParts(background, self.history, self._skips, self._handover, self.probe_batch),
             self._rewound,
         )
-        on_demand = OnDemand(
+        self._on_demand = OnDemand(
             context, wired.framework, parts.save_reports, lambda: self.history.finite
         )
         self._parts, self._run_all = parts, context.guard.run_all
         self._plan = parts.collectors.plan
-        self.commands.register(self.rollbacks, wired.quarantine, on_demand, parts.sampling)
+        self.commands.register(self.rollbacks, wired.quarantine, self._on_demand, parts.sampling)
         self.commands.register(*parts.safeguards.doers())
-        parts.tracker.connect(Outlets(self.publisher, self.commands, skips, handover))
+        parts.drills.plan(config.drills, self.publisher)
+
+    def connect(self) -> None:
+        """Become the rank of the process."""
+        parts, reporter = self._parts, self._parts.context.reporter
+        parts.rank = self
+        parts.tracker.connect(Outlets(self.publisher, self.commands, self._skips, self._handover))
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.forward.connect(self.probe_batch.observe)
         parts.loader.connect(self.rollbacks)
-        parts.saves.connect(on_demand.learn_from)
+        parts.saves.connect(self._on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts)
         parts.resume.opened()
         if parts.rate.held.now != 1.0:
-            said = f"multiplied by {parts.rate.held.now:g}, as asked before"
-            context.reporter.notice("note", f"the learning rate is still {said}")
-        parts.drills.plan(config.drills, self.publisher)
+            factor = f"multiplied by {parts.rate.held.now:g}, as requested before the relaunch"
+            reporter.notice("note", f"the learning rate is still {factor}")
 
     def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
         """All values of a frame are on the host."""

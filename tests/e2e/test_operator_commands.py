@@ -148,4 +148,4 @@ def test_an_operators_rate_composes_with_what_the_policy_does(supervise):
     assert held["0"][-1] == held["1"][0] == pytest.approx(0.25)
     assert held["1"][-1] == pytest.approx(0.5)
     assert set(held["2"]) == {0.5}
-    assert any("still multiplied by 0.5, as asked before" in r["reason"] for r in run.records)
+    assert any("still multiplied by 0.5, as requested before" in r["reason"] for r in run.records)

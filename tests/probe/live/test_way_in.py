@@ -33,6 +33,17 @@ def test_a_plain_script(launch):
     assert oct(job.segment().path.stat().st_mode)[-3:] == "600"
 
 
+def test_an_order_that_cannot_be_followed_switches_the_probe_off_whole(launch):
+    """No part is left half connected: no frame, the reason in a mark; the job trains on."""
+    savepoints = {"every": "often", "keep": 1, "max_bytes": 1 << 20}
+    job = launch(TRAIN + "print(step)", config={"savepoints": savepoints})
+    assert (job.folder / "out").read_text() == "4\n" and job.err == ""
+    assert job.marks["off"].startswith("probe.json cannot be followed: ValueError: ")
+    assert job.frames == [] and job.segment().end() is None
+    status = job.segment().status()
+    assert (status["tier"], status["savepoints"]) == ("T0", [])
+
+
 NAMES = """
 import sys, os
 import probe, probes            # the job's own
