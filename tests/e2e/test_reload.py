@@ -62,3 +62,22 @@ def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
     supervise.prove()
     asked = supervise("why-not", "run", "--rule", "high", "--step", "199")
     assert "needs > 1000" in asked.stdout
+
+
+def test_an_edit_of_the_policy_file_takes_effect_by_itself(supervise, tmp_path):
+    """With --watch-policy; the supervisor notices it without being asked."""
+    policy = tmp_path / "mine.yaml"
+    policy.write_text(POLICY)
+    job = tiny("--sleep", 0.02)
+    words = ("--policy", "mine.yaml", "--watch-policy", "--run-dir", "run", "--", *job)
+    watcher = supervise.start(*words)
+    assert watcher.stdout.readline().startswith("step 50")
+
+    detector = "  seen: {kind: threshold, metric: train_loss_raw, gt: 0.0}\nrules:"
+    policy.write_text(POLICY.replace("rules:", detector).replace("shadow", "enforce") + RULE)
+    _, errors = watcher.communicate(timeout=120)
+
+    assert watcher.returncode == 0, errors
+    shown = supervise("audit", "show", "run").stdout
+    assert "detectors +seen; rules +seen" in shown and "watch-policy" in shown
+    assert '"mode": "enforce"' not in shown

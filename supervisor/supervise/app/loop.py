@@ -24,7 +24,7 @@ from ..checkpoints.service import VERIFY_NOW_S
 from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdrawal
 from ..core.model.events import Event, Exited, Launched, Notice, Tick
 from ..errors import ActionError, SegmentError
-from ..inputs import clock, hardware
+from ..inputs import clock, control_inbox, hardware
 from ..inputs.control_inbox import ControlInbox
 from ..inputs.frame_enrichment import FrameEnricher
 from ..inputs.hardware import Hardware
@@ -37,14 +37,18 @@ from ..job.wakeup import Wakeup
 from ..outputs.action_performer import Performer
 from ..outputs.evidence import Evidence
 from ..outputs.outbox import DRAIN_S, Outbox
+from ..store import files
 from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
+from ..store.run_directory import RunDir
 from . import checkpoint_wiring
 from .adoption import Adoption
 from .event_processor import EventProcessor
+from .file_watch import FileWatch, Target, checkpoint_targets
 from .late_page_delivery import Courier, keep
 from .launcher import Launch, Launcher
 from .orphans import Orphans
+from .policy_watch import PolicyWatch
 from .relauncher import Relauncher, ends_with
 from .run_recovery import RecoveredRun
 from .run_status import TICK_NS, Status
@@ -82,6 +86,7 @@ class App:
         self._guard = checkpoint_wiring.guard(settings, self.desk)
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
+        self._policy_watch: PolicyWatch | None = None
         self._orphans = Orphans(self._segments, settings.run.marks_path, self.desk)
         self._gone: Process | None = None  # the newest one whose end the engine knows of
         self._looked_after: Process | None = None  # the newest one for which the guard hurried
@@ -208,6 +213,7 @@ class App:
             self._status.started(process.pid)
             self._launched(process, 0)
         self._guard.start()
+        self._watch_files(run)
         self._newest = process.moment()
         while not self._over(control):
             self._round(control)
@@ -215,9 +221,34 @@ class App:
                 self._second(control)
             self.wakeup.wait(self._pause_s(control), control.process)
         children.end_all()
+        self._close_files()
         self._machine.close()
         self._guard.close()
         self._status.write(control, clock.monotonic_ns())
+
+    def _watch_files(self, run: RunDir) -> None:
+        """Let commands, checkpoints and edits of the policy wake who waits for them."""
+        control = run.path / control_inbox.DIRECTORY
+        with suppress(OSError):  # then it is made with the first command
+            files.make_directory(control)
+        patterns = self.settings.policy.job["checkpoints"]["glob"]
+        targets = [
+            Target(control, self.wakeup.set),
+            *checkpoint_targets(patterns, Path.cwd(), self._guard.scan_soon),
+        ]
+        if self.settings.watch_policy:
+            self._policy_watch = PolicyWatch(
+                run.path, self.settings.reloader, lambda: self.desk.policy, self.settings.tell
+            )
+            self._policy_watch.start()
+            targets += self._policy_watch.targets()
+        self._file_watch = FileWatch(targets)
+        self._file_watch.start()
+
+    def _close_files(self) -> None:
+        self._file_watch.close()
+        if self._policy_watch is not None:
+            self._policy_watch.close()
 
     def _pause_s(self, control: Control) -> float:
         """Return how long to sleep unless something happens that wakes the loop."""

@@ -25,6 +25,7 @@ class Settings:
         facts: what goes into the audit log's `run_start` beside the command and the policy.
         tell: shows a line to the person at the terminal.
         redactor: takes the job's secrets out of all that is recorded or told.
+        watch_policy: reload the policy file when it is edited.
         past: what the run has come to, when a supervisor before this one died; None: it begins.
     """
 
@@ -38,4 +39,5 @@ class Settings:
     tell: Callable[[str], None]
     facts: Mapping[str, Any] = field(default_factory=dict)
     past: RecoveredRun | None = None
+    watch_policy: bool = False
     redactor: Redactor = field(default_factory=Redactor)

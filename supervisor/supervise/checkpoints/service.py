@@ -149,6 +149,10 @@ class CheckpointService:
             self._tracker.on_save(report)
             self._wake.set()
 
+    def scan_soon(self) -> None:
+        """Something was written where checkpoints may be. Any thread; does not wait."""
+        self._wake.set()
+
     def resume(self, delivered: Mapping[str, bool]) -> None:
         """Continue for a supervisor that died, before `start`; report what it did not deliver.
 
@@ -364,6 +368,7 @@ class CheckpointService:
         return True
 
     def _report_failure(self, error: Exception) -> None:
+        _log.error("the checkpoint guard failed", exc_info=error)
         sentence = (
             f"the checkpoint guard failed: {error}; training goes on, but not every checkpoint is "
             "verified: see `supervise checkpoints RUN`"

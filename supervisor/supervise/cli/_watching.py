@@ -53,6 +53,7 @@ class Started:
     tier_reason: str | None
     faults: Sequence[Any]
     redactor: Redactor
+    watch_policy: bool
 
 
 def watch_started(
@@ -88,6 +89,7 @@ def watch_started(
         started.tier_reason,
         print_line,
         facts,
+        watch_policy=started.watch_policy,
         redactor=started.redactor,
     )
     app = App(settings, launcher, forwarder, recorder)

@@ -138,6 +138,7 @@ def _supervisor(
         described["tier_reason"],
         print_line,
         past=past,
+        watch_policy=bool(described.get("watch_policy")),
         redactor=clean,
     )
     forwarder = Forwarder()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
     "--drill", multiple=True, metavar="FAULT@STEP", help="Inject FAULT at STEP, to test the policy."
 )
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
+@click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
@@ -57,6 +58,7 @@ def command(
     mode: str | None,
     drill: tuple[str, ...],
     resume_run: bool,
+    watch_policy: bool,
     quiet: bool,
     argv: tuple[str, ...],
 ) -> int:
@@ -65,6 +67,10 @@ def command(
     The policy decides when to notify people and when to act on the job. Arguments, terminal,
     signals and exit code of the command pass through unchanged. Without --policy the run is
     observed under `nano` and never changed.
+
+    With --watch-policy an edit of the policy file, or of the packs and runbooks beside it, is
+    reloaded as by `supervise reload` once it passes `supervise policy check`. It never raises the
+    mode.
 
     With --resume-run the same command line can be repeated, as a service manager does: a run in
     --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
@@ -103,7 +109,9 @@ def command(
             refuse_different(run, argv, chosen, faults, Path.cwd())
             print_line(f"supervise: resuming {run.path}, whose supervisor died")
             return adopt(run.path, print_line)
-    return supervise(argv, chosen, reload_from, run_dir, faults, print_line)
+    return supervise(
+        argv, chosen, reload_from, run_dir, faults, print_line, watch_policy=watch_policy
+    )
 
 
 def _load(name: str, mode: str | None, warnings: list[str]) -> Policy:
@@ -131,6 +139,8 @@ def supervise(
     faults: Sequence[Any],
     print_line: PrintLine,
     open_records: OpenRecords = open_records,
+    *,
+    watch_policy: bool = False,
 ) -> int:
     """Start the job and watch it; return the exit code. A failed start leaves nothing behind.
 
@@ -146,7 +156,13 @@ def supervise(
         policy=policy,
         wall=clock.wall(),
         redactor=clean,
-        info={"tier": tier, "tier_reason": reason, "drills": faults, "reload": reload_from},
+        info={
+            "tier": tier,
+            "tier_reason": reason,
+            "drills": faults,
+            "reload": reload_from,
+            "watch_policy": watch_policy,
+        },
     )
     root = shared_memory.base(environ)
     directory = shared_memory.of(root, run.id)
@@ -166,15 +182,27 @@ def supervise(
         shared_memory.remove(directory)
         run.discard()
         raise
-    # From here on the job's result counts, whatever happens to the supervisor. Imports that the
-    # launch does not need come only now, so that the job starts sooner.
+
+    def watch() -> int:
+        # What the launch does not need is imported only now, so that the job starts sooner.
+        from ._watching import Started, watch_started
+
+        started = Started(
+            argv, reload_from, run, directory, tier, reason, faults, clean, watch_policy
+        )
+        return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
+
+    return _fail_open(watch, process, forwarder, print_line)
+
+
+def _fail_open(
+    watch: Callable[[], int], process: Process, forwarder: Forwarder, print_line: PrintLine
+) -> int:
+    """Return the exit code: from here on the job's result counts, whatever happens to us."""
     try:
         process.tree  # noqa: B018 - signal handlers use it, and must not import
         forwarder.attach(process)
-        from ._watching import Started, watch_started
-
-        started = Started(argv, reload_from, run, directory, tier, reason, faults, clean)
-        return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
+        return watch()
     except Exception:
         import traceback
 
