@@ -61,7 +61,7 @@ import sys
 import time
 from pathlib import Path
 
-import numpy  # torch's compiler imports it with the first optimizer
+import numpy.random  # as torch does with its compiler
 import torch
 import supervise_probe
 

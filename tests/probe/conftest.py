@@ -1,74 +1,13 @@
-"""Runs training scripts under the savepoint driver, in forks of one process that has torch loaded.
-
-A script costs 0.1 s this way, not an import of torch.
-"""
-
-import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Fixtures of the tests of savepoints."""
 
 import pytest
 
-HERE = Path(__file__).parent
-PROBE = HERE.parents[1] / "probes" / "supervise_probe"
-START = """
-import sys
-path, name = sys.argv[1:3]
-with open(path) as file:
-    code = compile(file.read(), name, "exec")
-exec(code, {"__name__": "__main__"})
-"""
-
-
-class Jobs:
-    """Runs scripts: files under `jobs/`, or their text. One plan per run, see the driver."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.numbers = itertools.count()
-        self.straight = {}
-        driver = [str(HERE / "savepoint_driver.py"), str(PROBE / "savepoint_driver.py")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parent)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, *driver],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def run(self, script, *argv, **plan):
-        """Returns (what the script printed as JSON, the events at its boundaries)."""
-        out = self.folder / f"job{next(self.numbers)}"
-        path = HERE / "jobs" / script
-        if "\n" in script:
-            path = out.with_suffix(".py")
-            path.write_text(script)
-        job = {"script": str(path), "argv": argv, "plan": plan, "out": str(out)}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "0\n"
-        events = out.with_suffix(".events").read_text().splitlines()
-        return json.loads(out.read_text()), [json.loads(line) for line in events]
-
-    def untouched(self, script, *argv):
-        """The result of a run without a single savepoint."""
-        if (script, argv) not in self.straight:
-            self.straight[script, argv] = self.run(script, *argv)[0]
-        return self.straight[script, argv]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+from tests.support.savepoint_jobs import SavepointJobs
 
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory):
-    """See `Jobs`."""
-    jobs = Jobs(tmp_path_factory.mktemp("jobs"))
+    """Runs scripts under the savepoint driver: see `SavepointJobs`."""
+    jobs = SavepointJobs(tmp_path_factory.mktemp("jobs"))
     yield jobs
     jobs.close()

@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from tests.support.savepoint_jobs import of_kind
+
 pytestmark = pytest.mark.slow
 
 PREAMBLE = """
@@ -172,10 +174,6 @@ while n < 9:
 ]
 
 
-def refused(events):
-    return [event["refused"] for event in events if "refused" in event]
-
-
 @pytest.mark.parametrize(("code", "reason"), STUCK)
 def test_a_place_that_cannot_be_gone_back_to_is_not_saved(jobs, code, reason):
     """The reason is one sentence that names the line, and training goes on."""
@@ -184,8 +182,8 @@ def test_a_place_that_cannot_be_gone_back_to_is_not_saved(jobs, code, reason):
     lines = [i for i, line in enumerate(code.splitlines(), 1) if line.endswith("# here")]
     sentence = f":{lines[0]} {reason}" if lines else reason
     assert done == "done"
-    assert len(refused(events)) >= 2
-    assert all(refusal.endswith(sentence) for refusal in refused(events))
+    assert len(of_kind(events, "refused")) >= 2
+    assert all(refusal.endswith(sentence) for refusal in of_kind(events, "refused"))
     assert events[-1] == {"end": []}
 
 
@@ -205,7 +203,7 @@ print(json.dumps(main()))
 """
     keys, events = jobs.run(PREAMBLE + code, every=2)
     assert keys == ["n"]
-    assert "calls locals()" in refused(events)[0]
+    assert "calls locals()" in of_kind(events, "refused")[0]
 
 
 WHILE = """
@@ -283,7 +281,7 @@ def test_a_rollback_that_would_not_be_exact_changes_nothing(jobs, code, before, 
     code = PREAMBLE + code + "print(json.dumps([model.weight.tolist(), n]))\n"
     rollback = {"at": 7, "before": before, "rng": "restore"}
     result, events = jobs.run(code, every=5, rollbacks=[rollback])
-    (refusal,) = refused(events)
+    (refusal,) = of_kind(events, "refused")
     assert reason in refusal
     assert result == jobs.untouched(code)
 
@@ -295,7 +293,7 @@ def test_the_budget_keeps_fewer_and_refuses_when_not_even_one_fits(jobs):
     assert jobs.run(code, every=2, keep=4, max_bytes=88)[1][-1] == {"end": [8, 10]}
     assert jobs.run(code, every=2, keep=4, max_bytes=87)[1][-1] == {"end": [10]}
     events = jobs.run(code, every=2, keep=4, max_bytes=43)[1]
-    assert set(refused(events)) == {
+    assert set(of_kind(events, "refused")) == {
         "one savepoint takes 44 bytes, more than the 43 that are allowed for all of them"
     }
     assert events[-1] == {"end": []}

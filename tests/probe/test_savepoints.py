@@ -5,18 +5,12 @@ through, and with rollbacks on the way; final weights (sha256), the loss of ever
 script's own counters must be equal.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.support.savepoint_jobs import back, of_kind
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
-PROBE = HERE.parents[1] / "probes" / "supervise_probe"
 PREAMBLE = """
 import itertools, json, torch
 from torch import nn
@@ -34,18 +28,6 @@ def train_step(factor=1.0):
     return loss.item()
 
 """
-
-
-def back(at, before, rng="restore"):
-    return {"at": at, "before": before, "rng": rng}
-
-
-def refused(events):
-    return [event["refused"] for event in events if "refused" in event]
-
-
-def restored(events):
-    return [event["restored"] for event in events if "restored" in event]
 
 
 @pytest.mark.parametrize(
@@ -70,38 +52,9 @@ def test_a_job_that_went_back_ends_as_one_that_never_left(jobs, script):
     """Two rollbacks, the second to the same savepoint, leave no trace in the result."""
     plan = {"every": 5, "keep": 3, "rollbacks": [back(18, 14), back(22, 14)]}
     result, events = jobs.run(*script, **plan)
-    assert [r["step"] for r in restored(events)] == [10, 10]
-    assert all(r["not_restored"] == [] for r in restored(events))
+    assert [r["step"] for r in of_kind(events, "restored")] == [10, 10]
+    assert all(r["not_restored"] == [] for r in of_kind(events, "restored"))
     assert result == jobs.untouched(*script)
-
-
-@pytest.mark.slow
-def test_a_script_started_by_python_itself_goes_back(tmp_path):
-    """The same through `python train.py` with the driver in a sitecustomize, without any fork."""
-    (tmp_path / "sitecustomize.py").write_text(
-        f"""
-import os, sys
-os.environ.pop("PYTHONPATH")
-sys.path.insert(0, {str(PROBE.parent)!r})
-with open({str(HERE / "savepoint_driver.py")!r}) as file:
-    code = compile(file.read(), {str(PROBE / "savepoint_driver.py")!r}, "exec")
-scope = {{"__name__": "driver"}}
-exec(code, scope)
-plan = {{"every": 5, "rollbacks": [{{"at": 18, "before": 14, "rng": "restore"}}]}}
-scope["install"](plan if sys.argv[-1] == "back" else {{}}, open("events", "w"))
-"""
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", str(HERE / "jobs" / "main_function.py")]
-    straight, gone_back = (
-        subprocess.run(
-            [*command, mode], cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE
-        ).stdout
-        for mode in ("straight", "back")
-    )
-    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
-    assert [r["step"] for r in restored(events)] == [10]
-    assert gone_back == straight
 
 
 DRAWS = """
@@ -153,7 +106,7 @@ print(json.dumps(done))
 """
     plan = {"every": 3, "rollbacks": [back(7, 4), back(16, 16)]}
     result, events = jobs.run(PREAMBLE + code, **plan)
-    assert [r["step"] for r in restored(events)] == [3, 15]
+    assert [r["step"] for r in of_kind(events, "restored")] == [3, 15]
     assert result == jobs.untouched(PREAMBLE + code)
 
 
@@ -177,7 +130,7 @@ print(json.dumps([losses, other.weight.tolist()]))
 """
     plan = {"every": 3, "keep": 8, "rollbacks": [back(8, 3)], "last": "SGD"}
     result, events = jobs.run(PREAMBLE + code, **plan)
-    assert [r["step"] for r in restored(events)] == [0]
+    assert [r["step"] for r in of_kind(events, "restored")] == [0]
     assert result == jobs.untouched(PREAMBLE + code)
 
 
@@ -207,7 +160,7 @@ while n < 12:
 print(json.dumps([n, len(log), short]))
 """
     result, events = jobs.run(PREAMBLE + code, every=3, rollbacks=[back(7, 6)])
-    (outcome,) = restored(events)
+    (outcome,) = of_kind(events, "restored")
     assert sorted(outcome["not_restored"]) == ["batches", "large", "loader.source", "log", "ready"]
     assert result == [12, 2016, list(range(1, 13))]
 
@@ -241,5 +194,5 @@ main()
 """
     gone, events = jobs.run(code, every=2, rollbacks=[back(5, 5)])
     assert gone == [True] * 4
-    assert len(restored(events)) == 1
+    assert len(of_kind(events, "restored")) == 1
     assert events[-1] == {"end": []}

@@ -42,7 +42,7 @@ class VariableScope:
     ) -> None:
         """
         Args:
-            frames: as `frames.job_frames` returns them.
+            frames: as `call_stack.job_frames` returns them.
             inside: ids of the containers of the checkpoint itself, which are no sources.
             traced: the frame whose line is being traced: Python writes its variables back
                 afterwards, so the dict must not be emptied.

@@ -11,6 +11,10 @@ import pkgutil
 from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
 
 Value = Union[int, float, str]
+Params = Mapping[str, Tuple[Value, str]]  # name -> (default, meaning)
+Args = Tuple[Any, ...]
+Kwargs = Dict[str, Any]
+Call = Tuple[Args, Kwargs]
 
 
 class Fault:
@@ -24,7 +28,7 @@ class Fault:
     """
 
     MEANING: ClassVar[str] = ""
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {}
+    PARAMS: ClassVar[Params] = {}
     silent: ClassVar[bool] = False
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
@@ -36,9 +40,7 @@ class Fault:
         """Return the factor of the learning rate."""
         return 1.0
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         """Return the arguments for the outermost module."""
         return args, kwargs
 

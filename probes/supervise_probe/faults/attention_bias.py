@@ -10,25 +10,23 @@ bfloat16, whose mantissa has 7 of them. 32 makes it larger by 12 to 25 %.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, ClassVar, Dict, Mapping, Tuple
+from typing import Any, Callable, ClassVar
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params
 
 
 class AttentionBias(Fault):
     """Replaces `scaled_dot_product_attention` while it acts; without masks and dropout."""
 
     MEANING = "bias the backward of scaled_dot_product_attention"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "bits": (32, "added to the bfloat16 pattern of the output"),
         "steps": (100000, "for so many steps"),
     }
 
     _original: Any = None
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         if self._original is None:
             home = self.torch.nn.functional
             self._original = home.scaled_dot_product_attention

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar, Mapping
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params, Value
 from ._tokens import change, places
 
 
@@ -12,7 +12,7 @@ class BadBatch(Fault):
     """Replaces the first whole-number tensor that goes into the outermost module."""
 
     MEANING = "feed random tokens into the model for some steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "steps": (10, "for so many steps"),
         "seed": (0, "of the fault's own generator"),
     }
@@ -21,9 +21,7 @@ class BadBatch(Fault):
         super().__init__(torch, params)
         self._generator = torch.Generator().manual_seed(int(params["seed"]))
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)[:1]
         if not where:
             raise ValueError("bad_batch found no whole numbers among the inputs of the model")

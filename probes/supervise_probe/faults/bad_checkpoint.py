@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Mapping, Tuple
+from typing import ClassVar
 
-from . import Fault, Value
+from . import Fault, Params
 
 HOW = ("flip", "truncate", "remove")
 
@@ -14,7 +14,7 @@ class BadCheckpoint(Fault):
     """Acts once, at the first checkpoint that the job saves while it acts."""
 
     MEANING = "damage the next checkpoint, once"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "how": ("flip", "flip (one byte in its middle), truncate (to half) or remove"),
         "steps": (100000, "waits for so many steps"),
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params
 from ._tokens import places
 
 
@@ -12,14 +12,12 @@ class BatchCut(Fault):
     """Keeps the first rows only, of every input that has as many rows as the tokens."""
 
     MEANING = "keep a part of each batch only"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "factor": (0.125, "which part of its rows, one at least"),
         "steps": (100000, "for so many steps"),
     }
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)[:1]
         if not where:
             raise ValueError("batch_cut found no whole numbers among the inputs of the model")

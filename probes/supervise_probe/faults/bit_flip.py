@@ -4,9 +4,9 @@ the higher, the larger the error. Where the optimizer clips, a gradient may be a
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List, Mapping, Tuple
+from typing import Any, ClassVar, List
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class BitFlip(Fault):
@@ -14,7 +14,7 @@ class BitFlip(Fault):
     largest number."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "target": ("grad", "grad or weight"),
         "bit": (30, "which bit of the float32: 23 to 30 are the exponent, 31 the sign"),
     }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Mapping, Tuple
+from typing import ClassVar
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class Blackout(Fault):
     """No frame is published."""
 
     MEANING = "publish no frames for some steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {"steps": (100, "for so many steps")}
+    PARAMS: ClassVar[Params] = {"steps": (100, "for so many steps")}
     silent = True
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Mapping, Tuple
+from typing import ClassVar
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class Crash(Fault):
     """Sends its own process a signal; other ranks lose a partner."""
 
     MEANING = "die inside the step"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {"signal": (9, "its number")}
+    PARAMS: ClassVar[Params] = {"signal": (9, "its number")}
 
     def block(self) -> None:
         os.kill(os.getpid(), int(self.params["signal"]))

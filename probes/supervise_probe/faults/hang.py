@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar, Mapping, Tuple
+from typing import ClassVar
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class Hang(Fault):
     """Sleeps, once."""
 
     MEANING = "stand still inside the step"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
-        "seconds": (0.0, "how long; 0 means for ever")
-    }
+    PARAMS: ClassVar[Params] = {"seconds": (0.0, "how long; 0 means for ever")}
 
     def block(self) -> None:
         seconds = float(self.params["seconds"])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Mapping, Tuple
+from typing import ClassVar
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class LrSpike(Fault):
     """Multiplies the rate that the optimizer uses."""
 
     MEANING = "multiply the learning rate for some steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "factor": (30.0, "the learning rate is multiplied by this"),
         "steps": (20, "for so many steps"),
     }

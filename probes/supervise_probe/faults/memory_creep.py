@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, List, Mapping, Tuple
+from typing import ClassVar, List
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class MemoryCreep(Fault):
     """Keeps more memory in each step, until the fault ends."""
 
     MEANING = "hold on to more memory in each step"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "megabytes": (1.0, "more in each step"),
         "steps": (300, "for so many steps"),
     }

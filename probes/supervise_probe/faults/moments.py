@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List, Mapping, Tuple
+from typing import Any, ClassVar, List, Mapping
 
-from . import Fault, Value
+from . import Fault, Params, Value
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
 HOW = ("variance", "zero", "restart")
@@ -15,7 +15,7 @@ class Moments(Fault):
     count, `restart` sets that to zero as well."""
 
     MEANING = "damage the moments of Adam-like optimizers, once"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "how": ("variance", "variance, zero or restart"),
         "factor": (1e-4, "the second moments are multiplied by this"),
     }

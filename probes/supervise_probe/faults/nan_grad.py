@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List, Mapping, Tuple
+from typing import Any, ClassVar, List
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class NanGrad(Fault):
     """Acts once, in the first parameter that has a gradient, before the job can clip."""
 
     MEANING = "set one gradient element to NaN, once"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {}
+    PARAMS: ClassVar[Params] = {}
 
     _done = False
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List, Mapping, Tuple
+from typing import Any, ClassVar, List
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class OverflowStorm(Fault):
     """Makes one gradient element infinite in a share of the steps."""
 
     MEANING = "make gradients infinite in a share of the steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "share": (0.3, "of the steps"),
         "steps": (300, "for so many steps"),
     }

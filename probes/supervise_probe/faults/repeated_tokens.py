@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params
 from ._tokens import change, places
 
 
@@ -12,14 +12,12 @@ class RepeatedTokens(Fault):
     """Makes every whole-number input of the outermost module constant."""
 
     MEANING = "feed one token over and over, inputs and targets"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "steps": (10, "for so many steps"),
         "token": (0, "which token"),
     }
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)
         if not where:
             raise ValueError("repeated_tokens found no whole numbers among the model's inputs")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar, Mapping
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params, Value
 
 HOW = ("common", "sharp", "flat")
 NAMES = ("router", "gate")
@@ -18,7 +18,7 @@ class Router(Fault):
     """
 
     MEANING = "damage the routers of a mixture of experts, once"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {"how": ("sharp", "common, sharp or flat")}
+    PARAMS: ClassVar[Params] = {"how": ("sharp", "common, sharp or flat")}
 
     _done = False
 
@@ -27,9 +27,7 @@ class Router(Fault):
         if params["how"] not in HOW:
             raise ValueError(f"router: how={params['how']!r} must be one of {', '.join(HOW)}")
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         if not self._done:
             found = [
                 parameter

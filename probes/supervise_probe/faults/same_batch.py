@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params
 from ._tokens import change, places
 
 
@@ -12,11 +12,9 @@ class SameBatch(Fault):
     """All ranks get rank 0's tokens."""
 
     MEANING = "feed rank 0's batch to all ranks"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {"steps": (100000, "for so many steps")}
+    PARAMS: ClassVar[Params] = {"steps": (100000, "for so many steps")}
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         group = self.torch.distributed
         if not (group.is_available() and group.is_initialized()):
             raise ValueError("same_batch needs several ranks")

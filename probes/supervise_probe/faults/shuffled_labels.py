@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar, Mapping
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params, Value
 from ._tokens import change, places
 
 
@@ -12,7 +12,7 @@ class ShuffledLabels(Fault):
     """Shuffles the last whole-number input of the outermost module along its last dimension."""
 
     MEANING = "shuffle the targets within each sequence for some steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "steps": (10, "for so many steps"),
         "seed": (0, "of the fault's own generator"),
     }
@@ -21,9 +21,7 @@ class ShuffledLabels(Fault):
         super().__init__(torch, params)
         self._generator = torch.Generator().manual_seed(int(params["seed"]))
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)
         if len(where) < 2:
             raise ValueError("shuffled_labels found no targets among the inputs of the model")

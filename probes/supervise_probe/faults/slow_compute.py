@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar, Dict, List, Mapping, Tuple
+from typing import Any, ClassVar, List, Mapping
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params, Value
 
 
 class SlowCompute(Fault):
     """Sleeps inside each forward of the outermost module."""
 
     MEANING = "let each forward take longer for some steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "seconds": (0.05, "longer"),
         "steps": (100, "for so many steps"),
     }
@@ -21,9 +21,7 @@ class SlowCompute(Fault):
         super().__init__(torch, params)
         self._handles: List[Any] = []
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         if not self._handles:
             self._handles.append(root.register_forward_pre_hook(self._sleep))
         return args, kwargs

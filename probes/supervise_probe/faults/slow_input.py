@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar
 
-from . import Fault, Value
+from . import Args, Call, Fault, Kwargs, Params
 
 
 class SlowInput(Fault):
     """Sleeps before each forward."""
 
     MEANING = "wait in front of each forward for some steps"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "seconds": (0.1, "in front of each"),
         "steps": (100, "for so many steps"),
     }
 
-    def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         time.sleep(float(self.params["seconds"]))
         return args, kwargs
 

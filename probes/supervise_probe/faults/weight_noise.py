@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List, Mapping, Tuple
+from typing import Any, ClassVar, List
 
-from . import Fault, Value
+from . import Fault, Params
 
 
 class WeightNoise(Fault):
     """Acts once, in the last parameter of its kind."""
 
     MEANING = "add noise to one weight matrix or vector, once"
-    PARAMS: ClassVar[Mapping[str, Tuple[Value, str]]] = {
+    PARAMS: ClassVar[Params] = {
         "target": ("matrix", "matrix or vector"),
         "std": (0.5, "in standard deviations of the parameter; of a constant one, in its size"),
         "seed": (0, "of the fault's own generator"),

@@ -1,0 +1,153 @@
+"""Where savepoints are kept: in memory and on disk within their budgets, one of them retained."""
+
+import pytest
+
+from tests.support.savepoint_jobs import back, of_kind
+
+from .test_savepoint_refusals import PREAMBLE, WHILE
+
+pytestmark = pytest.mark.slow
+
+JOB = ("module_loop.py", "adamw")  # 30 steps
+
+
+def whole(jobs):
+    """Bytes of one savepoint of that job."""
+    return of_kind(jobs.run(*JOB, every=5)[1], "taken")[-1]["bytes"]
+
+
+@pytest.mark.parametrize(("before", "step"), [(9, 5), (24, 20)])
+def test_memory_stays_within_the_budget_and_going_back_is_exact(jobs, tmp_path, before, step):
+    """Memory for one and a half: all but the newest are on disk, in files without a name."""
+    one = whole(jobs)
+    plan = {"every": 5, "keep": 6, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
+    result, events = jobs.run(*JOB, **plan, rollbacks=[back(27, before)])
+    (outcome,) = of_kind(events, "restored")
+    assert outcome["step"] == step and outcome["not_restored"] == []
+    assert result == jobs.untouched(*JOB)
+    assert max(event["held"] for event in of_kind(events, "taken")) <= one * 3 // 2
+    assert max(event["allocated"] for event in of_kind(events, "taken")) <= one * 3 // 2
+    assert events[-1]["end"] == [*range(0, step + 1, 5), *range(step + 5, 30, 5)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("times", "steps"), [(3, [15, 20, 25]), (2, [20, 25]), (0, [25])])
+def test_the_disk_has_a_budget_too(jobs, tmp_path, times, steps):
+    """The oldest give way, and what fits nowhere is given up."""
+    one = whole(jobs)
+    plan = {"every": 5, "keep": 4, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
+    plan |= {"max_disk_bytes": one * times + 1}
+    result, events = jobs.run(*JOB, **plan)
+
+    assert events[-1]["end"] == steps
+    assert result == jobs.untouched(*JOB)
+
+
+def test_a_disk_that_fails_costs_the_savepoint_and_is_told(jobs, tmp_path):
+    """The job goes on, with as many savepoints as fit into memory."""
+    code = PREAMBLE + WHILE + "print(json.dumps(0))\n"
+    plan = {"every": 2, "max_bytes": 88, "spill": str(tmp_path / "gone")}
+    events = jobs.run(code, **plan)[1]
+    errors = [each for event in events for each in event.get("disk_errors", ())]
+    assert "the savepoint of step 0 could not be written to" in errors[0]
+    assert "No such file or directory" in errors[0]
+    assert events[-1] == {"end": [8, 10]} and of_kind(events, "refused") == []
+
+
+DAMAGE = """
+import os
+
+def damage():
+    for name in os.listdir("/proc/self/fd"):
+        link = f"/proc/self/fd/{name}"
+        if os.path.lexists(link) and "%s" in os.readlink(link):
+            os.pwrite(os.open(link, os.O_WRONLY), b"x", 5)
+
+n = 0
+while n < 12:
+    if n == 7:
+        damage()
+    train_step()
+    n += 1
+print(json.dumps([n, model.weight.tolist()]))
+"""
+
+
+def test_what_comes_back_otherwise_than_it_went_is_refused(jobs, tmp_path):
+    """The hash tells; nothing of the job is changed, and it goes on."""
+    code = PREAMBLE + DAMAGE % tmp_path.name
+    plan = {"every": 3, "max_bytes": 44, "spill": str(tmp_path)}
+    result, events = jobs.run(code, **plan, rollbacks=[back(8, 5)])
+    (refusal,) = of_kind(events, "refused")
+    assert refusal == (
+        "the savepoint of step 3 cannot be read back: the content read back differs from what was "
+        "written"
+    )
+    assert result == jobs.untouched(code)
+
+
+@pytest.mark.parametrize("limit", ["keep", "max_bytes"])
+def test_the_newest_before_the_step_outlives_newer_ones(jobs, limit):
+    """Room for three. A rollback goes to it at the end, and that is exact; without it there is
+    nothing so old any more."""
+    one = whole(jobs)
+    room = {"keep": {"keep": 3}, "max_bytes": {"keep": 9, "max_bytes": 3 * one}}[limit]
+    plan = {"every": 5, **room, "rollbacks": [back(28, 9)]}
+    result, events = jobs.run(*JOB, **plan, spare={"7": 9})
+
+    assert [r["step"] for r in of_kind(events, "restored")] == [5]
+    assert result == jobs.untouched(*JOB)
+    assert max(event["held"] for event in of_kind(events, "taken")) == 3 * one
+    assert of_kind(events, "busy") == []
+    assert events[-1]["end"] == [5, 20, 25]
+    assert of_kind(jobs.run(*JOB, **plan)[1], "restored") == []
+
+
+def test_what_is_no_longer_spared_gives_way_as_the_others_do(jobs):
+    """The wish ended at step 18; the next savepoint takes the room of the oldest."""
+    events = jobs.run(*JOB, every=5, keep=3, spare={"7": 9, "18": 0})[1]
+    assert events[-1]["end"] == [15, 20, 25]
+
+
+@pytest.mark.parametrize("limit", ["keep", "max_bytes"])
+def test_where_only_one_fits_the_spared_one_stays_and_no_other_is_taken(jobs, limit):
+    """It is said why; when nothing is spared any more, they are taken again."""
+    one = whole(jobs)
+    room = {"keep": {"keep": 1}, "max_bytes": {"keep": 9, "max_bytes": 2 * one - 1}}[limit]
+    plan = {"every": 5, **room}
+    result, events = jobs.run(*JOB, **plan, spare={"7": 9}, rollbacks=[back(28, 9)])
+    sentence = (
+        "the savepoint of step 5 is kept for a possible rollback, and there is no room for "
+        "another beside it"
+    )
+    assert [r["step"] for r in of_kind(events, "restored")] == [5]
+    assert result == jobs.untouched(*JOB)
+    # Once more behind the rollback.
+    assert of_kind(events, "busy") == [sentence] * 8
+    assert max(event["held"] for event in of_kind(events, "taken")) == one
+
+    assert jobs.run(*JOB, **plan, spare={"7": 9, "18": 0})[1][-1]["end"] == [25]
+
+
+@pytest.mark.parametrize("times", [None, 2])
+def test_on_disk_it_outlives_newer_ones_too(jobs, tmp_path, times):
+    """Memory for one and a half; the rest is on disk, at most two there."""
+    one = whole(jobs)
+    plan = {"every": 5, "keep": 4, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
+    plan |= {} if times is None else {"max_disk_bytes": one * times + 1}
+    result, events = jobs.run(*JOB, **plan, spare={"7": 9}, rollbacks=[back(28, 9)])
+
+    assert [r["step"] for r in of_kind(events, "restored")] == [5]
+    assert result == jobs.untouched(*JOB)
+    assert max(event["allocated"] for event in of_kind(events, "taken")) <= one * 3 // 2
+    assert of_kind(events, "busy") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_leaves_the_spared_one_in_memory(jobs, tmp_path):
+    """It cannot be written, so it is not given up: no other one is taken."""
+    one = whole(jobs)
+    plan = {"every": 5, "keep": 4, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
+    events = jobs.run(*JOB, **plan, max_disk_bytes=one // 2, spare={"7": 9})[1]
+    assert events[-1]["end"] == [5]
+    assert len(of_kind(events, "busy")) == 4
