@@ -28,10 +28,10 @@ def test_a_good_log_is_exit_0(supervise, recorded):
 
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [
-        f"good: {report.records} records are as they were written",
+        f"good: {report.records} records are unchanged",
         f"head: {report.records} {report.root}",
     ]
-    assert "not checked: records that were cut off" in out
+    assert "not checked: records removed from the end" in out
 
 
 def test_a_changed_byte_is_exit_1_and_names_the_record(supervise, recorded):
@@ -65,7 +65,7 @@ def test_a_torn_tail_is_exit_2(supervise, recorded):
     code, out, _ = supervise("audit", "verify", run.path)
 
     assert code == 2
-    assert out.startswith("torn: torn tail: record ")
+    assert out.startswith("truncated: record ")
     assert supervise("audit", "show", run.path)[0] == 0
 
 

@@ -23,7 +23,7 @@ REFUSED = [
     ("--run-dir file/run -- true", 64, ["--run-dir"]),
     ("--run-dir mine -- true", 64, ["not empty"]),
     ("run --resume-run -- true", 64, ["--run-dir"]),
-    *((f"{command} mine", 64, ["holds no run"]) for command in ("status", "replay", "audit show")),
+    *((f"{command} mine", 64, ["is not a run"]) for command in ("status", "replay", "audit show")),
 ]
 # Refused only when the command is started.
 NOT_STARTED = [

@@ -83,7 +83,7 @@ def test_records_that_are_removed_end_the_acting(supervise, halves, what, answer
     wait_until(lambda: supervise.run_of().state.get("step", -1) > 5, "step 5")
     (run / what).unlink() if what == "audit.log" else shutil.rmtree(run / what)
     said = ""
-    while "is gone: it was removed, moved or replaced; watching only" not in said:
+    while "is missing: it was removed, moved or replaced; watching only" not in said:
         line = running.stderr.readline()
         assert line, said
         said += line
@@ -92,8 +92,8 @@ def test_records_that_are_removed_end_the_acting(supervise, halves, what, answer
     rest = running.communicate(timeout=120)[1]
 
     assert refused.returncode == answer, refused.stderr
-    assert answer == 64 or "is gone: it was removed" in refused.stderr
+    assert answer == 64 or "is missing: it was removed" in refused.stderr
     assert running.returncode == 128 + signal.SIGTERM
-    assert "is gone: it was removed, moved or replaced; watching only" not in rest
+    assert "is missing: it was removed, moved or replaced; watching only" not in rest
     assert "exit code 143" in rest
     assert (run / "audit.log").exists() is (what == "journal")

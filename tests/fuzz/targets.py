@@ -79,7 +79,7 @@ def use_audit(home: Path, raw: bytes) -> None:
             opened = audit.verify(run.audit_path)
             assert opened.status == "good" or not opened.records
         finally:
-            for torn in run.path.glob("audit.log.torn-*"):
+            for torn in run.path.glob("audit.log.truncated-*"):
                 torn.unlink()
 
 

@@ -17,7 +17,7 @@ from supervise.app.late_page_delivery import Courier, Flush, keep
 from supervise.cli import invoke
 from supervise.notifiers import build, destination, reopen
 from supervise.outputs.outbox import Undelivered
-from supervise.store.late_page_spool import Spool, place
+from supervise.store.late_page_spool import Spool, spool_directory
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECRET = f"whsec_{base64.b64encode(bytes(32)).decode()}"
@@ -57,7 +57,7 @@ def outbox(environ, capsys):
 
 
 def log(environ) -> list[dict]:
-    text = (place(environ) / "delivered.log").read_text()
+    text = (spool_directory(environ) / "delivered.log").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -122,7 +122,7 @@ def flush(environ, wall: str | None = None) -> list[str]:
     """Flush once; return what came of each page."""
     more = {} if wall is None else {"wall": lambda: wall}
     sender = Flush("test", limited=False, stop=threading.Event(), **more)
-    with Spool.open(place(environ), lambda: WALL) as spool:
+    with Spool.open(spool_directory(environ), lambda: WALL) as spool:
         return [outcome.what for outcome in sender.once(spool)]
 
 
@@ -216,7 +216,7 @@ def test_a_destination_is_enough_to_send_there_again(hook, environ, message, kin
 def test_a_destination_that_is_none_is_refused_on_record(environ, kept, change):
     """A file that somebody changed crashes nobody."""
     kept("a")
-    with Spool.open(place(environ), lambda: WALL) as spool:
+    with Spool.open(spool_directory(environ), lambda: WALL) as spool:
         [name] = spool.names()
         page = spool.read(name)
         spool.put(replace(page, to={**page.to, **change}))

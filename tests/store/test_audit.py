@@ -135,7 +135,7 @@ def test_a_crash_in_the_middle_of_a_repair_is_repaired(tmp_path, opened, put):
     put(log)
     log.close()
     size = path.stat().st_size
-    torn = tmp_path / f"audit.log.torn-{size}"
+    torn = tmp_path / f"audit.log.truncated-{size}"
     torn.write_bytes(b"half a rec")
     path.write_bytes(path.read_bytes() + b"half a rec")  # copied, not yet cut
     opened(path).close()
@@ -405,5 +405,5 @@ def test_a_record_that_is_gone_is_one_that_cannot_be_written(tmp_path, opened, w
         time.sleep(0.05)
 
     name = "journal/00000.jrn" if what == "journal" else "audit.log"
-    text = f"supervise: {tmp_path / name} is gone: it was removed, moved or replaced; "
+    text = f"supervise: {tmp_path / name} is missing: it was removed, moved or replaced; "
     assert told == [f"{text}watching only, no action will be taken"]

@@ -61,7 +61,10 @@ def test_flipping_any_byte_names_the_record(tmp_path, mask):
         report = check(tmp_path, whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
 
         last = at == len(whole) - 1  # without its line end the log is torn, not tampered
-        assert (report.status, report.bad_seq) == ("torn" if last else "tampered", owner[at]), at
+        assert (report.status, report.bad_seq) == (
+            "truncated" if last else "tampered",
+            owner[at],
+        ), at
         assert f"record {owner[at]}" in report.message
 
 
@@ -113,7 +116,7 @@ def test_cutting_at_every_byte_is_torn_or_a_shorter_log(tmp_path):
         report = check(tmp_path, whole[:cut])
 
         good = sum(end <= cut for end in ends)
-        status = "good" if cut in ends else "torn"
+        status = "good" if cut in ends else "truncated"
         assert (report.status, report.records) == (status, good), cut
         assert report.exit_code == (0 if status == "good" else 2)
         assert report.bad_seq == (None if status == "good" else good)

@@ -168,7 +168,7 @@ def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
 
     write(tmp_path / "k", STEPS, segment_bytes=100)
     (tmp_path / "k" / "00001.jrn").unlink()
-    with pytest.raises(StoreError, match=r"00002.jrn begins with event \d, but event \d"):
+    with pytest.raises(StoreError, match=r"00002.jrn starts with event \d, not with event \d"):
         list(read(tmp_path / "k"))
 
 
@@ -184,7 +184,7 @@ def test_a_torn_event_in_an_older_segment_is_damage(tmp_path):
 
 def test_what_is_no_journal_is_said_to_be_none(tmp_path):
     """Nothing there, or something else there: one sentence."""
-    with pytest.raises(StoreError, match="holds no journal"):
+    with pytest.raises(StoreError, match="has no journal"):
         list(read(tmp_path))
     (tmp_path / "00000.jrn").write_bytes(b"something else entirely")
     for act in (lambda: list(read(tmp_path)), lambda: Journal.open(tmp_path)):

@@ -61,7 +61,7 @@ def test_a_run_as_it_was_kept_is_good(sealed, capsys):
         ("policy", "evidence", "journal"), "good"
     )
     assert invoke(["audit", "verify", str(sealed.path)]) == 0
-    assert "not checked: records that were cut off" in capsys.readouterr().out
+    assert "not checked: records removed from the end" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_was_appended_after_the_end_is_told(sealed, capsys):
     code, parts = verified(sealed, capsys)
 
     assert (code, parts["journal"][0]) == (1, "changed")
-    assert "stands behind its last event" in parts["journal"][1]
+    assert "were added after the last one" in parts["journal"][1]
 
 
 def test_half_an_event_that_found_no_room_is_no_change(sealed, capsys):
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_says_how_far_it_was_checked(run, capsys):
     audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
     recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (1, WALL), print)
     recorder.event(Frame(1, 0, 0, 1, (1.0,)))
-    assert verified(run, capsys)[1]["journal"][0] == "unseen"
+    assert verified(run, capsys)[1]["journal"][0] == "unchecked"
     recorder.note("recovered", 1, "", {"journal": recorder.journal})
     recorder.event(Frame(2, 0, 0, 2, (1.0,)))
 

@@ -186,7 +186,7 @@ def test_a_job_that_is_being_started_again_has_its_policy(begun):
 
     same, [event] = reloader.reload(word(), policy, state)
 
-    assert same is policy and "being started again" in event.refused
+    assert same is policy and "being relaunched" in event.refused
 
 
 def test_savepoints_that_nobody_keeps_are_told_once(begun):

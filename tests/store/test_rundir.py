@@ -52,15 +52,15 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, policy):
     (tmp_path / "file").write_text("")
 
     for place in (tmp_path / "file" / "run", tmp_path / "file", "/proc/run"):
-        with pytest.raises(StoreError, match="cannot make the run directory") as caught:
+        with pytest.raises(StoreError, match="cannot create the run directory") as caught:
             RunDir.create(type(tmp_path)(place), argv=[], policy=policy, wall=WALL)
         assert caught.value.exit_code == 64
-        assert caught.value.hint == "name a writable place with --run-dir"
+        assert caught.value.hint == "choose a writable directory with --run-dir DIR"
 
 
 def test_a_directory_that_is_no_run_is_refused_with_a_way_out(tmp_path, run):
     """Whoever names the directory above meant the newest run in it."""
-    with pytest.raises(StoreError, match=r"holds no run") as caught:
+    with pytest.raises(StoreError, match=r"is not a run") as caught:
         RunDir.open(tmp_path)
     assert caught.value.hint == f"did you mean {run.path}?"
 

@@ -13,7 +13,7 @@ import pytest
 
 from supervise.core.model.interfaces import Message
 from supervise.errors import StoreError
-from supervise.store.late_page_spool import Page, Spool, place
+from supervise.store.late_page_spool import Page, Spool, spool_directory
 
 WALL = "2026-01-05T10:11:12.345Z"
 TO = {"kind": "slack", "keys": {"url_env": "URL"}, "env": {"URL": "https://hooks/SECRET"}}
@@ -70,7 +70,7 @@ def test_a_page_has_one_owner_at_a_time(path):
             assert mine is not None
             with other.claim(name) as theirs:
                 assert theirs is None
-            one.retried(mine, "500")
+            one.record_failure(mine, "500")
         with other.claim(name) as again:
             assert again == replace(page(), attempts=4, error="500")
             other.settle(again, "delivered", "ok", "run-2")
@@ -155,7 +155,7 @@ def test_what_is_no_page_is_set_aside_by_name(path, name, content):
 
         assert claimed == [page(2)]
         assert set(spool.aside) == {name}
-        assert spool.set_aside() == [f"{name}.aside"]
+        assert spool.names_aside() == [f"{name}.aside"]
         assert spool.names() == [page(2).name]
     assert [(each["what"], each["name"]) for each in log(path)] == [("set aside", name)]
 
@@ -184,8 +184,8 @@ def test_where_pages_are(tmp_path):
     home.mkdir()
     default = home / ".local/state/supervise/outbox"
 
-    assert place({"HOME": str(home)}) == default
-    assert place({"HOME": str(home), "XDG_STATE_HOME": "relative"}) == default
-    assert place({"XDG_STATE_HOME": "/var/me"}) == Path("/var/me/supervise/outbox")
+    assert spool_directory({"HOME": str(home)}) == default
+    assert spool_directory({"HOME": str(home), "XDG_STATE_HOME": "relative"}) == default
+    assert spool_directory({"XDG_STATE_HOME": "/var/me"}) == Path("/var/me/supervise/outbox")
     with pytest.raises(StoreError, match="no home directory"):
-        place({"HOME": str(tmp_path / "nowhere")})
+        spool_directory({"HOME": str(tmp_path / "nowhere")})

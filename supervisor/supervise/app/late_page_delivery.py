@@ -22,7 +22,7 @@ from ..errors import InputError, StoreError
 from ..inputs import clock
 from ..notifiers import Sender, destination, reopen
 from ..outputs.outbox import Undelivered
-from ..store.late_page_spool import Page, Spool, place
+from ..store.late_page_spool import Page, Spool, spool_directory
 
 KEEP_S = 2.0  # of the end of a run
 DAYS = 7
@@ -76,7 +76,7 @@ def _keep(
     trouble: list[str],
 ) -> None:
     try:
-        with Spool.open(place(env), clock.wall, make=True) as spool:
+        with Spool.open(spool_directory(env), clock.wall, make=True) as spool:
             assert spool is not None
             for each in found:
                 to = destination(each.channel, notify[each.channel], env)
@@ -185,7 +185,7 @@ class Flush:
             if error.retry_after_s is None:
                 return self._settled(spool, page, "refused", f"{error}; not tried again")
             route.not_before = time.monotonic() + max(error.retry_after_s, PAUSE_S / 2)
-            spool.retried(page, str(error))
+            spool.record_failure(page, str(error))
             return Outcome("waits", page, str(error))
         except Exception as error:  # a bug in the notifier; its text might hold an address
             return self._settled(spool, page, "refused", f"{type(error).__name__} in the notifier")
@@ -264,7 +264,7 @@ class Courier:
     def _round(self) -> bool:
         """Send what can be sent now; return whether anything waits."""
         try:
-            path = place(self._env)
+            path = spool_directory(self._env)
         except StoreError:
             return False  # nothing can have been kept there
         with Spool.open(path, clock.wall) as spool:

@@ -68,7 +68,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     if as_json:
         shown = {name: getattr(found, name) for name in found.__slots__}
         shown["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({**shown, "not_seen": record_check.BLIND}))
+        click.echo(json.dumps({**shown, "not_checked": record_check.NOT_CHECKED}))
     else:
         click.echo(f"{found.status}: {found.message}")
         click.echo(f"head: {found.records} {found.root}")
@@ -78,7 +78,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
             click.echo(
                 "checked: the log only; give the run directory to check the files it refers to"
             )
-        click.echo(f"not checked: {'; '.join(record_check.BLIND)}")
+        click.echo(f"not checked: {'; '.join(record_check.NOT_CHECKED)}")
     changed = any(part.status in (record_check.CHANGED, record_check.MISSING) for part in parts)
     ctx.exit(1 if changed else found.exit_code)
 
@@ -89,7 +89,7 @@ def _parts(run: RunDir, status: str) -> list[record_check.Part]:
     with suppress(TamperError):  # reported already; the records before it are good
         for record in audit.read(run.audit_path):
             digests.take(record)
-    digests.over = digests.over and status == "good"
+    digests.ended = digests.ended and status == "good"
     return list(record_check.check(run, digests))
 
 

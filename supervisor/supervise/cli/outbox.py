@@ -11,7 +11,7 @@ import click
 
 from ..app.late_page_delivery import DAYS, Flush, age
 from ..inputs import clock
-from ..store.late_page_spool import Page, Spool, place
+from ..store.late_page_spool import Page, Spool, spool_directory
 from ._output import print_table, printable
 
 HEADER = ("sev", "channel", "run", "late by", "attempts", "kept for", "message")
@@ -46,12 +46,12 @@ def show(as_json: bool = False) -> None:
       supervise outbox list
       supervise outbox list --json | jq length
     """
-    pages, aside, path = [], [], place(os.environ)
+    pages, aside, path = [], [], spool_directory(os.environ)
     with Spool.open(path, clock.wall) as spool:
         if spool is not None:
             found = [spool.read(name) for name in spool.names()]
             pages = [page for page in found if page is not None]
-            aside = spool.set_aside()
+            aside = spool.names_aside()
     if as_json:
         facts = [{**page.facts(), "error": page.error} for page in pages]
         click.echo(json.dumps(facts, ensure_ascii=False))
@@ -59,7 +59,7 @@ def show(as_json: bool = False) -> None:
     if pages:
         print_table([_row(page) for page in pages], HEADER)
     for name in aside:
-        click.echo(printable(f"set aside, not a message of supervise: {path / name}"), err=True)
+        click.echo(printable(f"set aside, not a page of supervise: {path / name}"), err=True)
     if not pages:
         click.echo("no undelivered messages")
 
@@ -81,7 +81,7 @@ def flush(ctx: click.Context) -> None:
     sender = Flush("flush", limited=False, stop=threading.Event())
     count: Counter[str] = Counter()
     left = 0
-    with Spool.open(place(os.environ), clock.wall) as spool:
+    with Spool.open(spool_directory(os.environ), clock.wall) as spool:
         if spool is not None:
             for outcome in sender.once(spool):
                 count[outcome.what] += 1

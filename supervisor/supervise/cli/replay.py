@@ -14,7 +14,7 @@ from ..store.run_directory import RunDir
 from ._output import document, printable
 from .why import INSPECT
 
-INCOMPLETE = 2  # exit status, as `audit verify` has it for a torn log
+INCOMPLETE = 2  # exit status, as `audit verify` for a truncated log
 
 
 @click.command(name="replay")

@@ -98,7 +98,7 @@ def run_phase(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:
     if locked(run.audit_path):
         return f"the run is in progress, at step {step} or later"
     found = audit.verify(run.audit_path)
-    if found.status == "torn":  # a killed supervisor, or an incomplete copy
+    if found.status == "truncated":  # a killed supervisor, or an incomplete copy
         return f"{CUT}, and the run has no supervisor: {found.message}"
     return f"the audit log ends at step {step}: the supervisor was killed or lost power"
 

@@ -1,16 +1,16 @@
 """The audit log of a run: hash-chained, durable before effects, repaired after a crash.
 
 Rule 1: one record is one `os.write` to a file opened with O_APPEND.
-Rule 2: a record with `sync=True` (intent, commit, abort, in_doubt, approval) is on the disk before
+Rule 2: a record with `sync=True` (intent, commit, abort, in_doubt, approval) is on disk before
 `append` returns; the others follow within GROUP_COMMIT_S.
-Rule 3: after an error of fsync nothing more is written: the kernel may have dropped the pages, and
-a second fsync may report success. Whoever gets a StoreError here must do nothing destructive.
-Rule 4: one writer. The lock is `flock` on the log itself, and goes with the process; each writer
-is an epoch.
-Rule 5: a log that was removed under the writer, or the journal beside it, is one that cannot be
-written. The thread that commits looks once a second, for a look may hang.
+Rule 3: after a failed fsync nothing more is written: the kernel may have dropped the pages, and a
+second fsync may report success. A caller that gets a StoreError must do nothing destructive.
+Rule 4: one writer. It holds `flock` on the log, which the kernel drops with the process; each
+writer is an epoch.
+Rule 5: if the log or the journal is removed during the run, the log counts as unwritable. The
+committing thread checks once a second, because the check may hang.
 
-Does not know what the records mean. Safe to call from several threads.
+Thread-safe. Records are opaque here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .lock import locked
 __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
 
 GROUP_COMMIT_S = 0.2
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 RESERVE_BYTES = 1 << 20  # room for about a thousand records on a disk that filled up
-MAX_TAIL = 1 << 20  # bytes of a torn tail that are kept
+MAX_TAIL = 1 << 20  # bytes of a truncated record that are kept
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -50,9 +50,8 @@ class Audit:
     """The writer; get one from `open`.
 
     Attributes:
-        trouble: why the log cannot be relied on any more (the disk is full, an fsync failed, the
-            file is gone), one sentence; None while all is well. While it is set, start nothing
-            destructive.
+        trouble: why the log is not reliable (the disk is full, an fsync failed, the file is
+            missing), one sentence; None if it is. While it is set, start nothing destructive.
     """
 
     def __init__(self, path: Path, fd: int, chain: Chain) -> None:
@@ -65,7 +64,7 @@ class Audit:
         self._reserve = path.with_name(path.name + ".reserve")
         self._dead = False  # nothing more may be written
         self._opened = os.fstat(fd)
-        self._beside: Callable[[], str | None] = lambda: None
+        self._missing_journal: Callable[[], str | None] = lambda: None
         self._lock = threading.RLock()
         self._dirty = threading.Event()
         self._closing = threading.Event()
@@ -75,7 +74,8 @@ class Audit:
     def open(cls, path: Path, run_id: str, *, at_ns: int, wall: str) -> Audit:
         """Open or create the log, as the only writer.
 
-        A torn tail is copied to `<path>.torn-<offset>`, cut off, and told in a `recovered` record.
+        A truncated last record is copied to `<path>.truncated-<offset>`, removed, and reported in a
+        `recovered` record.
 
         Args:
             at_ns, wall: the time now, for that record.
@@ -91,26 +91,26 @@ class Audit:
             chain, tail = _scan(path, run_id)
             if not chain.size:
                 files.sync_directory(path.parent)
-            torn = path.with_name(f"{path.name}.torn-{chain.offset}")
+            remains = path.with_name(f"{path.name}.truncated-{chain.offset}")
             if tail:
-                _keep(torn, path, chain.offset)
+                _keep(remains, path, chain.offset)
                 os.ftruncate(fd, chain.offset)
             audit = cls(path, fd, chain)
             audit._fill_reserve()
-            if torn.exists():  # also when a crash came between the cut and this record
-                audit._tell_recovered(torn, at_ns, wall)
+            if remains.exists():  # also after a crash between the truncation and this record
+                audit._record_recovery(remains, at_ns, wall)
         except OSError as error:
             _close(fd)
             raise StoreError(f"cannot open {path}: {error.strerror}") from error
         except BaseException:
             _close(fd)
             raise
-        audit._begin()
+        audit._start_thread()
         return audit
 
-    def beside(self, gone: Callable[[], str | None]) -> None:
-        """Let `gone` say what is missing beside the log; it is called on a thread of the log."""
-        self._beside = gone
+    def watch_journal(self, missing: Callable[[], str | None]) -> None:
+        """Call `missing` regularly on the log's thread; it returns a sentence if files are gone."""
+        self._missing_journal = missing
 
     @property
     def head(self) -> tuple[int, str]:
@@ -120,7 +120,7 @@ class Audit:
 
     @property
     def epoch(self) -> int:
-        """Incarnation of the supervisor, 1 for the first; a fencing token for commands."""
+        """Number of the writing supervisor, from 1; a fencing token for commands."""
         return self._epoch
 
     def append(
@@ -139,11 +139,11 @@ class Audit:
         Args:
             at_ns, wall: CLOCK_MONOTONIC in nanoseconds, and UTC as ISO-8601.
             body: further fields (attempt, event, reason, incident, rule, severity, data), ready for
-                JSON but for non-finite floats; none of the names that the log itself sets.
-            sync: be on the disk before returning.
+                JSON but for non-finite floats; without the names that the log itself sets.
+            sync: on disk before returning.
 
         Raises:
-            StoreError: it is not in the log, or not surely so. See Rule 3.
+            StoreError: it is not, or not certainly, in the log. See Rule 3.
         """
         with self._lock:
             if self._dead:
@@ -170,15 +170,15 @@ class Audit:
             full = self._write(line)
             self._chain.take(line)
             if full:
-                self._tell_full(at_ns, wall, step)
-            if sync or not self._begin():
+                self._record_full(at_ns, wall, step)
+            if sync or not self._start_thread():
                 self._sync()
             else:
                 self._dirty.set()
             return seq
 
-    def _tell_full(self, at_ns: int, wall: str, step: int) -> None:
-        reason = "the disk is full; the log is written from its reserve"
+    def _record_full(self, at_ns: int, wall: str, step: int) -> None:
+        reason = "the disk is full; the log uses its reserve"
         self.trouble = f"{self._path}: {reason}"
         note = {"reason": reason, "data": {"reserve_bytes": RESERVE_BYTES}}
         self.append(
@@ -186,11 +186,11 @@ class Audit:
         )
 
     def commit(self) -> None:
-        """Put all records on the disk now. Raises StoreError."""
+        """Sync all records to disk. Raises StoreError."""
         self._sync()
 
     def close(self) -> None:
-        """Commit and let go of the lock. Never raises: `trouble` tells whether all was kept."""
+        """Commit and release the lock. Never raises: see `trouble`."""
         self._closing.set()
         self._dirty.set()
         if self._committer.is_alive():
@@ -202,16 +202,16 @@ class Audit:
                 if not self._dead:
                     self._sync()
             except StoreError:
-                pass  # told by `trouble`
+                pass  # see `trouble`
             self._dead = True
-            with suppress(OSError):  # the directory may be closed to us, or gone
+            with suppress(OSError):  # not permitted, or removed
                 self._reserve.unlink(missing_ok=True)
             fd, self._fd = self._fd, -1
             with suppress(OSError):
                 _close(fd)
 
-    def _begin(self) -> bool:
-        """Start the thread unless it was; False at the limit of threads, and `append` commits."""
+    def _start_thread(self) -> bool:
+        """Start the thread once; False at the limit of threads, then `append` commits."""
         if self._committer.ident is None:
             try:
                 self._committer.start()
@@ -220,22 +220,22 @@ class Audit:
         return True
 
     def _commit_often(self) -> None:
-        looked_s, missed = time.monotonic(), None
+        checked_s, missing = time.monotonic(), None
         while not self._closing.is_set():
-            if self._dirty.wait(LOOK_S):
+            if self._dirty.wait(CHECK_EVERY_S):
                 self._closing.wait(GROUP_COMMIT_S)
                 try:
                     self._sync()
                 except StoreError:
-                    return  # told by `trouble`, and by every later append
-            if time.monotonic() >= looked_s + LOOK_S:
-                missed = self._look(missed)
-                looked_s = time.monotonic()
+                    return  # see `trouble`; every later append raises
+            if time.monotonic() >= checked_s + CHECK_EVERY_S:
+                missing = self._check_files(missing)
+                checked_s = time.monotonic()
 
-    def _look(self, missed: str | None) -> str | None:
-        """Return what is missing; it counts the second time, for a network may err for a moment."""
-        found = files.gone(self._path, self._opened) or self._beside()
-        if found is not None and found == missed and self.trouble is None:
+    def _check_files(self, before: str | None) -> str | None:
+        """Return what is missing; counts if found twice: a network disk may err briefly."""
+        found = files.missing(self._path, self._opened) or self._missing_journal()
+        if found is not None and found == before and self.trouble is None:
             self.trouble = found
         return found
 
@@ -250,21 +250,21 @@ class Audit:
             raise StoreError(self.trouble) from error
 
     def _write(self, line: bytes) -> bool:
-        """Write `line` whole or not at all; return True if it took the reserve to do so."""
+        """Write `line` completely or not at all; return True if it needed the reserve."""
         try:
-            self._write_whole(line)
+            self._write_line(line)
             return False
         except OSError as error:
             if error.errno not in _FULL or not self._reserve.exists():
                 raise self._unwritable(error) from error
         self._reserve.unlink()
         try:
-            self._write_whole(line)
+            self._write_line(line)
             return True
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _write_whole(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         try:
             if os.write(self._fd, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -272,7 +272,7 @@ class Audit:
             try:
                 os.ftruncate(self._fd, self._chain.offset)
             except OSError:
-                self._dead = True  # half a record may stand there; the next `open` repairs it
+                self._dead = True  # it may be half written; the next `open` repairs it
             raise
 
     def _unwritable(self, error: OSError) -> StoreError:
@@ -289,26 +289,26 @@ class Audit:
             finally:
                 os.close(fd)
         except OSError:
-            with suppress(OSError):  # already full: the first append will tell
+            with suppress(OSError):  # already full: the first append reports it
                 self._reserve.unlink(missing_ok=True)
 
-    def _tell_recovered(self, torn: Path, at_ns: int, wall: str) -> None:
-        with os.fdopen(files.open_file(torn), "rb") as file:
+    def _record_recovery(self, remains: Path, at_ns: int, wall: str) -> None:
+        with os.fdopen(files.open_file(remains), "rb") as file:
             tail = file.read(2 * MAX_TAIL)
         data = {
-            "file": torn.name,
+            "file": remains.name,
             "offset": self._chain.offset,
             "bytes": len(tail),
             "sha256": hashlib.sha256(tail).hexdigest(),
         }
-        body = {"reason": "the last record was incomplete and was cut off", "data": data}
+        body = {"reason": "the last record was truncated by a crash and was removed", "data": data}
         self.append(
             "recovered", actor="store", at_ns=at_ns, wall=wall, step=-1, body=body, sync=True
         )
 
 
 def _scan(path: Path, run_id: str) -> tuple[Chain, int]:
-    """Return the state after the good records, and the length of a torn tail."""
+    """Return the state after the good records, and the length of a truncated one."""
     chain = Chain(run_id)
     for line, length in lines(path):
         if not line.endswith(b"\n"):
@@ -317,22 +317,21 @@ def _scan(path: Path, run_id: str) -> tuple[Chain, int]:
     return chain, 0
 
 
-def _keep(torn: Path, path: Path, offset: int) -> None:
-    """Keep a torn tail; one that is already there (a crash during a repair) is not lost either.
+def _keep(remains: Path, path: Path, offset: int) -> None:
+    """Append the truncated record to its copy, which may exist after a crash during a repair.
 
-    A tail is part of one record: of a longer one, the zeros of a disk that lost power, the
-    beginning says all.
+    It is part of one record; of the zeros of a disk that lost power the beginning is enough.
     """
     with os.fdopen(files.open_file(path), "rb") as file:
         file.seek(offset)
         tail = file.read(MAX_TAIL)
     before = b""
-    if torn.exists():
-        with os.fdopen(files.open_file(torn), "rb") as file:
+    if remains.exists():
+        with os.fdopen(files.open_file(remains), "rb") as file:
             before = file.read(MAX_TAIL)
     if not before.endswith(tail):
         before += tail
-    files.replace(torn, before, durable=True)
+    files.replace(remains, before, durable=True)
 
 
 def _close(fd: int) -> None:

@@ -1,8 +1,8 @@
 """Events as bytes, exactly: what is unpacked equals what was packed.
 
-A Frame is binary: only present values are kept, 8 bytes each, so that a float comes back bit by
-bit and NaN stays NaN. All other events are JSON objects of their fields, in Python's dialect
-(bare NaN and Infinity): their mappings must hold string keys, lists, strings, numbers, None.
+A Frame is binary: only present values are stored, 8 bytes each, so that floats are exact and NaN
+stays NaN. Other events are JSON objects of their fields with bare NaN and Infinity: their mappings
+must consist of string keys, lists, strings, numbers, None.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
 _HEAD = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
 _MAX = 1 << 63
 
-# What each field must be; an integer has 64 bits and is no boolean.
+# Type of each field; an integer has 64 bits and is not a boolean.
 _INT, _TEXT, _FLAG, _OBJECT = "an integer", "a text", "a boolean", "an object"
 _FIELDS: dict[str, str] = {
     **dict.fromkeys(("at_ns", "rank", "world_size", "pid", "attempt", "segment", "letter"), _INT),
@@ -81,13 +81,13 @@ def unpack(kind: int, payload: bytes) -> Event:
     """Return the event.
 
     Raises:
-        ValueError, KeyError, TypeError, struct.error, RecursionError: it is nonsense.
+        ValueError, KeyError, TypeError, struct.error, RecursionError: it is invalid.
     """
     if kind == FRAME:
         return _unpack_frame(payload)
     cls, fields = TYPES[kind], json.loads(payload)
     if not isinstance(fields, dict) or not shallow(fields):
-        raise ValueError("it is no object, or nested too deep")
+        raise ValueError("it is not an object, or nested too deep")
     if cls is Announced:
         fields["names"] = _names(fields["names"])
     elif cls is Tick:
@@ -101,10 +101,10 @@ def unpack(kind: int, payload: bytes) -> Event:
 
 def _names(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list):
-        raise ValueError("names is no list")
+        raise ValueError("names is not a list")
     for name in names:
         _check("name", name)
-        name.encode()  # half of a surrogate pair can be in JSON, but in no table
+        name.encode()  # JSON may contain half of a surrogate pair, a table may not
     return tuple(names)
 
 
@@ -116,7 +116,7 @@ def _beat(fields: Any) -> Beat:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise ValueError where a field is not what its name says."""
+    """Raise ValueError if a field has the wrong type."""
     wanted = _FIELDS[name]
     if wanted is _INT:
         fits = type(value) is int and -_MAX <= value < _MAX
@@ -152,7 +152,7 @@ def _unpack_frame(payload: bytes) -> Frame:
     if bits == (1 << count) - 1 and len(present) == count:
         return Frame(at_ns, rank, attempt, step, present)
     if bits >> count or bits.bit_count() != len(present):
-        raise ValueError(f"{len(present)} of {count} values are there, and its map says otherwise")
+        raise ValueError(f"{len(present)} of {count} values are present, unlike its bitmap")
     rest = iter(present)
     values = tuple([next(rest) if bits >> index & 1 else None for index in range(count)])
     return Frame(at_ns, rank, attempt, step, values)

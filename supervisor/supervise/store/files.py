@@ -1,12 +1,11 @@
-"""Files that survive a power cut, and that no other user and no pipe can lead astray.
+"""Files that survive a power cut, safe against other users, links and pipes.
 
-Written whole, or not at all. A new name is only safe after an fsync of its directory; the bytes
-only after an fsync of the file.
+Files are written completely or not at all. A new name is durable after an fsync of its directory,
+the content after an fsync of the file.
 
-Whatever is opened here is a regular file: a FIFO under the name of a file would block the
-supervisor for ever, so nothing waits (O_NONBLOCK), no link is followed, and what the name stands
-for is looked at before it is used. What we make is ours alone (0600, directories 0700) whatever the
-umask says, and under a name that nobody can guess until it is complete.
+Only regular files are opened: a FIFO would block the supervisor, so opening never waits
+(O_NONBLOCK), follows no link, and checks the type before use. Created files are private (0600,
+directories 0700) whatever the umask, and have an unpredictable name until they are complete.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any
 FILE, FOLDER = 0o600, 0o700
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
-MAX_JSON = 16 << 20  # bytes of a document of ours; the largest takes some hundred kB
+MAX_JSON = 16 << 20  # bytes; our largest document has some hundred kB
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in the directory `path` survive a power cut. Raises OSError."""
+    """Sync the names in the directory `path` to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -36,8 +35,8 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def gone(path: Path, known: os.stat_result) -> str | None:
-    """Say that `path` is not the file any more that was opened; None: it is, or nobody can tell."""
+def missing(path: Path, known: os.stat_result) -> str | None:
+    """Return a sentence if `path` is not the opened file any more; None if it is, or unknown."""
     try:
         if os.path.samestat(path.stat(), known):
             return None
@@ -45,15 +44,15 @@ def gone(path: Path, known: os.stat_result) -> str | None:
         pass
     except OSError:
         return None
-    return f"{path} is gone: it was removed, moved or replaced"
+    return f"{path} is missing: it was removed, moved or replaced"
 
 
 def read_json(path: Path, limit: int = MAX_JSON, *, foreign: bool = False) -> Any:
-    """Return the JSON document in a file, whatever the file holds; `foreign` as of `open_file`.
+    """Return the JSON document in a file; `foreign` as in `open_file`.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is larger than `limit` bytes, no JSON, or nested too deep.
+        ValueError: it is larger than `limit` bytes, not JSON, or nested too deep.
     """
     try:
         found = json.loads(read(path, foreign=foreign, limit=limit))
@@ -65,15 +64,15 @@ def read_json(path: Path, limit: int = MAX_JSON, *, foreign: bool = False) -> An
 
 
 def shallow(value: Any) -> bool:
-    """Return whether JSON is not nested deeper than what reads it can follow."""
+    """Return whether JSON is nested at most `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
         if not inner:
             return True
         level = inner
@@ -81,16 +80,16 @@ def shallow(value: Any) -> bool:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) -> int:
-    """Open a regular file that is there, and return its descriptor. Never waits.
+    """Open an existing regular file and return its descriptor. Never blocks.
 
     Args:
-        flags: how to open it; O_CREAT makes it, ours alone.
-        foreign: it may be anybody's and be reached by a link, as a checkpoint may. Else it is ours,
-            root's, or of whoever owns its directory: root may look into the run of another user,
-            and some file systems show all that we own as somebody else's.
+        flags: of `os.open`; O_CREAT creates a private file.
+        foreign: any owner, and links are followed, as for a checkpoint. Else it must belong to us,
+            to root, or to the owner of its directory: root may read the run of another user, and
+            some file systems report another owner for all our files.
 
     Raises:
-        OSError: there is none, or it is a FIFO, a device, a directory, or another user's.
+        OSError: it does not exist, or it is a FIFO, a device, a directory, or another user's.
     """
     safe = _SAFE & ~os.O_NOFOLLOW if foreign else _SAFE
     fd = os.open(path, flags | safe, FILE)
@@ -109,10 +108,10 @@ def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) ->
 
 
 def read(path: Path, *, foreign: bool = False, limit: int | None = None) -> bytes:
-    """Return the bytes of a file; arguments and errors as those of `open_file`.
+    """Return the bytes of a file; arguments and errors as in `open_file`.
 
     Raises:
-        ValueError: it has more than `limit` bytes; none of them stays in memory.
+        ValueError: it has more than `limit` bytes.
     """
     with os.fdopen(open_file(path, foreign=foreign), "rb") as file:
         raw: bytes = file.read() if limit is None else file.read(limit + 1)
@@ -122,13 +121,13 @@ def read(path: Path, *, foreign: bool = False, limit: int | None = None) -> byte
 
 
 def create(path: Path, *, shared: bool = False) -> int:
-    """Make a file that is not there yet, and return its descriptor for writing.
+    """Create a file and return its descriptor for writing.
 
     Args:
-        shared: for whom the umask says, else ours alone.
+        shared: permissions by the umask, else private.
 
     Raises:
-        OSError: it cannot be made, or something has that name.
+        OSError: it cannot be created, or the name exists.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666 if shared else FILE)
     if not shared:
@@ -137,10 +136,10 @@ def create(path: Path, *, shared: bool = False) -> int:
 
 
 def make_directory(path: Path, *, exist_ok: bool = True) -> None:
-    """Make a directory that is ours alone; its parents too, as the umask says.
+    """Create a private directory, and its parents by the umask.
 
     Raises:
-        OSError: it cannot be made, or what has that name is no directory, or another user's.
+        OSError: it cannot be created, or the name is not a directory, or another user's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -152,10 +151,10 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def is_own_directory(path: Path) -> bool:
-    """Whether `path` is a directory, not reached by a link, that belongs to us. Raises OSError.
+    """Whether `path` is a directory of ours and not a link. Raises OSError.
 
-    To us belongs what has the owner of a file that we make in it: on some file systems that is
-    another number than our own.
+    It is ours if a file that we create in it has the same owner: some file systems report another
+    user id than ours.
     """
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -163,32 +162,34 @@ def is_own_directory(path: Path) -> bool:
     if found.st_uid == os.geteuid():
         return True
     try:
-        mine = unpredictable(path / "owner")
-        fd = create(mine)
+        trial = unpredictable(path / "owner")
+        fd = create(trial)
     except OSError:
         return False
     try:
         return os.fstat(fd).st_uid == found.st_uid
     finally:
         os.close(fd)
-        mine.unlink()
+        trial.unlink()
 
 
 def unpredictable(path: Path) -> Path:
-    """Return a hidden name beside `path` that nobody can have taken."""
+    """Return an unused hidden name in the directory of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 @contextmanager
-def replacing(path: Path, mode: str = "wb", *, shared: bool = False, **how: Any) -> Iterator[Any]:
-    """Yield a file that takes the place of `path` when the block ends without an exception.
+def replacing(
+    path: Path, mode: str = "wb", *, shared: bool = False, **options: Any
+) -> Iterator[Any]:
+    """Yield a file that replaces `path` if the block ends without an exception.
 
     Args:
-        shared: see `create`. mode, how: see `open`.
+        shared: see `create`. mode, options: see `open`.
     """
     fresh = unpredictable(path)
     try:
-        with os.fdopen(create(fresh, shared=shared), mode, **how) as file:
+        with os.fdopen(create(fresh, shared=shared), mode, **options) as file:
             yield file
         fresh.replace(path)
     except BaseException:
@@ -197,13 +198,13 @@ def replacing(path: Path, mode: str = "wb", *, shared: bool = False, **how: Any)
 
 
 def replace(path: Path, data: bytes, *, durable: bool) -> None:
-    """Write `path` atomically: a reader sees the old bytes or the new ones, never a mixture.
+    """Write `path` atomically: a reader sees the old content or the new one.
 
     Args:
         durable: also survive a power cut (two fsyncs, milliseconds); else only a killed process.
 
     Raises:
-        OSError: nothing was changed.
+        OSError: the old file is unchanged.
     """
     with replacing(path) as file:
         file.write(data)

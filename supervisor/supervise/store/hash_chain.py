@@ -1,15 +1,15 @@
-"""The bytes of the audit log, and what makes a record the rightful successor of the one before.
+"""The format of the audit log and its verification.
 
     line = <64 hex digits> SP <json> LF        digest = SHA-256(0x00 || json bytes as written)
 
-The json holds `prev`, the digest of the record before; that of record 0 is
+The json has `prev`, the digest of the previous record; for record 0 it is
 SHA-256("supervise-audit-v1" || run id). Digests are compared as text and over the stored bytes,
-never over a re-serialised record. A chain shows edits, reordering and gaps, but not records
-dropped from its end, nor a log rewritten as a whole: for these compare the Merkle root with one
-that was sent out of the machine (every notification carries one).
+never over a re-serialised record. The chain reveals edits, reordering and gaps, but neither records
+removed from its end nor a log rewritten completely: for these compare the Merkle root with one that
+left the machine (every notification has one).
 
-Torn is a file without a final LF (a killed writer, a power cut, a zero-filled page) or without any
-record: recoverable. A complete line that is wrong is tampering. Knows nothing of writing.
+A log is truncated if it has no final LF (a killed writer, a power cut, a zero-filled page) or no
+record: recoverable. A complete but wrong line is tampering.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from . import files, merkle
 VERSION = 1
 MAX_LINE = 16 << 20  # bytes; the largest record is that of a reload, a few hundred kB
 GENESIS = b"supervise-audit-v1"
-EXIT_CODES = {"good": 0, "tampered": 1, "torn": 2}
+EXIT_CODES = {"good": 0, "tampered": 1, "truncated": 2}
 
 _BLOCK = 1 << 20
-# What every record holds, and what the fields are that only some have.
-_ALWAYS: dict[str, Any] = {
+# Types of the fields of every record, and of those that some have.
+_REQUIRED: dict[str, Any] = {
     "seq": int,
     "prev": str,
     "run": str,
@@ -45,7 +45,7 @@ _ALWAYS: dict[str, Any] = {
     "mono_ns": int,
     "wall": str,
 }
-_SOMETIMES: dict[str, Any] = {
+_OPTIONAL: dict[str, Any] = {
     "event": int,
     "attempt": int,
     "incident": str | None,
@@ -53,15 +53,15 @@ _SOMETIMES: dict[str, Any] = {
     "severity": str | None,
     "data": dict | None,
 }
-_MOST = 1 << 63
-_GOOD = "the records before it are good; every message to people carries a root to compare"
+_INT64 = 1 << 63
+_GOOD = "the records before it are intact; compare with a root in an earlier notification"
 _NON_FINITE = {"NaN": float("nan"), "+Inf": float("inf"), "-Inf": float("-inf")}
 
 __all__ = ["Chain", "Report", "decode", "encode", "read", "verify"]
 
 
 def decode(value: Any) -> Any:
-    """Return `value` with "NaN", "+Inf" and "-Inf" as floats again; for numbers, not for prose."""
+    """Return `value` with "NaN", "+Inf" and "-Inf" as floats; for numbers, not for text."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, Mapping):
@@ -76,18 +76,18 @@ def genesis(run_id: str) -> str:
     return hashlib.sha256(GENESIS + run_id.encode()).hexdigest()
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _matches(value: Any, kind: Any) -> bool:
     if kind is int:
-        return type(value) is int and -_MOST <= value < _MOST
+        return type(value) is int and -_INT64 <= value < _INT64
     return isinstance(value, kind)
 
 
 class Chain:
-    """The state after some good records: what the next one has to look like.
+    """The state after some valid records, against which the next one is checked.
 
     Attributes:
-        run: id of the run; None until record 0 has told it.
-        epoch: incarnation of the supervisor that wrote the newest record, 1 for the first.
+        run: id of the run; None before record 0 if unknown.
+        epoch: number of the supervisor that wrote the newest record, from 1.
         offset: bytes of the file taken so far.
         tree: Merkle tree over the records.
     """
@@ -110,7 +110,7 @@ class Chain:
         return self._prev or genesis(self.run or "")
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """Return the line of the next record; `take` it once it is written."""
+        """Return the line of the next record; call `take` once it is written."""
         text = json.dumps(
             encode(record), allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
@@ -121,27 +121,27 @@ class Chain:
         """Check one complete line as the next record, and return it.
 
         Raises:
-            TamperError: it is not what the writer wrote after the records before it.
+            TamperError: it does not continue the chain.
         """
         digest, space, body = line[:64], line[64:65], line[65:-1]
         leaf = merkle.leaf(body)
         if space != b" " or line[-1:] != b"\n" or leaf.hex().encode() != digest:
-            raise self._tampered("its digest does not match its bytes")
+            raise self._tampered("its digest does not match its content")
         try:
             record = json.loads(body)
             seq, prev, run, epoch = (record[key] for key in ("seq", "prev", "run", "epoch"))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise self._tampered("it is not a record of this log") from None
         if type(epoch) is not int or type(seq) is not int:
-            raise self._tampered(f"{seq!r} and {epoch!r} are not its number and epoch")
+            raise self._tampered(f"{seq!r} and {epoch!r} are not a number and an epoch")
         if self.run is None:
             self.run = str(run)
         if run != self.run:
             raise self._tampered(f"it belongs to the run {run!r}, not {self.run!r}")
         if seq != self.size:
-            raise self._tampered(f"its own number is {seq!r}")
+            raise self._tampered(f"its number is {seq!r}")
         if prev != self.prev:
-            raise self._tampered("it does not name the record before it")
+            raise self._tampered("it does not contain the digest of the previous record")
         if epoch not in (self.epoch, self.epoch + 1) or epoch < 1:
             raise self._tampered(f"its epoch {epoch!r} does not follow {self.epoch}")
         self.epoch, self._prev = epoch, digest.decode()
@@ -150,24 +150,24 @@ class Chain:
         return dict(record)
 
     def check(self, record: Mapping[str, Any]) -> None:
-        """Check the newest record's fields: a log may be forged as a whole, digests and all.
+        """Check the newest record's fields, since a whole log may be forged with valid digests.
 
         Raises:
-            TamperError: a field is missing, or is not what it must be.
+            TamperError: a field is missing or has the wrong type.
         """
-        wrong = [name for name, kind in _ALWAYS.items() if not _is(record.get(name), kind)]
+        wrong = [name for name, kind in _REQUIRED.items() if not _matches(record.get(name), kind)]
         wrong += [
             name
-            for name, kind in _SOMETIMES.items()
-            if name in record and not _is(record[name], kind)
+            for name, kind in _OPTIONAL.items()
+            if name in record and not _matches(record[name], kind)
         ]
         if record.get("actor") == "engine" and "event" not in record:
             wrong.append("event")
         if not wrong and not files.shallow(record.get("data")):
             wrong = ["data"]
         if wrong:
-            number, at = self.size - 1, f"it is not a record of this log: see its {wrong[0]!r}"
-            raise TamperError(f"audit record {number} was changed: {at}", seq=number, hint=_GOOD)
+            number, why = self.size - 1, f"its field {wrong[0]!r} is missing or invalid"
+            raise TamperError(f"audit record {number} was changed: {why}", seq=number, hint=_GOOD)
 
     def _tampered(self, why: str) -> TamperError:
         message = f"audit record {self.size} (byte {self.offset}) was changed: {why}"
@@ -176,14 +176,14 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` found.
+    """Result of `verify`.
 
     Attributes:
-        status: `good`, `tampered` or `torn`.
-        records: number of good records before the first bad one.
+        status: `good`, `tampered` or `truncated`.
+        records: number of valid records before the first bad one.
         root: Merkle root over these, 64 hex digits.
         bad_seq: number of the first bad record, None if there is none.
-        offset: bytes of good records; the first bad one starts here.
+        offset: bytes of valid records; the first bad one starts here.
     """
 
     status: str
@@ -195,14 +195,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 good, 1 tampered, 2 torn tail only."""
+        """0 good, 1 tampered, 2 only truncated."""
         return EXIT_CODES[self.status]
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Yield each line of a log and its length; what is longer than a record comes cut short.
+    """Yield each line of a log and its length; lines longer than a record are cut.
 
-    Only the last one may lack its line feed.
+    Only the last line may lack its line feed.
 
     Raises:
         StoreError: the file cannot be read.
@@ -221,11 +221,11 @@ def lines(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _rest(file: BinaryIO) -> tuple[int, bool]:
-    """Read on to the end of a line; return its bytes, and whether it has one."""
+    """Skip to the end of a line; return the number of bytes, and whether there is a line feed."""
     length = 0
     while True:
         at = file.tell()
-        try:  # holes are zeros, and no line ends in them
+        try:  # holes are zeros and contain no line feed
             data = os.lseek(file.fileno(), at, os.SEEK_DATA)
         except OSError as error:
             data = os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else at
@@ -241,8 +241,8 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
     """Check the whole log.
 
     Args:
-        run: the run it must belong to; None takes the word of record 0.
-        witness: a size and root that were sent out of the machine earlier.
+        run: the run it must belong to; None: as in record 0.
+        witness: a size and root from an earlier notification.
 
     Raises:
         StoreError: the file cannot be read.
@@ -266,21 +266,21 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
         return report("tampered", str(error), error.seq)
     size = chain.size
     if witness is not None and seen is None:
-        text = f"the log holds {size} records, the witness saw {witness[0]}: its end was cut off"
+        text = f"the log has {size} records, the witness {witness[0]}: records were removed"
         return report("tampered", text, size)
     if witness is not None and seen != witness[1].lower():
-        text = f"the first {witness[0]} records are not those that the witness saw (root {seen})"
+        text = f"the first {witness[0]} records differ from those of the witness (root {seen})"
         return report("tampered", text)
     if tail:
-        text = f"torn tail: record {size} (byte {chain.offset}) is incomplete, {tail} bytes"
-        return report("torn", text, size)
+        text = f"record {size} (byte {chain.offset}) is truncated, {tail} bytes of it exist"
+        return report("truncated", text, size)
     if not size:
-        return report("torn", "record 0 (byte 0) is missing: the log is empty", 0)
-    return report("good", f"{size} records are as they were written")
+        return report("truncated", "record 0 (byte 0) is missing: the log is empty", 0)
+    return report("good", f"{size} records are unchanged")
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records in order, as stored (non-finite numbers as text); stop at a torn tail.
+    """Yield the records in order, as stored (non-finite numbers as text); stop at a truncated one.
 
     Raises:
         TamperError: at the first bad record.

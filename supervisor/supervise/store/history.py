@@ -1,7 +1,7 @@
 """The metrics of a run, read back from its journal.
 
-Every frame is kept, also those of steps that a rollback took back: `attempt` tells them apart.
-A live run can be read; what is seen then ends at some recent frame.
+All frames are included, also those of steps undone by a rollback, with another `attempt`. A live
+run can be read up to some recent frame.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from .run_directory import RunDir
 
 
 def frames(run: RunDir) -> Iterator[tuple[int, int, int, int, dict[str, float]]]:
-    """Yield `(rank, attempt, step, at_ns, values)` in the order in which frames were received.
+    """Yield `(rank, attempt, step, at_ns, values)` in the order of reception.
 
-    `values` maps metric ids to floats, in the metric's own unit; an absent value has no key, NaN is
-    NaN.
+    `values` maps metric ids to floats in the metric's own unit; an absent value has no key.
 
     Raises:
         StoreError: the journal is missing or damaged.
@@ -52,7 +51,7 @@ def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str] | None = None) -
     `inf`; numbers have all digits that a float64 needs.
 
     Args:
-        metrics: ids of the columns wanted, in that order; None for all.
+        metrics: ids of the columns, in order; None for all.
 
     Raises:
         UsageError: a metric is not in this run.
@@ -77,7 +76,7 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
     if not known:
         return UsageError(
             f"no metric {name!r}: this run has none",
-            hint="the probe announced nothing; see supervise status",
+            hint="the probe announced none; see: supervise status RUN",
         )
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""

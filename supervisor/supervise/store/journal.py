@@ -1,18 +1,15 @@
-"""The journal of a run: every event, numbered from 0, in the order in which it was judged.
+"""The journal of a run: every event, numbered from 0, in the order of processing.
 
     segment = `SUPVJRN1` | u64 number of its first record | records         little-endian
     record  = u32 payload length | u32 crc | u32 number | u8 kind | payload
 
 Segments are `00000.jrn`, `00001.jrn`, ...; the crc covers all that follows it. One append is one
-`os.write`, so that a killed supervisor loses nothing that it has judged; only a power cut can lose
-records since the last `sync`. A bad record with no good one after it is a torn tail: reading stops
-there, and the next writer cuts it off. A bad record before a good one is damage, and an error.
+`os.write`, so that a killed supervisor loses no processed event; only a power cut can lose records
+since the last `sync`. A bad record without a valid one after it is a truncated tail: reading stops
+there, and the next writer removes it. A bad record before a valid one is damage, and an error.
 
-Reading takes memory for one record and time in proportion to the bytes on disk, whatever the files
-hold: holes are skipped, and a good record after a bad one is looked for only where a writer can
-have put one, and with a bounded number of checksums.
-
-Knows the events' fields only through event_codec.py.
+Reading needs memory for one record and time proportional to the bytes on disk, whatever the files
+contain: holes are skipped, and the search for a valid record after a bad one is bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from . import files
 from .event_codec import KINDS, TYPES, pack, unpack
 
 SEGMENT_BYTES = 64 << 20
-MAX_PAYLOAD = 4 << 20  # the largest event is a reload: a policy has at most 256 kB
+MAX_PAYLOAD = 4 << 20  # bytes; the largest event is a reload: a policy has at most 256 kB
 MAGIC = b"SUPVJRN1"
 
 _START = struct.Struct("<8sQ")
@@ -42,18 +39,18 @@ _SUMMED = struct.Struct("<IB")  # the part of the head under the crc
 _PREFIX = struct.Struct("<II")
 _NAME = re.compile(r"[0-9]{5,9}\.jrn")
 _MAX_NUMBER = 1 << 53
-_SEARCHED = SEGMENT_BYTES + _HEAD.size + MAX_PAYLOAD  # no writer puts a record behind that
-_TRIED_BYTES = 256 << 20  # most that is summed up in the search for a good record
-_TRIAL_BYTES = 1 << 10  # what one trial costs beside its bytes
-# A head may stand wherever the length is small enough and the kind is known.
+_SEARCHED = SEGMENT_BYTES + _HEAD.size + MAX_PAYLOAD  # bytes; a segment is never longer
+_TRIED_BYTES = 256 << 20  # limit of checksummed bytes in the search for a valid record
+_TRIAL_BYTES = 1 << 10  # overhead of one trial, in bytes
+# A head may be wherever the length is small enough and the kind is known.
 _MAYBE = re.compile(
     rb"(?s)(?=..[\x00-%c]\x00.{8}[%s])" % (MAX_PAYLOAD >> 16, re.escape(bytes(sorted(TYPES))))
 )
-_COPY = "the events before it are good; restore the file from a copy"
+_COPY = "the events before it are intact; restore the file from a copy"
 
 
 class Journal:
-    """The writer; get one from `open`. One writer at a time: the audit log's lock sees to that."""
+    """The writer; get one from `open`. One writer at a time, by the audit log's lock."""
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
         self._directory = directory
@@ -63,13 +60,13 @@ class Journal:
         self._size = 0  # bytes of good records in the segment
         self._number = 0
         self._opened: tuple[Path, os.stat_result] | None = None
-        self._broken = False  # half a record may stand at the end
+        self._partial = False  # the end may be half a record
         self._total = 0  # bytes of all segments
         self._sum = hashlib.sha256()  # over them, in their order
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Journal:
-        """Open or create the journal in `directory`; a torn tail is cut off.
+        """Open or create the journal in `directory`; a truncated tail is removed.
 
         Raises:
             StoreError: it is damaged before its tail, or cannot be written.
@@ -81,36 +78,32 @@ class Journal:
             if paths:
                 journal._continue(paths)
             else:
-                journal._begin_segment()
+                journal._start_segment()
         except OSError as error:
             journal.close()
             raise StoreError(f"cannot write {directory}: {error.strerror}") from error
         return journal
 
     def __len__(self) -> int:
-        """Number of events appended so far, earlier writers included."""
+        """Number of events so far, those of earlier writers included."""
         return self._number
 
     @property
     def head(self) -> dict[str, Any]:
-        """What the audit log keeps of the journal: `events`, `bytes` and `sha256` of all segments,
-        one behind the other.
-        """
+        """`events`, `bytes` and `sha256` of the concatenated segments, for the audit log."""
         return {"events": self._number, "bytes": self._total, "sha256": self._sum.hexdigest()}
 
     def append(self, event: Event) -> int:
         """Write one event and return its number.
 
         Raises:
-            StoreError: it was not written; judge it if you must, but do nothing destructive.
+            StoreError: it was not written; then do nothing destructive.
         """
         try:
             kind, payload = pack(event)
         except (struct.error, ValueError, TypeError, RecursionError) as error:
             name = type(event).__name__
-            raise StoreError(
-                f"event {self._number} ({name}) has no form on disk: {error}"
-            ) from error
+            raise StoreError(f"event {self._number} ({name}) cannot be encoded: {error}") from error
         if len(payload) > MAX_PAYLOAD:
             name = type(event).__name__
             raise StoreError(f"event {self._number} ({name}) is too large: {len(payload)} bytes")
@@ -118,7 +111,7 @@ class Journal:
         record = _PREFIX.pack(len(payload), zlib.crc32(body)) + body
         try:
             if self._size >= self._segment_bytes:
-                self._begin_segment()
+                self._start_segment()
             self._write(record)
         except OSError as error:
             raise StoreError(f"cannot write {self._directory}: {error.strerror}") from error
@@ -126,31 +119,31 @@ class Journal:
         return self._number - 1
 
     def sync(self) -> None:
-        """Put all events on the disk. Raises StoreError."""
+        """Sync all events to disk. Raises StoreError."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise StoreError(f"cannot sync {self._directory}: {error.strerror}") from error
 
-    def gone(self) -> str | None:
-        """Say that the file is not there any more, None while it is. Any thread; may hang."""
-        return None if self._opened is None else files.gone(*self._opened)
+    def missing(self) -> str | None:
+        """Return a sentence if the file was removed, else None. Thread-safe; may hang."""
+        return None if self._opened is None else files.missing(*self._opened)
 
     def close(self) -> None:
-        """Let go of the file; nothing is buffered."""
+        """Close the file; nothing is buffered."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _write(self, record: bytes) -> None:
-        if self._broken:
+        if self._partial:
             os.ftruncate(self._fd, self._size)
-            self._broken = False
+            self._partial = False
         try:
             if os.write(self._fd, record) != len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self._broken = True
+            self._partial = True
             raise
         self._size += len(record)
         self._count(record)
@@ -159,15 +152,15 @@ class Journal:
         self._total += len(raw)
         self._sum.update(raw)
 
-    def _begin_segment(self) -> None:
+    def _start_segment(self) -> None:
         if self._fd >= 0:
-            os.fdatasync(self._fd)  # `sync` will not reach it any more
+            os.fdatasync(self._fd)  # later calls of `sync` do not reach it
         path = self._directory / f"{self._segment + 1:05}.jrn"
         start = _START.pack(MAGIC, self._number)
         files.replace(path, start, durable=True)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         self.close()
-        self._fd, self._size, self._broken = fd, _START.size, False
+        self._fd, self._size, self._partial = fd, _START.size, False
         self._opened = path, os.fstat(fd)
         self._segment += 1
         self._count(start)
@@ -189,33 +182,33 @@ class Journal:
 
 
 def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple[int, Event]]:
-    """Yield `(number, event)` in order; stop at a torn tail.
+    """Yield `(number, event)` in order; stop at a truncated tail.
 
     Args:
-        only: classes of events to yield; empty for all. The others are checked but not unpacked.
+        only: classes of events to yield; empty for all. Others are checked but not unpacked.
 
     Raises:
         StoreError: no journal, a segment is missing, or damage before the tail.
     """
     kinds = {KINDS[cls] for cls in only or KINDS}
-    for number, kind, payload, path in _whole(directory):
+    for number, kind, payload, path in _records(directory):
         if kind in kinds:
             yield number, _event(kind, payload, number, path)
 
 
 def count(directory: Path) -> int:
-    """Return the number of good events, none of them unpacked; raises StoreError as `read`."""
+    """Return the number of valid events without unpacking; raises StoreError as `read`."""
     events = 0
-    for number, _, _, _ in _whole(directory):
+    for number, _, _, _ in _records(directory):
         events = number + 1
     return events
 
 
-def _whole(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
-    """Yield number, kind, payload and segment of each good record of the journal."""
+def _records(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
+    """Yield number, kind, payload and segment of each valid record of the journal."""
     paths = _segments(directory)
     if not paths:
-        raise StoreError(f"{directory} holds no journal")
+        raise StoreError(f"{directory} has no journal")
     expected = 0
     for index, path in enumerate(paths):
         try:
@@ -223,7 +216,7 @@ def _whole(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
                 if segment.first != expected or int(path.stem) != index:
                     first = segment.first
                     raise StoreError(
-                        f"{path} begins with event {first}, but event {expected} comes next",
+                        f"{path} starts with event {first}, not with event {expected}",
                         hint="a segment is missing: restore it from a copy of the run directory",
                     )
                 for number, kind, payload, _ in segment.records(newest=path is paths[-1]):
@@ -236,7 +229,7 @@ def _whole(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
 def heads(directory: Path, sizes: Collection[int]) -> dict[int, str]:
     """Return the SHA-256 over the first `size` bytes of all segments, for each of `sizes`.
 
-    A size beyond the end has none.
+    Sizes beyond the end are left out.
 
     Raises:
         StoreError: a segment cannot be read.
@@ -275,7 +268,7 @@ def _event(kind: int, payload: bytes, number: int, path: Path) -> Event:
     try:
         return unpack(kind, payload)
     except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
-        text = f"event {number} in {path} cannot be understood: {error}"
+        text = f"event {number} in {path} cannot be decoded: {error}"
         raise StoreError(text, hint="it was written by another version, or changed") from error
 
 
@@ -292,13 +285,13 @@ class _Segment:
             start = os.pread(self._fd, _START.size, 0)
             if len(start) < _START.size or not start.startswith(MAGIC):
                 raise StoreError(
-                    f"{path} is not a journal segment: it begins with {start[:8]!r}",
+                    f"{path} is not a journal segment: it starts with {start[:8]!r}",
                     hint="restore the file from a copy",
                 )
             self.first = int(_START.unpack(start)[1])
             if self.first > _MAX_NUMBER:
                 raise StoreError(
-                    f"{path} is damaged (byte 8): it begins with event {self.first}",
+                    f"{path} is damaged (byte 8): it starts with event {self.first}",
                     hint="restore the file from a copy",
                 )
         except BaseException:
@@ -320,16 +313,16 @@ class _Segment:
             at += len(block)
 
     def records(self, *, newest: bool) -> Iterator[tuple[int, int, bytes, int]]:
-        """Yield `(number, kind, payload, end offset)` of each good record.
+        """Yield `(number, kind, payload, end offset)` of each valid record.
 
         Raises:
-            StoreError: a bad one before a good one, or at the end where that is not the `newest`.
+            StoreError: a bad one before a valid one, or at the end of any but the `newest`.
         """
         number, offset = self.first, _START.size
         while offset < self.size:
             found = self._record_at(offset)
             if found is None or found[0] != number & 0xFFFFFFFF:
-                if newest and not self._good_record_after(offset, number):
+                if newest and not self._valid_record_after(offset, number):
                     return
                 raise StoreError(
                     f"event {number} in {self._path} (byte {offset}) is damaged", hint=_COPY
@@ -339,7 +332,7 @@ class _Segment:
             number += 1
 
     def _bytes(self, at: int, size: int) -> bytes:
-        """Return up to `size` bytes at `at`; what is read in order is read in blocks."""
+        """Return up to `size` bytes at `at`; sequential reads are buffered."""
         begin = at - self._at
         if begin < 0 or begin + size > len(self._block):
             self._block, self._at = os.pread(self._fd, max(size, self.BLOCK), at), at
@@ -359,8 +352,8 @@ class _Segment:
             return None
         return number, kind, body[_SUMMED.size :], end
 
-    def _good_record_after(self, offset: int, number: int) -> bool:
-        """Tell damage from a torn tail: is there any good, later record after the bad one?"""
+    def _valid_record_after(self, offset: int, number: int) -> bool:
+        """Whether a valid later record follows: then it is damage, not a truncated tail."""
         end = min(self.size, _SEARCHED)
         left, at = _TRIED_BYTES, offset
         while (at := self._data_at(at)) < end:
@@ -370,10 +363,10 @@ class _Segment:
                 begin = at + match.start()
                 later = (found - number) & 0xFFFFFFFF
                 if later > begin // _HEAD.size or begin + _HEAD.size + length > self.size:
-                    continue  # more records than there is room for, or half of one
+                    continue  # more records than fit before it, or half a record
                 left -= length + _TRIAL_BYTES
                 if left < 0:
-                    return True  # so much that looks like records is no torn tail
+                    return True  # a truncated tail never looks so much like records
                 body = os.pread(self._fd, _SUMMED.size + length, begin + 8)
                 if zlib.crc32(body) == crc:
                     return True
@@ -381,7 +374,7 @@ class _Segment:
         return False
 
     def _data_at(self, at: int) -> int:
-        """Return where the next bytes that are no hole begin; the size if there are none."""
+        """Return the start of the next bytes outside a hole; the size if there are none."""
         try:
             return os.lseek(self._fd, at, os.SEEK_DATA)
         except OSError as error:

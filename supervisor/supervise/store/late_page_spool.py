@@ -1,15 +1,13 @@
-"""Pages that outlived their run: one private file each, in a directory of the user.
+"""Pages that were not delivered before the end of their run, one private file each.
 
     SEV1-20260105T101112-<id>.json   a page, its channel, its destination and secrets; mode 0600
-    delivered.log                    what became of each page, one JSON object a line
-    NAME.aside                       what is no page of ours; for a person to look at
+    delivered.log                    outcome of each page, one JSON object per line
+    NAME.aside                       a file that is not a page, for a person to inspect
 
-Rule 1: a page is claimed with `flock` on its file, which the kernel drops with the process. Who has
-the claim sends; who has sent, or gives up, writes the log and removes the file.
-Rule 2: addresses and secrets are in the page files alone.
+Rule 1: a page is claimed with `flock` on its file, which the kernel drops with the process. The
+claiming process sends it, then writes the log and removes the file.
+Rule 2: only page files contain addresses and secrets.
 Rule 3: no symbolic link is followed, and no file of another user is read.
-
-Knows files, not notifiers.
 """
 
 from __future__ import annotations
@@ -39,25 +37,25 @@ MAX_PAGES = 1000
 MAX_BYTES = 10_000_000  # of all pages
 MAX_PAGE_BYTES = 256_000
 MAX_LOG_BYTES = 1_000_000  # then it becomes delivered.log.1
-STALE_S = 3600.0  # a half-written file this old has no writer any more
+STALE_S = 3600.0  # age at which a partial file has no writer
 
 LOG = "delivered.log"
 ASIDE = ".aside"
 _FRESH = ".new-"
 _PAGE = re.compile(r"(SEV[01])-\d{8}T\d{6}-[0-9a-f]{16}\.json")
-_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # not held up by a pipe of that name
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not block on a pipe
 _FOREIGN = (errno.ELOOP, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENXIO)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A message that one channel still owes to people.
+    """An undelivered message of one channel.
 
     Attributes:
-        keys: all messages that it stands for; it is posted under the first one, as it was before.
-        due: when it was to be delivered, UTC ISO-8601.
-        to: where it goes, as `notifiers.destination` made it. Holds secrets.
-        attempts: tries so far. error: what the newest one came to.
+        keys: of all messages merged into it; it is posted under the first one.
+        due: time of its first delivery, UTC ISO-8601.
+        to: its `notifiers.destination`. Contains secrets.
+        attempts: tries so far. error: of the newest one.
     """
 
     channel: str
@@ -70,18 +68,18 @@ class Page:
 
     @property
     def name(self) -> str:
-        """Its file; the same page has the same name."""
-        said = f"{self.message.run}|{self.channel}|{self.keys[0]}"
-        digest = hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:16]
+        """Name of its file, the same for the same page."""
+        identity = f"{self.message.run}|{self.channel}|{self.keys[0]}"
+        digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
         stamp = re.sub(r"[-:]", "", self.due[:19])
         return f"{self.message.severity}-{stamp}-{digest}.json"
 
     def age_s(self, wall: str) -> float:
-        """Return for how many seconds it is due at the time `wall`, UTC ISO-8601."""
+        """Return its age in seconds at the time `wall`, UTC ISO-8601."""
         return (datetime.fromisoformat(wall) - datetime.fromisoformat(self.due)).total_seconds()
 
     def facts(self) -> dict[str, Any]:
-        """Return what logs may say of it: no destination."""
+        """Return its fields for logs, without the destination."""
         message = self.message
         return {
             "run": message.run,
@@ -94,29 +92,29 @@ class Page:
         }
 
 
-def place(env: Mapping[str, str]) -> Path:
+def spool_directory(env: Mapping[str, str]) -> Path:
     """Return the directory of this user's pages; it need not exist. Raises StoreError."""
     state = Path(env.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():  # the specification: then it is to be ignored
+    if not state.is_absolute():  # to be ignored by the specification
         named = env.get("HOME", "")
         with suppress(KeyError):
             named = named or pwd.getpwuid(os.geteuid()).pw_dir
         home = Path(named)
-        with _store_errors(f"cannot look at {home}"):
+        with _store_errors(f"cannot read {home}"):
             if not (home.is_absolute() and home.is_dir()):
                 raise StoreError(
                     f"there is no home directory {named}".rstrip(),
-                    hint="XDG_STATE_HOME names another place",
+                    hint="set XDG_STATE_HOME to another directory",
                 )
         state = home / ".local" / "state"
     return state / "supervise" / "outbox"
 
 
 class Spool:
-    """The open directory; get one from `open`. For one thread.
+    """The open directory; get one from `open`. Not thread-safe.
 
     Attributes:
-        aside: name -> why it was set aside, of what this object has found.
+        aside: name -> why this object has set the file aside.
     """
 
     def __init__(self, path: Path, fd: int, wall: Callable[[], str]) -> None:
@@ -130,14 +128,14 @@ class Spool:
     def open(
         cls, path: Path, wall: Callable[[], str], *, make: bool = False
     ) -> Iterator[Spool | None]:
-        """Open the directory, None where there is none.
+        """Open the directory, None if there is none.
 
         Args:
             wall: returns the time, UTC ISO-8601, for the log.
-            make: create it where there is none.
+            make: create it if there is none.
 
         Raises:
-            StoreError: it cannot be made or read, or belongs to somebody else.
+            StoreError: it cannot be created or read, or belongs to another user.
         """
         with _store_errors(f"cannot use {path}"):
             if make:
@@ -167,33 +165,33 @@ class Spool:
     def names(self) -> list[str]:
         """Return the files of all pages: SEV0 first, then the oldest. Raises StoreError.
 
-        What else lies here is set aside.
+        Other files are set aside.
         """
         found = self._listed()
         for name in found:
             if name.startswith(_FRESH):
                 self._sweep(name)
             elif not (_PAGE.fullmatch(name) or name.startswith((LOG, ".")) or _is_aside(name)):
-                self._set_aside(name, "no page of supervise")
+                self._set_aside(name, "not a page of supervise")
         return [name for name in found if _PAGE.fullmatch(name)]
 
-    def set_aside(self) -> list[str]:
-        """Return the names of what has ever been set aside and still lies here."""
+    def names_aside(self) -> list[str]:
+        """Return the names of all files set aside so far."""
         return [name for name in self._listed() if _is_aside(name)]
 
     def read(self, name: str) -> Page | None:
-        """Return a page to look at, None when it is gone or was set aside. Raises StoreError."""
+        """Return a page without a claim, None if removed or set aside. Raises StoreError."""
         with self._opened(name, os.O_RDONLY) as fd:
             return None if fd is None else self._parsed(name, fd)
 
     @contextmanager
     def claim(self, name: str) -> Iterator[Page | None]:
-        """Have a page alone for the length of a `with`.
+        """Lock a page for a `with` block.
 
-        None when another process has it, or when it is gone or was set aside.
+        None if another process has it, or if it was removed or set aside.
 
         Raises:
-            StoreError: what is sent from here could not be removed, so it must not be sent.
+            StoreError: it could not be removed after sending, so it must not be sent.
         """
         with self._opened(name, os.O_RDWR) as fd:
             if fd is None:
@@ -209,22 +207,22 @@ class Spool:
             yield None if fd is None or self._replaced(name, fd) else self._parsed(name, fd)
 
     def put(self, page: Page) -> None:
-        """Keep a page. Raises StoreError: it is not kept."""
+        """Write a page durably. Raises StoreError."""
         self._write(page, durable=True)
 
-    def retried(self, page: Page, error: str) -> None:
-        """Count a try without success of a claimed page, as far as that can be written."""
+    def record_failure(self, page: Page, error: str) -> None:
+        """Record a failed try of a claimed page if possible."""
         with suppress(StoreError):
             self._write(replace(page, attempts=page.attempts + 1, error=error), durable=False)
 
     def settle(self, page: Page, what: str, detail: str, by: str) -> None:
-        """Write down what became of a claimed page, and remove it. Raises StoreError."""
+        """Log the outcome of a claimed page and remove it. Raises StoreError."""
         self._log({"what": what, **page.facts(), "detail": detail, "by": by})
         with _store_errors(f"cannot remove a page from {self.path}"), suppress(FileNotFoundError):
             os.unlink(page.name, dir_fd=self._fd)
 
     def trim(self, by: str, max_pages: int = MAX_PAGES, max_bytes: int = MAX_BYTES) -> int:
-        """Drop the oldest SEV1, then the oldest SEV0, until the rest has room; return how many.
+        """Drop the oldest SEV1, then SEV0, down to the limits; return the number.
 
         Raises:
             StoreError: nothing can be removed here.
@@ -233,7 +231,7 @@ class Spool:
         for name in self.names():
             with suppress(FileNotFoundError):
                 sizes[name] = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
-        gone = 0
+        dropped = 0
         for name in sorted(sizes, key=lambda name: (-int(name[3]), name)):
             if len(sizes) <= max_pages and sum(sizes.values()) <= max_bytes:
                 break
@@ -241,19 +239,19 @@ class Spool:
                 if page is not None:
                     full = f"more than {max_pages} pages or {max_bytes} bytes wait"
                     self.settle(page, "dropped", full, by)
-                    gone += 1
+                    dropped += 1
                     del sizes[name]
-        return gone
+        return dropped
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────
 
     def _listed(self) -> list[str]:
         with _store_errors(f"cannot read {self.path}"), os.scandir(self._fd) as found:
-            return sorted(each.name for each in found)
+            return sorted(entry.name for entry in found)
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Iterator[int | None]:
-        """Open a regular file of ours; None where there is none, or it was set aside."""
+        """Open a regular file of ours; None if it does not exist or was set aside."""
         fd = None
         try:
             fd = os.open(name, flags | _CAREFUL, dir_fd=self._fd)
@@ -287,7 +285,7 @@ class Spool:
             with os.fdopen(os.dup(fd), "rb") as file:
                 page = _page(json.loads(file.read(MAX_PAGE_BYTES)))
             if page.name != name:
-                raise ValueError("its name is that of another page")
+                raise ValueError("its name belongs to another page")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             self._set_aside(name, f"damaged: {type(error).__name__}: {error}"[:200])
             return None
@@ -316,7 +314,7 @@ class Spool:
                 raise
 
     def _log(self, record: Mapping[str, Any]) -> None:
-        """Append one line; what cannot be written is not worth a page."""
+        """Append one line; a failure must not cost a page."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _CAREFUL
         with suppress(OSError):
             fd = os.open(LOG, flags, 0o600, dir_fd=self._fd)
@@ -347,7 +345,7 @@ def _store_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{what}: {error.strerror}", hint="XDG_STATE_HOME names another place"
+            f"{what}: {error.strerror}", hint="set XDG_STATE_HOME to another directory"
         ) from error
 
 
@@ -356,9 +354,9 @@ def _is_aside(name: str) -> bool:
 
 
 def _wrong(found: os.stat_result) -> str:
-    """Say why a file is not to be read, "" when it may be."""
+    """Return why a file must not be read, "" if it may."""
     if not stat.S_ISREG(found.st_mode):
-        return "no regular file"
+        return "not a regular file"
     if found.st_uid != os.geteuid():
         return f"belongs to user {found.st_uid}"
     return "too large" if found.st_size > MAX_PAGE_BYTES else ""
@@ -368,17 +366,17 @@ def _page(found: Any) -> Page:
     """Return the page in a parsed file. Raises ValueError, TypeError, KeyError."""
     if found.pop("version") != VERSION:
         raise ValueError("of another version")
-    said, to = found.pop("message"), found["to"]
-    facts = tuple((str(name), str(value)) for name, value in said.pop("facts"))
-    if sorted(said) != sorted(each.name for each in fields(Message) if each.name != "facts"):
+    message, to = found.pop("message"), found["to"]
+    facts = tuple((str(name), str(value)) for name, value in message.pop("facts"))
+    if sorted(message) != sorted(f.name for f in fields(Message) if f.name != "facts"):
         raise ValueError("not the fields of a message")
-    texts = [value for name, value in said.items() if name not in ("step", "incident")]
+    texts = [value for name, value in message.items() if name not in ("step", "incident")]
     texts += [found["channel"], found["due"], found["error"], *found["keys"], to["kind"]]
     if not (found["keys"] and all(isinstance(text, str) for text in texts)):
         raise ValueError("a text is missing")
-    if not (isinstance(said["step"], int) and isinstance(found["attempts"], int)):
+    if not (isinstance(message["step"], int) and isinstance(found["attempts"], int)):
         raise ValueError("a number is missing")
     if datetime.fromisoformat(found["due"]).tzinfo is None:
         raise ValueError("when it was due is not UTC")
     found["keys"] = tuple(found["keys"])
-    return Page(message=Message(**said, facts=facts), **found)
+    return Page(message=Message(**message, facts=facts), **found)

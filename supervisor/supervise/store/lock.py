@@ -1,4 +1,4 @@
-"""One run has one supervisor: `flock` on its audit log, which the kernel drops with the process."""
+"""One supervisor per run: `flock` on its audit log, which the kernel drops with the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import StoreError
 from . import files
 
-_TRIES = 4  # `locked` in another process holds a shared lock for a moment
+_TRIES = 4  # `locked` in another process takes a shared lock briefly
 _WAIT_S = 0.05
 
 
@@ -34,7 +34,7 @@ def take(fd: int, path: Path) -> None:
 
 
 def holder(fd: int) -> int | None:
-    """Return the pid of the process that has the file locked, None where that cannot be known."""
+    """Return the pid of the process that has the lock, None if unknown."""
     found = os.fstat(fd)
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
     try:
@@ -42,14 +42,15 @@ def holder(fd: int) -> int | None:
     except OSError:
         return None
     for line in lines:
-        words = line.split()
-        if words[1] == "FLOCK" and words[5] == f"{device}:{found.st_ino}" and int(words[4]) > 0:
-            return int(words[4])
+        columns = line.split()
+        kind, pid, inode = columns[1], int(columns[4]), columns[5]
+        if kind == "FLOCK" and inode == f"{device}:{found.st_ino}" and pid > 0:
+            return pid
     return None
 
 
 def locked(path: Path) -> bool:
-    """Return whether a living supervisor has the audit log `path` open."""
+    """Return whether a running supervisor has the audit log `path` open."""
     try:
         fd = files.open_file(path)
     except OSError:
@@ -59,7 +60,7 @@ def locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # no locks on this file system: nobody can hold one
+        return False  # this file system has no locks
     finally:
         os.close(fd)
     return False

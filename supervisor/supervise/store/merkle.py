@@ -1,8 +1,8 @@
 """The root of a growing Merkle tree, in O(log n) memory.
 
 The tree of RFC 6962 section 2.1: leaf = SHA-256(0x00 || record), node = SHA-256(0x01 || left ||
-right), split at the largest power of two below the size. Whoever once saw a root together with its
-size can tell later whether the first `size` records are still the same.
+right), split at the largest power of two below the size. A root and its
+size prove later that the first `size` records are unchanged.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ def _node(left: bytes, right: bytes) -> bytes:
 
 
 class Tree:
-    """Takes leaves in order.
+    """A tree of leaves added in order.
 
     Attributes:
-        size: number of leaves taken.
+        size: number of leaves.
     """
 
     __slots__ = ("_peaks", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self._peaks: list[bytes] = []  # roots of full subtrees, one per set bit of size, big first
+        self._peaks: list[bytes] = []  # roots of full subtrees, largest first
 
     def add(self, digest: bytes) -> None:
-        """Take the next leaf digest."""
+        """Add the next leaf digest."""
         rest = self.size
         while rest & 1:
             digest = _node(self._peaks.pop(), digest)

@@ -1,9 +1,9 @@
-"""Every policy that judged a run: the first one in `policy.yaml`, later ones by their digest.
+"""All policies of a run: the first in `policy.yaml`, reloaded ones by their digest.
 
     policies/<first 12 digits of the digest>.yaml
 
-A policy is on the disk before an event names it, so that replay always finds it. Loading is handed
-in: what YAML means is not known here.
+A policy is on disk before an event names it, so that replay always finds it. The loader is an
+argument.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .run_directory import RunDir
 
 _log = logging.getLogger(__name__)
 DIRECTORY = "policies"
-NO_MEANS = "mode {} needs a restart: the probe was started without the means to act"
-NO_SAVEPOINTS = "the probe was started without savepoints; the reloaded policy's need a restart"
-TOLD_PROBLEMS = 3  # of a policy that is refused
+CANNOT_ACT = "mode {} needs a restart: the probe was started without support for actions"
+NO_SAVEPOINTS = "the probe was started without savepoints: the reloaded policy needs a restart"
+MAX_PROBLEMS = 3  # listed for a refused policy
 
 
 class Load(Protocol):
@@ -38,13 +38,13 @@ class Load(Protocol):
 
 
 def path_of(run: RunDir, digest: str) -> Path:
-    """Return where the run keeps the policy of that digest, if it was not the first."""
+    """Return the path of a reloaded policy with that digest."""
     name = "".join(c if c.isalnum() else "_" for c in digest.rpartition(":")[2][:12])
     return run.path / DIRECTORY / f"{name}.yaml"
 
 
 def keep(run: RunDir, policy: Policy) -> Path:
-    """Write a policy's text, through a power cut too. Raises StoreError."""
+    """Write a policy's text durably. Raises StoreError."""
     path = path_of(run, policy.digest)
     try:
         files.make_directory(path.parent)
@@ -55,9 +55,9 @@ def keep(run: RunDir, policy: Policy) -> Path:
 
 
 def finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
-    """Return a function from a digest to the policy that the run keeps under it.
+    """Return a function from a digest to that policy of the run.
 
-    It raises StoreError when it is missing, and whatever `load` raises.
+    It raises StoreError if the file is missing, and whatever `load` raises.
     """
     known: dict[str, Policy] = {}
 
@@ -76,12 +76,12 @@ def finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
 
 
 def aim(args: Mapping[str, Any], source: str, mode: str | None) -> tuple[str, str | None]:
-    """Return the file, and what stands in for its mode, of a reload with these args.
+    """Return file and mode override of a reload with these args.
 
-    A mode was given for the file of then: another file decides by itself.
+    A mode override applies to the file that it was given for, not to another one.
 
     Args:
-        source, mode: those of the reload before, else of the start.
+        source, mode: of the previous reload, else of the start.
     """
     if args.get("policy"):
         return str(args["policy"]), args.get("mode")
@@ -90,12 +90,12 @@ def aim(args: Mapping[str, Any], source: str, mode: str | None) -> tuple[str, st
 
 @dataclass
 class Reloader:
-    """Loads another policy for a run that goes on; all or nothing.
+    """Replaces the policy of a running job completely or not at all.
 
     Attributes:
-        started: the policy that the job was started with; the probe knows no other.
-        source: the file, or the name, that a reload reads when it is given none.
-        mode: stands in for that file's mode, as `--mode` does; None: the file decides.
+        started: the policy at the start of the job; the probe was configured with it.
+        source: default file or name of a reload.
+        mode: overrides that file's mode, as `--mode` does; None: no override.
     """
 
     run: RunDir
@@ -103,19 +103,19 @@ class Reloader:
     load: Load
     source: str = ""
     mode: str | None = None
-    missing: list[str] = field(default_factory=list, init=False)  # what was already told
+    missing: list[str] = field(default_factory=list, init=False)  # already reported
 
     def reload(
-        self, told: OperatorCommand, policy: Policy, state: State
+        self, command: OperatorCommand, policy: Policy, state: State
     ) -> tuple[Policy, list[Reloaded | Notice]]:
-        """Return the policy in force from now on, and the events that say so.
+        """Return the policy in force from now on, and the events of the change.
 
         Args:
-            told: its args may name a `policy` and a `mode`.
+            command: its args may name a `policy` and a `mode`.
             policy, state: in force; neither is changed.
         """
-        source, mode = aim(told.args, self.source, self.mode)
-        event = Reloaded(told.at_ns, told.operator, "", source, "", policy.digest)
+        source, mode = aim(command.args, self.source, self.mode)
+        event = Reloaded(command.at_ns, command.operator, "", source, "", policy.digest)
         try:
             _refuse_while_relaunching(state)
             new = self._load(source, mode)
@@ -126,27 +126,27 @@ class Reloader:
                 mode=new.mode,
                 changes=differences(policy, new, self.started),
             )
-            engine.step(new, state.copy(), event)  # what does not bear it is refused as well
+            engine.step(new, state.copy(), event)  # fails if the state does not fit the policy
             keep(self.run, new)
         except SuperviseError as error:
             return policy, [replace(event, refused=_sentence(error))]
-        except Exception as error:  # a bug here must not end the watching
+        except Exception as error:  # a bug here must not end the supervision
             _log.exception("a reload failed with an internal error")
             text = f"internal error: {type(error).__name__}: {error}"
             return policy, [replace(event, refused=text)]
         self.source, self.mode = source, mode
-        return new, [event, *self._unable(new, told.at_ns)]
+        return new, [event, *self._unavailable(new, command.at_ns)]
 
     def _load(self, source: str, mode: Any) -> Policy:
         if mode is not None and mode not in MODES:
-            raise UsageError(f"no mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
+            raise UsageError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
         new = self.load(source, mode=mode)
         if new.mode in ACTING_MODES and MODES.index(new.mode) > MODES.index(self.started.mode):
-            raise UsageError(NO_MEANS.format(new.mode), hint="or reload it with --mode shadow")
+            raise UsageError(CANNOT_ACT.format(new.mode), hint="or reload it with --mode shadow")
         return new
 
-    def _unable(self, new: Policy, at_ns: int) -> list[Notice]:
-        """Say once, before any action relies on it, that there is nothing to go back to."""
+    def _unavailable(self, new: Policy, at_ns: int) -> list[Notice]:
+        """Report once, before an action relies on it, that rollbacks are not possible."""
         if not new.savepoints or self.started.savepoints or NO_SAVEPOINTS in self.missing:
             return []
         self.missing.append(NO_SAVEPOINTS)
@@ -154,17 +154,17 @@ class Reloader:
 
 
 def _refuse_while_relaunching(state: State) -> None:
-    """How the job is started again must be as it was when that was decided. Raises UsageError."""
+    """Raise UsageError during a relaunch: it must use the policy that decided it."""
     run = state.run()
     if run is not None and run.intent.awaits("relaunch"):
-        raise UsageError("the job is just being started again", hint="reload it once it runs")
+        raise UsageError("the job is being relaunched", hint="repeat the reload once it runs")
 
 
 def _sentence(error: SuperviseError) -> str:
-    """Return the error as one line: the first problems of a policy, or the cause and the hint."""
+    """Return the error as one line: the first problems of a policy, or cause and hint."""
     problems: tuple[object, ...] = getattr(error, "problems", ())
     if problems:
-        more = len(problems) - TOLD_PROBLEMS
-        text = "; ".join(str(problem) for problem in problems[:TOLD_PROBLEMS])
+        more = len(problems) - MAX_PROBLEMS
+        text = "; ".join(str(problem) for problem in problems[:MAX_PROBLEMS])
         return f"{text}; and {more} more" if more > 0 else text
     return f"{error} ({error.hint})" if error.hint else str(error)

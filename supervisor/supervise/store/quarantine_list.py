@@ -1,12 +1,12 @@
-"""The quarantine of a run: what the job must not train on again, in numbered generations.
+"""The quarantine of a run: data that the job must not train on again, in numbered generations.
 
-`<run>/quarantine.json` holds the newest generation, written whole and through a power cut. It
-outlives the process that it was written for: every launch of the run reads it again, and workers of
-a loader read it too. What was released is gone from it; `changes` says what came and went.
+`<run>/quarantine.json` has the newest generation, written atomically and durably. Every launch of
+the run reads it, and so do the workers of a data loader. Released entries are removed from it;
+`changes` lists all additions and releases.
 
-An entry is in force in processes launched as an attempt from `from_attempt` up to, and without,
-`until_attempt`. So one that may not take effect in the middle of an epoch, since the ranks would
-part, waits for the next launch, and all processes of a launch agree without a word.
+An entry applies to processes launched as an attempt from `from_attempt` up to, but not including,
+`until_attempt`. A change in the middle of an epoch could make ranks diverge: it waits for the next
+launch, and all processes of a launch agree without communication.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from ..errors import StoreError
 from . import files
 
-CHANGES = 64  # newest ones that are kept; a repeated key is older in no retry
+CHANGES = 64  # newest ones kept, more than a retry can go back
 
 WRITTEN = 'by hand: {"entries": [{"kind": "shard", "name": "a.tar"}]}'
-# Of an entry that a person wrote.
-UNTOLD = {
+# Defaults of an entry written by hand.
+DEFAULTS = {
     "step": -1,
     "attempt": 0,
     "incident": None,
@@ -37,19 +37,19 @@ Document = dict[str, Any]
 
 
 class Quarantine:
-    """The manifest at `path`; one supervisor writes it, any number of probes read it."""
+    """The file at `path`; one supervisor writes it, any number of probes read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Document:
-        """Return `{"generation", "entries", "changes"}`; generation 0 where there is no file.
+        """Return `{"generation", "entries", "changes"}`; generation 0 without a file.
 
-        One that a person wrote needs only the `kind` and `name` of each entry: such an entry is in
-        force in every process. The probe reads it in the same way.
+        An entry written by hand needs only `kind` and `name`, and applies to every process. The
+        probe reads the file in the same way.
 
         Raises:
-            StoreError: it cannot be read, or is no manifest.
+            StoreError: it cannot be read, or is invalid.
         """
         try:
             found = files.read_json(self.path)
@@ -58,28 +58,28 @@ class Quarantine:
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"cannot read {self.path}: {error}",
-                hint="the quarantine is as it was when the job was last launched",
+                hint="the job keeps the quarantine of its last launch",
             ) from error
         try:
-            entries = [_whole(entry) for entry in found["entries"]]
+            entries = [_complete(entry) for entry in found["entries"]]
             changes = [dict(change) for change in found.get("changes", ())]
             generation = int(found.get("generation", 0))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise StoreError(f"{self.path} is no quarantine: {error}", hint=WRITTEN) from error
+            raise StoreError(f"{self.path} is not a quarantine: {error}", hint=WRITTEN) from error
         return {"generation": generation, "entries": entries, "changes": changes}
 
     def change(self, change: Mapping[str, Any], *, key: str, live: bool) -> Document:
-        """Write the next generation and return it; the same `key` again changes nothing.
+        """Write the next generation and return it; a repeated `key` changes nothing.
 
         Args:
             change: either `add`, a list of `{"kind": "shard" | "batch", "name"}`, with `most`, the
-                number of shards that may be in quarantine at once (None: any); or `release`, a
-                list of names, or `{"incident"}` for all that it brought in. And for the record
-                `step`, `attempt`, `incident`, `by` and `why`.
-            live: takes effect in processes that run now, not first in the next launch.
+                limit of shards in quarantine (None: no limit); or `release`, a list of names, or
+                `{"incident"}` for all entries of that incident. For the record also `step`,
+                `attempt`, `incident`, `by` and `why`.
+            live: applies to running processes, not only from the next launch on.
 
         Raises:
-            StoreError: it would change nothing, or too much; or it cannot be written.
+            StoreError: it changes nothing, exceeds the limit, or cannot be written.
         """
         before = self.read()
         if any(done.get("key") == key for done in before["changes"]):
@@ -91,14 +91,14 @@ class Quarantine:
             "by": str(change.get("by", "policy")),
             "why": str(change.get("why", "")),
         }
-        following = 0 if live else facts["attempt"] + 1  # first attempt that it counts in
+        following = 0 if live else facts["attempt"] + 1  # first attempt it applies to
         entries = {(entry["kind"], entry["name"]): entry for entry in before["entries"]}
         if "add" in change:
-            told = {"added": _add(entries, change["add"], facts, following)}
+            changed = {"added": _add(entries, change["add"], facts, following)}
             _bound(entries.values(), change.get("most"))
         else:
-            told = {"released": _release(entries, change["release"], following)}
-        if not any(told.values()):
+            changed = {"released": _release(entries, change["release"], following)}
+        if not any(changed.values()):
             return before
         generation = before["generation"] + 1
         after = {
@@ -106,7 +106,7 @@ class Quarantine:
             "entries": list(entries.values()),
             "changes": [
                 *before["changes"][1 - CHANGES :],
-                {"generation": generation, "key": key, **told, **facts},
+                {"generation": generation, "key": key, **changed, **facts},
             ],
         }
         text = json.dumps(after, indent=1) + "\n"
@@ -117,19 +117,19 @@ class Quarantine:
         return after
 
 
-def _whole(entry: Mapping[str, Any]) -> Document:
-    """Return an entry with all of its keys. Raises what is told of as no manifest."""
-    whole = {**UNTOLD, **entry, "name": _name(entry["kind"], entry["name"])}
-    until = whole["until_attempt"]
-    whole["from_attempt"] = int(whole["from_attempt"])
-    whole["until_attempt"] = None if until is None else int(until)
-    return whole
+def _complete(entry: Mapping[str, Any]) -> Document:
+    """Return an entry with all of its keys. Raises ValueError, KeyError, TypeError."""
+    full = {**DEFAULTS, **entry, "name": _name(entry["kind"], entry["name"])}
+    until = full["until_attempt"]
+    full["from_attempt"] = int(full["from_attempt"])
+    full["until_attempt"] = None if until is None else int(until)
+    return full
 
 
 def _name(kind: Any, name: Any) -> str:
-    """Return the name of an entry as the job would tell it: a shard may be known by a number."""
+    """Return the name of an entry as the job reports it: a shard may have a number."""
     if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} is not a name")
     if kind == "batch":
         return str(int(name))
     if kind != "shard":
@@ -143,14 +143,14 @@ def _add(
     facts: Mapping[str, Any],
     following: int,
 ) -> list[str]:
-    """Put what is asked for into `entries`; return the names of what was not there."""
-    wanted = [(str(each["kind"]), str(each["name"])) for each in asked]
-    new = [each for each in wanted if not _stays(entries.get(each))]
+    """Add the requested entries; return the names of the new ones."""
+    wanted = [(str(entry["kind"]), str(entry["name"])) for entry in asked]
+    new = [key for key in wanted if not _is_active(entries.get(key))]
     if not new:
         names = ", ".join(name for _, name in wanted) or "nothing"
         raise StoreError(f"nothing to add to the quarantine: {names} is in it already")
     for kind, name in new:
-        waits = entries.get((kind, name), {"from_attempt": following})  # released, and not yet gone
+        waits = entries.get((kind, name), {"from_attempt": following})  # not released yet
         span = {"from_attempt": min(following, waits["from_attempt"]), "until_attempt": None}
         entries[kind, name] = {"kind": kind, "name": name, **facts, **span}
     return [name for _, name in new]
@@ -161,12 +161,12 @@ def _release(
     asked: Sequence[str] | Mapping[str, Any],
     following: int,
 ) -> list[str]:
-    """Take what is asked for out of `entries`; return its names."""
+    """Release the requested entries; return their names."""
     if isinstance(asked, Mapping):
-        brought = asked["incident"]
-        found = [at for at, e in entries.items() if e["incident"] == brought and _stays(e)]
+        incident = asked["incident"]
+        found = [at for at, e in entries.items() if e["incident"] == incident and _is_active(e)]
     else:
-        found = [at for at, e in entries.items() if e["name"] in asked and _stays(e)]
+        found = [at for at, e in entries.items() if e["name"] in asked and _is_active(e)]
         missing = [name for name in asked if name not in {name for _, name in found}]
         if missing or not found:
             names = ", ".join(missing) or "nothing"
@@ -175,22 +175,22 @@ def _release(
                 hint=f"it holds {', '.join(sorted(name for _, name in entries)) or 'nothing'}",
             )
     for at in found:
-        if following <= entries[at]["from_attempt"]:  # at once, or it never came into force
+        if following <= entries[at]["from_attempt"]:  # at once, or it never applied
             del entries[at]
         else:
             entries[at] = {**entries[at], "until_attempt": following}
     return [name for _, name in found]
 
 
-def _stays(entry: Mapping[str, Any] | None) -> bool:
-    """Whether an entry is there and nobody released it."""
+def _is_active(entry: Mapping[str, Any] | None) -> bool:
+    """Whether an entry exists and is not released."""
     return entry is not None and entry["until_attempt"] is None
 
 
 def _bound(entries: Iterable[Mapping[str, Any]], most: int | None) -> None:
-    shards = sum(entry["kind"] == "shard" and _stays(entry) for entry in entries)
+    shards = sum(entry["kind"] == "shard" and _is_active(entry) for entry in entries)
     if most is not None and shards > most:
         raise StoreError(
-            f"{shards} shards would be in quarantine, and at most {most} may",
-            hint="a larger max_fraction allows more; so many bad shards are rarely the data",
+            f"{shards} shards would be in quarantine, and the limit is {most}",
+            hint="raise max_fraction to allow more; so many bad shards rarely mean bad data",
         )

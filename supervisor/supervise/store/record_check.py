@@ -1,8 +1,7 @@
-"""Is what a run keeps beside its audit log what that log says of it?
+"""Compares the files of a run with the digests in its audit log.
 
-The log holds digests: of the policy that judged, of each evidence bundle, and of the journal as it
-was when a supervisor took the run over and when the run ended. They are compared here. What the log
-has no digest of cannot be checked, and that is said too.
+The log has digests of the policies, of each evidence bundle, and of the journal at each adoption
+and at the end of the run. Files without a digest are reported as unchecked.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from ..errors import StoreError
 from . import files, journal, policies
 from .run_directory import RunDir
 
-GOOD, CHANGED, MISSING, UNSEEN = "good", "changed", "missing", "unseen"
+GOOD, CHANGED, MISSING, UNCHECKED = "good", "changed", "missing", "unchecked"
 MANIFEST = "manifest.json"
-BLIND = (
-    "records that were cut off the end of the log (compare --witness with a message)",
-    "a log that was written anew as a whole (likewise)",
-    "the job itself: its checkpoints, its output, its data",
-    "state.json, checkpoints.json and quarantine.json, which are no evidence",
+NOT_CHECKED = (
+    "records removed from the end of the log (use --witness with the root in a notification)",
+    "a log rewritten completely (likewise)",
+    "the job's checkpoints, output and data",
+    "state.json, checkpoints.json and quarantine.json",
 )
 
 Record = Mapping[str, Any]
@@ -32,11 +31,11 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was found of one part of a run.
+    """Result for one part of a run.
 
     Attributes:
         part: `policy`, `evidence` or `journal`.
-        status: `good`, `changed`, `missing`, or `unseen`: the log cannot tell.
+        status: `good`, `changed`, `missing`, or `unchecked`: the log has no digest of it.
     """
 
     part: str
@@ -45,19 +44,19 @@ class Part:
 
 
 class Digests:
-    """What an audit log says of the files beside it; feed it with the records, in order."""
+    """The digests in an audit log; `take` its records in order."""
 
     def __init__(self) -> None:
         self.policy: str | None = None
         self.reloaded: dict[str, None] = {}
         self.bundles: dict[str, str] = {}  # path -> digest of its manifest
         self.heads: list[tuple[int, int, str, int]] = []  # events, bytes, digest, record
-        self.over = False  # the run has ended, and its journal was whole until then
+        self.ended = False  # the run has ended with a complete journal
 
     def take(self, record: Record) -> None:
         """Take the next record."""
         kind, data = record["kind"], record.get("data") or {}
-        self.over = kind == "run_end"
+        self.ended = kind == "run_end"
         if kind == "run_start" and self.policy is None:
             self.policy = _text(data.get("policy_digest"))
         elif kind == "policy_load" and (after := _text(data.get("after"))):
@@ -86,23 +85,23 @@ def check(run: RunDir, digests: Digests) -> Iterator[Part]:
 
 
 def digest_of(path: Path) -> str | None:
-    """Return "sha256:..." of a policy's file, None where it cannot be read."""
+    """Return "sha256:..." of a policy's file, None if unreadable."""
     found = _sha256(path)
     return None if found is None else f"sha256:{found}"
 
 
 def differs(what: str, expected: str, actual: str | None) -> str:
-    """Return the sentence about a file that is not the one of the log."""
+    """Return a sentence about a file whose digest is not that in the log."""
     if actual is None:
-        return f"{what} is missing, or cannot be read: expected {expected}"
+        return f"{what} is missing or unreadable: expected {expected}"
     return f"{what} was changed: expected {expected}, actual {actual}"
 
 
 def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
-    """Compare the policies that judged the run with their digests."""
+    """Compare the policies of the run with their digests."""
     first = digests.policy or _described(run)
     if first is None:
-        yield Part("policy", UNSEEN, "the log holds no digest of policy.yaml")
+        yield Part("policy", UNCHECKED, "the log has no digest of policy.yaml")
     wanted = [(run.policy_path, first)] if first else []
     wanted += [(policies.path_of(run, digest), digest) for digest in digests.reloaded]
     wrong = 0
@@ -114,8 +113,9 @@ def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
             status = MISSING if actual is None else CHANGED
             yield Part("policy", status, differs(name, expected, actual))
     if wanted and not wrong:
-        count = f", {len(digests.reloaded)} of reloads" if digests.reloaded else ""
-        yield Part("policy", GOOD, f"policy.yaml is the one that judged the run{count}")
+        count = len(digests.reloaded)
+        more = f", and so are {count} reloaded policies" if count else ""
+        yield Part("policy", GOOD, f"policy.yaml is unchanged{more}")
 
 
 def _described(run: RunDir) -> str | None:
@@ -134,15 +134,15 @@ def _bundles(run: RunDir, bundles: Mapping[str, str]) -> Iterator[Part]:
             wrong += 1
             yield Part("evidence", CHANGED, text)
     if bundles and not wrong:
-        yield Part("evidence", GOOD, f"{len(bundles)} bundles are as they were sealed")
+        yield Part("evidence", GOOD, f"{len(bundles)} bundles are unchanged")
     elif not bundles:
-        yield Part("evidence", UNSEEN, "the log tells of no bundle")
+        yield Part("evidence", UNCHECKED, "the log lists no bundle")
 
 
 def _bundle(home: Path, path: str, expected: str) -> str | None:
-    """Return what is wrong with a bundle, None when it is as it was sealed."""
+    """Return what is wrong with a bundle, None if it is unchanged."""
     if ".." in Path(path).parts:
-        return f"{path} is no place of a bundle"
+        return f"{path} is not a path of a bundle"
     manifest = home / path / MANIFEST
     actual = _sha256(manifest)
     if actual != expected:
@@ -150,10 +150,10 @@ def _bundle(home: Path, path: str, expected: str) -> str | None:
     try:
         listed = [(str(f["name"]), str(f["sha256"])) for f in files.read_json(manifest)["files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{path}/{MANIFEST} cannot be understood: {error}"
+        return f"{path}/{MANIFEST} cannot be parsed: {error}"
     for name, digest in listed:
         if Path(name).name != name:
-            return f"{path}/{MANIFEST} names {name!r}, which is no file of the bundle"
+            return f"{path}/{MANIFEST} lists {name!r}, which is not a file of the bundle"
         actual = _sha256(manifest.with_name(name))
         if actual != digest:
             return differs(f"{path}/{name}", digest, actual)
@@ -165,29 +165,29 @@ def _journal(run: RunDir, digests: Digests) -> Part:
     for events, size, expected, record in digests.heads:
         what = f"the journal up to event {events} (byte {size}, record {record})"
         if size not in found:
-            return Part("journal", CHANGED, f"{what} is not all there any more")
+            return Part("journal", CHANGED, f"{what} is incomplete")
         if found[size] != expected:
             return Part("journal", CHANGED, differs(what, expected, found[size]))
-    there = journal.count(run.journal_path)
+    count = journal.count(run.journal_path)
     if not digests.heads:
         return Part(
-            "journal", UNSEEN, "every record has a good checksum; the log holds no digest of it yet"
+            "journal", UNCHECKED, "all checksums are valid; the log has no digest of it yet"
         )
     events, size, _, record = digests.heads[-1]
-    if not digests.over:
+    if not digests.ended:
         return Part(
             "journal",
             GOOD,
-            f"its first {events} events are those of record {record}; "
-            "later ones have good checksums, and no digest in the log yet",
+            f"its first {events} events match record {record}; later ones have valid checksums, "
+            "and no digest in the log yet",
         )
-    if there > events:  # part of an event that found no room is none
+    if count > events:  # a partial event on a full disk does not count
         return Part(
             "journal",
             CHANGED,
-            f"something stands behind its last event, {events - 1} (byte {size}, record {record})",
+            f"events were added after the last one, {events - 1} (byte {size}, record {record})",
         )
-    return Part("journal", GOOD, f"its {events} events are those that were judged")
+    return Part("journal", GOOD, f"its {events} events are unchanged")
 
 
 def _text(value: Any) -> str | None:
@@ -203,7 +203,7 @@ def _sha256(path: Path) -> str | None:
 
 
 def taken(records: Iterable[Record]) -> Digests:
-    """Return what these records say of the files beside them."""
+    """Return the digests in these records."""
     found = Digests()
     for record in records:
         found.take(record)

@@ -1,8 +1,8 @@
-"""Events and decisions on their way to disk, with one answer to a disk that fails.
+"""Writes events and decisions to disk, and stops acting when the disk fails.
 
-A run goes on being watched when its log cannot be written; what stops is acting. `trouble` says
-why, from the first failure on. The journal ends there, since one with a hole could not be replayed,
-and the audit log says so as far as it can still be written.
+If the log cannot be written, the run is still watched, but no action is taken. `trouble` says why,
+from the first failure on. The journal ends there, since one with a gap could not be replayed, and
+the audit log records that as far as it can still be written.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..errors import StoreError
 from .audit import Audit
 from .journal import Journal
 
-# On disk before anything follows, together with the events that led to them.
+# On disk before the next step, with the events that caused them.
 SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})
 INCOMPLETE = "journal-incomplete"  # `what` of the note in the audit log
 
 
 def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the audit record that says from which event on the journal lacks all, if any does.
+    """Return the audit record of the event where the journal ends early, None if there is none.
 
-    One of an earlier epoch does not count: the supervisor that took over went on from that event.
+    One of an earlier epoch does not count: the adopting supervisor continued from that event.
     """
     found, epoch = None, 0
     for r in records:
@@ -41,7 +41,7 @@ class Recorder:
 
     Args:
         now: returns `(at_ns, wall)`.
-        tell: shows a line to the person at the terminal.
+        show: prints a line on the terminal.
     """
 
     def __init__(
@@ -49,34 +49,34 @@ class Recorder:
         journal: Journal,
         audit: Audit,
         now: Callable[[], tuple[int, str]],
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._audit = audit
         self._now = now
-        self._tell = tell
+        self._show = show
         self._trouble: str | None = None
-        self._step = -1  # the newest that was heard of
-        audit.beside(journal.gone)
+        self._step = -1  # of the newest frame
+        audit.watch_journal(journal.missing)
         self._redactor = Redactor()
 
     def redact(self, redactor: Redactor) -> None:
-        """Take the secrets of the job out of notes from now on; an event comes without them."""
+        """Redact secrets from notes from now on; events are redacted before."""
         self._redactor = redactor
 
     @property
     def ended(self) -> bool:
-        """Whether the journal has ended before the run did: what is judged now is in no record."""
+        """Whether the journal has ended before the run: later decisions are not recorded."""
         return self._trouble is not None
 
     @property
     def trouble(self) -> str | None:
-        """Why decisions cannot be relied on to be on disk, None while all is well."""
+        """Why decisions may not be on disk, None if they are."""
         return self._trouble or self._audit.trouble
 
     @property
     def head(self) -> str:
-        """`size root` of the audit log: whoever gets it in a message is a witness."""
+        """`size root` of the audit log, for messages: a later `--witness`."""
         size, root = self._audit.head
         return f"{size} {root}"
 
@@ -86,9 +86,9 @@ class Recorder:
         return self._journal.head
 
     def event(self, event: Event) -> int | None:
-        """Number and write an event; None when it could not be written.
+        """Write an event and return its number; None if it could not be written.
 
-        After a failure no more is written: a journal with a hole could not be replayed.
+        After a failure nothing more is written: a journal with a gap could not be replayed.
         """
         if isinstance(event, Frame):
             self._step = event.step
@@ -112,24 +112,24 @@ class Recorder:
         return self._append(kind, "engine", at_ns, step, body, sync=kind in SYNCED)
 
     def note(self, kind: str, step: int, reason: str, data: Mapping[str, Any]) -> None:
-        """Write a record of our own, which replay does not compare."""
+        """Write a record of the supervisor itself, which replay does not compare."""
         clean = self._redactor
         body = {"reason": clean.text(reason), "data": clean.tree(data)}
         self._append(kind, "app", self._now()[0], step, body, sync=False)
 
     def close(self) -> None:
-        """Close both; what could not be written was told."""
+        """Close both; failures were reported."""
         try:
             self._journal.close()
-        except OSError as error:  # a network file system may tell only now
+        except OSError as error:  # a network file system may report it only now
             self.failed(StoreError(f"the journal cannot be closed: {error.strerror}"))
         self._audit.close()
 
     def failed(self, error: StoreError) -> None:
-        """Take note that the run directory cannot be written; says so once."""
+        """Record once that the run directory cannot be written."""
         if self._trouble is None:
             self._trouble = str(error)
-            self._tell(f"supervise: {error}; watching only, no action will be taken")
+            self._show(f"supervise: {error}; watching only, no action will be taken")
             first = len(self._journal)
             text = f"the journal is incomplete from event {first} on: {error}; no action is taken"
             self.note("note", self._step, text, {"what": INCOMPLETE, "event": first})
@@ -143,7 +143,7 @@ class Recorder:
                 kind, actor=actor, at_ns=at_ns, wall=wall, step=step, body=body, sync=sync
             )
         )
-        if self._audit.trouble is not None:  # written, but from the reserve: there is no more
+        if self._audit.trouble is not None:  # written with the last reserve
             self.failed(StoreError(self._audit.trouble))
         return seq
 

@@ -1,17 +1,16 @@
-"""The run directory: all that is kept of a run, and where each thing is.
+"""The run directory and its files.
 
-    audit.log      what was decided and done, hash-chained      journal/      every event
+    audit.log      decisions and actions, hash-chained          journal/      every event
     policy.yaml    the first policy as resolved                 policies/     those of reloads
-    probe.json     what the probe is told                       probe/        the probe's marks
-    incidents/     evidence, one directory per incident         state.json    the newest status
-    control/       words of operators                           run.json      what was started
-    launch.json    the newest process of the job                relaunch/     stages of each one
-    environ.json   the job's environment    command.json  its command, as it was given
+    probe.json     configuration of the probe                   probe/        the probe's marks
+    incidents/     evidence, one directory per incident         state.json    current status
+    control/       commands of operators                        run.json      command, policy, host
+    launch.json    newest process of the job                    relaunch/     stages of relaunches
+    environ.json   the job's environment    command.json  its command as given
     supervisor.log  errors of our own, as JSON lines
-    quarantine.json  data that is passed over, once there is any
+    quarantine.json  excluded data, if any
 
-Secrets of the job are in `environ.json` and `command.json` alone: send somebody the rest. Knows
-names and atomic writing, not contents.
+Only `environ.json` and `command.json` contain secrets of the job: the rest can be shared.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ COMMAND = "command.json"
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is the directory of a run. Raises StoreError where nobody may look."""
+    """Return whether a path is the directory of a run. Raises StoreError if unreadable."""
     try:
         return (path / "run.json").is_file()
     except OSError as error:
@@ -47,10 +46,10 @@ def is_run(path: Path) -> bool:
 class RunDir:
     """The directory of one run; get one from `create` or `open`."""
 
-    def __init__(self, path: Path, run_id: str, made: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Path, run_id: str, created: Sequence[Path] = ()) -> None:
         self.path = path
         self.id = run_id
-        self._made = made  # directories that did not exist before, outermost first
+        self._created = created  # new directories, outermost first
 
     @classmethod
     def create(
@@ -63,27 +62,27 @@ class RunDir:
         info: Mapping[str, Any] | None = None,
         redactor: Redactor | None = None,
     ) -> RunDir:
-        """Make the directory of a new run; its absolute path is in `path`.
+        """Create the directory of a new run; its absolute path is in `path`.
 
         Args:
-            path: None for `./runs/<utc>-<id>`; else a directory that is empty or not there yet.
-            argv: the job's command, as given; as such it is kept in command.json alone.
+            path: None for `./runs/<utc>-<id>`; else an empty or new directory.
+            argv: the job's command; only command.json has it unredacted.
             wall: UTC now, ISO-8601; names the run.
             info: further keys of run.json.
-            redactor: takes the secrets out of run.json.
+            redactor: for the secrets in run.json.
 
         Raises:
-            StoreError: it cannot be made, or is not empty.
+            StoreError: it cannot be created, or is not empty.
         """
         stamp = wall[:19].replace("-", "").replace(":", "").replace("T", "-")
         clean = redactor or Redactor(argv=argv)
         run_id = f"{stamp}-{secrets.token_hex(3)}"
         path = (RUNS / run_id if path is None else path).absolute()
-        made = [p for p in (*reversed(path.parents), path) if not p.exists()]
+        created = [p for p in (*reversed(path.parents), path) if not p.exists()]
         try:
             _refuse_unfit(path)
             files.make_directory(path)
-            run = cls(path, run_id, made)
+            run = cls(path, run_id, created)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
             files.replace(path / "policy.yaml", policy.resolved.encode(), durable=True)
@@ -105,8 +104,8 @@ class RunDir:
             files.sync_directory(path.parent)
         except OSError as error:
             raise StoreError(
-                f"cannot make the run directory {path}: {error.strerror}",
-                hint="name a writable place with --run-dir",
+                f"cannot create the run directory {path}: {error.strerror}",
+                hint="choose a writable directory with --run-dir DIR",
             ) from error
         return run
 
@@ -115,7 +114,7 @@ class RunDir:
         """Open the directory of a run.
 
         Raises:
-            StoreError: it holds none; the hint names one that does, if there is one near.
+            StoreError: it is not one; the hint names a run nearby.
         """
         try:
             described = files.read_json(path / "run.json")
@@ -123,8 +122,8 @@ class RunDir:
                 raise TypeError("run")
             return cls(path.absolute(), described["run"])
         except (FileNotFoundError, NotADirectoryError):
-            there = "holds no run (no run.json)" if path.is_dir() else "is not a directory"
-            raise StoreError(f"{path} {there}", hint=_near(path)) from None
+            why = "is not a run (no run.json)" if path.is_dir() else "is not a directory"
+            raise StoreError(f"{path} {why}", hint=_near(path)) from None
         except OSError as error:
             raise StoreError(f"cannot read {path / 'run.json'}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError):
@@ -150,48 +149,48 @@ class RunDir:
 
     @property
     def marks_path(self) -> Path:
-        """Directory of the marks that the probe leaves."""
+        """Directory of the probe's marks."""
         return self.path / "probe"
 
     @property
     def probe_config_path(self) -> Path:
-        """The file that tells the probe what to do."""
+        """The configuration of the probe."""
         return self.path / "probe.json"
 
     @property
     def quarantine_path(self) -> Path:
-        """What the job must not train on again."""
+        """The data that the job must not train on again."""
         return self.path / "quarantine.json"
 
     @property
     def policy_path(self) -> Path:
-        """The policy as resolved when the run began."""
+        """The policy as resolved at the start of the run."""
         return self.path / "policy.yaml"
 
     def command(self) -> list[str]:
-        """Return the job's command as it was given, secrets too. Raises StoreError."""
-        return [str(word) for word in self.read_json(COMMAND)]
+        """Return the job's command as given, with secrets. Raises StoreError."""
+        return [str(argument) for argument in self.read_json(COMMAND)]
 
     def discard(self) -> None:
-        """Remove all of it, for a job that could not be started; a directory given to us stays."""
+        """Remove the run of a job that could not be started; an existing directory is kept."""
         for child in self.path.iterdir():
             if child.is_dir():
                 shutil.rmtree(child, ignore_errors=True)
             else:
                 child.unlink(missing_ok=True)
-        for made in reversed(self._made):
+        for directory in reversed(self._created):
             try:
-                made.rmdir()
-            except OSError:  # something else lives there by now
+                directory.rmdir()
+            except OSError:  # not empty
                 return
 
     def write_json(self, name: str, obj: Any, *, durable: bool = False) -> None:
-        """Write the file `name` atomically; `durable` also through a power cut.
+        """Write the file `name` atomically; `durable`: survive a power cut.
 
-        Non-finite floats become "NaN", "+Inf", "-Inf", so that every JSON reader can read it.
+        Non-finite floats become "NaN", "+Inf", "-Inf", as strict JSON requires.
 
         Raises:
-            StoreError: the old file is still there.
+            StoreError: the old file is unchanged.
         """
         text = json.dumps(plain(obj), allow_nan=False, indent=1) + "\n"
         try:
@@ -210,18 +209,18 @@ class RunDir:
 
 
 def _refuse_unfit(path: Path) -> None:
-    """Refuse a directory that is there and cannot hold a run. Raises StoreError or OSError."""
+    """Raise StoreError or OSError for an existing directory that cannot become a run."""
     if not path.is_dir():
         return
     if any(path.iterdir()):
         raise StoreError(
             f"{path} is not empty",
-            hint="a run has a directory of its own: choose another --run-dir",
+            hint="each run needs an empty directory: choose another with --run-dir DIR",
         )
     if not files.is_own_directory(path.resolve()):
         raise StoreError(
             f"{path} belongs to another user, who could change the run's record",
-            hint=f"let the run have a directory of its own: --run-dir {path / 'run'}",
+            hint=f"use a directory of your own: --run-dir {path / 'run'}",
         )
 
 
@@ -231,4 +230,4 @@ def _near(path: Path) -> str:
         runs = sorted(found.parent for found in parent.glob("*/run.json"))
         if runs:
             return f"did you mean {runs[-1]}?"
-    return "supervise --run-dir DIR -- COMMAND makes one; without --run-dir runs are in ./runs"
+    return "start a run with: supervise --run-dir DIR -- COMMAND (default: below ./runs)"
