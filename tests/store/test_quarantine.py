@@ -156,11 +156,11 @@ def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
     probe = Manifest(str(manifest.path), 2)
 
     if shards is None:
-        assert probe.trouble.startswith("the quarantine cannot be read: ")
+        assert probe.error.startswith("the quarantine cannot be read: ")
         with pytest.raises(StoreError):
             manifest.read()
         return
-    assert (probe.trouble, probe.shards, probe.batches) == ("", shards, batches)
+    assert (probe.error, probe.shards, probe.batches) == ("", shards, batches)
     found = manifest.read()
     manifest.path.write_text(json.dumps(found))  # as the next change would write it
     again = Manifest(str(manifest.path), 2)
