@@ -6,7 +6,6 @@ file: `Policy.resolved` is the whole of it as YAML, and loads to the same digest
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ...core.model.decisions import MODES
@@ -16,8 +15,7 @@ from ..document import yaml_reader
 from ..document.diagnostics import Place, Problem, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, Scalar, Sequence
 from ..forms.file_forms import VERSION, PolicyFile
-from ..inventory import shipped, validated_files
-from ..inventory.validated_files import ValidatedFiles
+from ..inventory import shipped
 from ..schema.dataclass_types import read_form
 from . import freeze, inhibitions, lint, pack, references, rules
 from .freeze import Draft
@@ -58,16 +56,13 @@ def compose(
     if mode is not None and mode not in MODES:
         raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
     path = shipped.locate(name_or_path)
-    validated = ValidatedFiles(validated_files.place(os.environ))
-    problems = Problems(validated.holds)
+    problems = Problems()
     root = yaml_reader.read(path, shipped.label(path), problems)
     try:
-        draft = from_root(root, path, mode, problems)
+        return from_root(root, path, mode, problems)
     finally:
         if warnings is not None:
             warnings += problems.warnings
-    validated.save()
-    return draft
 
 
 def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Problems) -> Draft:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -21,15 +21,11 @@ MOST_KNOWN = 60  # names of a list of all there are: more than there are runbook
 
 
 class Source:
-    """The text of one file, and its name in messages.
+    """The text of one file, and its name in messages."""
 
-    `trusted`: this text was valid before, beside the same other files.
-    """
-
-    def __init__(self, label: str, text: str, *, trusted: bool = False) -> None:
+    def __init__(self, label: str, text: str) -> None:
         self.label = label
         self.text = text
-        self.trusted = trusted
 
     @cached_property
     def lines(self) -> list[str]:
@@ -107,14 +103,9 @@ class PolicyErrors(PolicyError):  # noqa: N818, it is many of them
 
 
 class Problems:
-    """Collects problems and warnings while files are read.
+    """Collects problems and warnings while files are read."""
 
-    Args:
-        trusted: whether the raw text of a file was valid before, beside the others of this load.
-    """
-
-    def __init__(self, trusted: Callable[[bytes], bool] = lambda raw: False) -> None:
-        self.trusted = trusted
+    def __init__(self) -> None:
         self._broken: set[int] = set()
         self._found: list[Problem] = []
         self._warned: list[Problem] = []
@@ -152,10 +143,6 @@ class Problems:
 
     def is_broken(self, place: Place) -> bool:
         return id(place) in self._broken
-
-    def trusts(self, *places: Place) -> bool:
-        """Return whether these parts were valid before, together, and need no validation."""
-        return all(place.source.trusted for place in places)
 
     @property
     def warnings(self) -> list[Problem]:

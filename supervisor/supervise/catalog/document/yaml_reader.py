@@ -68,7 +68,7 @@ def read(path: Path, label: str, problems: Problems) -> Mapping | None:
             Location(source, line, col), "this is not UTF-8 text", "save the file as UTF-8"
         )
         return None
-    return parse(Source(label, text, trusted=problems.trusted(raw)), problems)
+    return parse(Source(label, text), problems)
 
 
 def parse(source: Source, problems: Problems, parser: Any = PARSER) -> Mapping | None:

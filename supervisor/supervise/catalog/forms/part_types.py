@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ...core.model.action import Action
@@ -36,7 +37,7 @@ def read_detector(
         baseline: the policy's `window` and `min`, for detectors that keep a baseline.
         overridden: see `dataclass_types.read_form`.
     """
-    if not problems.trusts(node) and validation.check(_kind_schema(), node, problems, what):
+    if validation.check(_kind_schema(), node, problems, what):
         return BAD
     form = _form(node)
     assert form is not None
@@ -70,6 +71,7 @@ def _form(node: Node) -> type[Detector] | None:
     return discover.detectors().get(kind.text) if isinstance(kind, Scalar) else None
 
 
+@cache
 def _kind_schema() -> dict[str, Any]:
     kind = {"title": "kind of detector", "enum": list(discover.detectors())}
     return {"type": "object", "required": ["kind"], "properties": {"kind": kind}}

@@ -181,8 +181,6 @@ def mistakes(
     rename: bool = False,
 ) -> set[str]:
     """Note what is wrong with a mapping, and return the keys in which it is; see `read_form`."""
-    if problems.trusts(node, *(overridden or {}).values()):
-        return set()
     if not isinstance(node, Mapping):
         return validation.check(_schema(form), node, problems, what)
     keys = keys_of(form)

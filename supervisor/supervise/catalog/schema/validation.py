@@ -1,12 +1,12 @@
 """Validate a tree of nodes with `jsonschema`; each error becomes a problem at its place.
 
 A problem says what is wrong in the words of the schema, and what was probably meant. `jsonschema`
-is imported at the first use: a policy that was valid before (`inventory.validated_files`)
-loads without it.
+is imported at the first use, and what was valid before in this process is not validated again.
 """
 
 from __future__ import annotations
 
+import marshal
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -32,6 +32,10 @@ ALIASES = {
 }
 
 
+MAX_VALID = 4096  # parts of files that are remembered to be valid
+_valid: set[tuple[int, bytes]] = set()
+
+
 def check(
     schema: AbstractMapping[str, Any],
     node: Node,
@@ -43,17 +47,26 @@ def check(
     """Note every mistake in `node`.
 
     Args:
+        schema: one that its owner keeps, as it is known by its identity.
         what: the name of the node in messages; "" for a whole file.
         excused: required keys whose absence is no mistake of its own.
 
     Returns:
         The keys of `node` that have a mistake; "" for a mistake of the node itself.
     """
+    value = plain(node)
+    key = id(schema), marshal.dumps(value)
+    if key in _valid:
+        return set()
     wrong: set[str] = set()
     reporter = _Reporter(node, problems, what, excused)
-    for error in _validator()(schema).iter_errors(plain(node)):
+    for error in _validator()(schema).iter_errors(value):
         wrong.add(str(error.path[0]) if error.path else "")
         reporter.report(error)
+    if not wrong:
+        if len(_valid) >= MAX_VALID:
+            _valid.clear()
+        _valid.add(key)
     return wrong
 
 
