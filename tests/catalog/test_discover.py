@@ -16,7 +16,7 @@ from supervise.catalog.document.nodes import Sequence
 from supervise.catalog.forms.part_types import StepType, read_detector, summary
 from supervise.catalog.inventory import discover
 from supervise.catalog.schema.dataclass_types import keys_of
-from supervise.catalog.schema.validation import words
+from supervise.catalog.schema.validation import describe
 from supervise.core.model.action import Action
 from supervise.core.model.interfaces import Detector
 
@@ -89,6 +89,6 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
 def test_every_field_is_a_key(name: str, form: type) -> None:
     """Its type hint is one that the catalog can validate, describe and write."""
     for key in keys_of(form).values():
-        assert words(key.type.schema())
+        assert describe(key.type.schema())
         if not key.required and key.default is not None:
             key.type.write(key.default)

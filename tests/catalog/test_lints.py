@@ -89,9 +89,9 @@ CHANGES = [
     ("gt: 12.0", "gt: 12.0, clear: ¦13", "high.clear: "),
     ("gt: 12.0", "gt: 12.0, m_of_n: ¦[3]", "high.m_of_n should hold 2 items, not 1"),
     ("gt: 12.0", "gt: 12.0, m_of_n: ¦[5, 3]", "high.m_of_n: "),
-    ("gt: 12.0", "gt: 12.0, ¦metric: x", "the key 'metric' stands here twice"),
+    ("gt: 12.0", "gt: 12.0, ¦metric: x", "duplicate key 'metric'"),
     ("high:", "¦hi-gh:", "a name in detectors should be a name of letters, digits and _"),
-    ("wild:", "not:", "5:8: 'not' is a word of the language, not a name"),
+    ("wild:", "not:", "5:8: 'not' is a reserved word"),
     ("  high:", "  x: ¦3\n  high:", "x should be a mapping with 'kind', not the number 3"),
     ("when: high and wild", "when: high and ¦wid", "unknown detector 'wid' (did you mean 'wild'?)"),
     ("when: high and wild", "when: high and¦", "rule spike: a detector name is missing here"),
@@ -126,7 +126,7 @@ CHANGES = [
     (
         "mode: enforce",
         "escalate: {ladder: [¦hold-for-config, calm]}",
-        "nothing comes after hold, which hold-for-config ends in (make it the last rung)",
+        "no level can follow hold, which hold-for-config ends in (make it the last level)",
     ),
     ("mode: enforce", "job: {on_crash: ¦hold}", "a job that has ended cannot be held"),
     ("mode: enforce", "job: {on_crash: ¦hold-for-config}", "a job that has ended cannot be held"),
@@ -157,8 +157,12 @@ CHANGES = [
     ("{max: 6}", "{max: ¦-1}", "budgets.all.max should be at least 0, not -1"),
     ("{max: 6}", "¦{}", "budgets.all needs the key 'max'"),
     ("mode: enforce", "escalate: {ladder: [calm, ¦nix]}", "ladder: no runbook 'nix' (known:"),
-    ("mode: enforce", "escalate: {ladder: [¦hold, calm]}", "nothing comes after hold (make it"),
-    ("mode: enforce", "escalate: {ladder: [calm, ¦calm]}", "the rung 'calm' stands in the"),
+    ("mode: enforce", "escalate: {ladder: [¦hold, calm]}", "no level can follow hold (make it"),
+    (
+        "mode: enforce",
+        "escalate: {ladder: [calm, ¦calm]}",
+        "'calm' is in the ladder twice",
+    ),
     ("mode: enforce", "inhibit: [{by_rule: dead, mute: [¦dead]}]", "dead would mute itself"),
     ("mode: enforce", "inhibit: [{by_rule: spike, mute: [¦dead]}]", "dead is SEV0, which cannot"),
     ("mode: enforce", "inhibit: [{by_rule: ¦nix, mute: [spike]}]", "inhibit: unknown rule 'nix'"),
@@ -178,7 +182,7 @@ CHANGES = [
     ("mode: enforce", "machine: {warming: {¦redy: nominal}}", "machine: unknown event 'redy'"),
     ("mode: enforce", "machine: ¦{any: {exited: halted}}", "machine: 'acting' can never be reac"),
     ("gt: 12.0", "gt: ¦~", "high.gt: give exactly one of"),
-    ("  calm:", "  hold: ¦[notify]\n  calm:", "'hold' is reserved: it means to wait for a person"),
+    ("  calm:", "  hold: ¦[notify]\n  calm:", "'hold' is reserved: it waits for a person"),
 ]
 
 
@@ -332,7 +336,7 @@ PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("pack: hang", "pack: hung", "pack 'hung' stands in a file named hang.yaml"),
+        ("pack: hang", "pack: hung", "pack 'hung' is in a file named hang.yaml"),
         ("status: experimental", "status: proven", "status should be one of 'experimental'"),
         ("summary:", "sumary:", "the file has no key 'sumary'"),
         ("when: stalled", "when: stopped", "unknown detector 'stopped' (known: 'stalled')"),
@@ -368,7 +372,7 @@ RUNBOOK = (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8")
         (
             "runbook: soften",
             "runbook: softer",
-            "runbook 'softer' stands in a file named",
+            "runbook 'softer' is in a file named",
         ),
         ("  - snapshot\n", "  - snapshto\n", "steps[0]: no action 'snapshto' (did you mean"),
         ("verify: {", "verfy: {", "the file has no key 'verfy' (did you mean 'verify'?)"),

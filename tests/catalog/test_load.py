@@ -101,10 +101,10 @@ def test_nodes_know_where_they_stand(parse) -> None:
     [
         ("", 1, 1, "the file is empty"),
         ("# nothing\n", 1, 1, "the file is empty"),
-        ("- a\n", 1, 1, "keys and values, not a list"),
-        ("just text\n", 1, 1, "keys and values, not the text 'just text'"),
-        ("a: 1\nb: 2\na: 3\n", 3, 1, "the key 'a' stands here twice; first in line 1"),
-        ("a: {b: 1, b: 2}\n", 1, 11, "the key 'b' stands here twice; first in line 1"),
+        ("- a\n", 1, 1, "a mapping of keys to values, not a list"),
+        ("just text\n", 1, 1, "a mapping of keys to values, not the text 'just text'"),
+        ("a: 1\nb: 2\na: 3\n", 3, 1, "duplicate key 'a'; first in line 1"),
+        ("a: {b: 1, b: 2}\n", 1, 11, "duplicate key 'b'; first in line 1"),
         ("a: &x 1\n", 1, 4, "the anchor &x is not allowed"),
         ("a: *x\n", 1, 4, "the alias *x is not allowed"),
         ("a: {<<: {b: 1}}\n", 1, 5, "merge keys (<<) are not allowed"),
@@ -113,15 +113,15 @@ def test_nodes_know_where_they_stand(parse) -> None:
         ("a: 1\n---\nb: 2\n", 2, 1, "a second document starts here"),
         ("%YAML 1.1\n---\na: 1\n", 1, 1, "directives (%YAML, %TAG) are not allowed"),
         ("? [a, b]\n: 1\n", 1, 3, "a key must be plain text"),
-        ("a:\n\tb: 1\n", 2, 1, "a tab stands here (indent with spaces)"),
+        ("a:\n\tb: 1\n", 2, 1, "tabs are not allowed here (indent with spaces)"),
         ("a: `x`\n", 1, 4, "put quotes around text that begins with `"),
         ("a: @x\n", 1, 4, "put quotes around text that begins with @"),
         ("a: b: c\n", 1, 5, "put quotes around text that holds ': '"),
         ("a: 'x\n", 1, 6, "not YAML"),
         ("a: {b: 1\n", 1, 9, "not YAML"),
-        ("a: x\0y\n", 1, 5, "the control character '\\x00'"),
-        ("a: 1\nb: x\x1b[0m\n", 2, 5, "the control character '\\x1b'"),
-        ('a: "\\0"\n', 1, 4, "the control character '\\x00'"),
+        ("a: x\0y\n", 1, 5, "cannot contain the control character '\\x00'"),
+        ("a: 1\nb: x\x1b[0m\n", 2, 5, "cannot contain the control character '\\x1b'"),
+        ('a: "\\0"\n', 1, 4, "cannot contain the control character '\\x00'"),
         ("a: " + "[" * 30 + "]" * 30, 1, 27, "nested deeper than 24 levels"),
     ],
 )
@@ -196,9 +196,9 @@ def test_mistakes_come_sorted_with_their_lines() -> None:
         problems.stop()
 
     error = raised.value
-    assert str(error) == ("x.yaml:3:1: the key 'b' stands here twice; first in line 1 (and 1 more)")
+    assert str(error) == ("x.yaml:3:1: duplicate key 'b'; first in line 1 (and 1 more)")
     assert error.render().splitlines()[-3:] == [
-        "x.yaml:4:1: the key 'a' stands here twice; first in line 2",
+        "x.yaml:4:1: duplicate key 'a'; first in line 2",
         "    a: 2",
         "    ^",
     ]

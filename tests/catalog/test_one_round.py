@@ -47,7 +47,7 @@ def test_every_sort_of_mistake_is_told_in_one_round(mistakes: Mistakes) -> None:
     assert found == [
         "3:7: no pack 'loss_spik' (did you mean 'loss_spike'?)",
         "5:57: broken.gt should be a number, not the text 'x'",
-        "7:3: the key 'twice' stands here twice; first in line 6",
+        "7:3: duplicate key 'twice'; first in line 6",
         "9:13: rule r has no key 'whn' (did you mean 'when'?)",
         "9:41: rule r: no runbook 'rolback' (did you mean 'rollback-and-rewarm'?)",
         "10:29: rule s: this parenthesis is never closed",
@@ -71,8 +71,11 @@ def test_every_sort_of_mistake_is_told_in_one_round(mistakes: Mistakes) -> None:
         ("use: [../loss_spike]", "use[0] should be a name"),
         ("use: [loss_spike]\ndetectors: 3", "detectors should be a mapping"),
         ("use: [loss_spike]\nsavepoints: {evry: 1}", "savepoints has no key 'evry'"),
-        ("use: [loss_spike]\nsavepoints: {every: 9}\nsavepoints: {every: 9}", "the key 'savepo"),
-        ("use: [loss_spike]\nbudgets: {rollback: {max: 1}}", "the key 'budgets' stands here twic"),
+        (
+            "use: [loss_spike]\nsavepoints: {every: 9}\nsavepoints: {every: 9}",
+            "duplicate key 'savepo",
+        ),
+        ("use: [loss_spike]\nbudgets: {rollback: {max: 1}}", "duplicate key 'budgets'"),
     ],
 )
 def test_what_only_follows_from_a_mistake_is_not_told(

@@ -64,7 +64,7 @@ def pointed(text: str) -> tuple[str, list[str]]:
     [
         (
             "job: {on_crash: ¦restart}",
-            "restart starts the job again, and the policy does not say how (add relaunch: {args: "
+            "restart starts the job again, but the policy does not say how (add relaunch: {args: "
             "[...]} to job)",
         ),
         (
@@ -149,8 +149,9 @@ def test_what_has_a_meaning_is_left_alone(check, line):
         ),
         (
             "¦" + MOVES + "  halted: {session_started: halted}",
-            "machine: no state has a move for 'anew' (another training in the same launch is "
-            "judged in the state of the one before; add any: {session_started: warming})",
+            "machine: no state has a transition for 'session_started' (another training in "
+            "the same launch would start in the state of the last one; "
+            "add any: {session_started: warming})",
         ),
     ],
 )

@@ -108,6 +108,4 @@ def test_the_list_is_readable_without_json(supervise):
     assert code == 0
     assert out.index("measured by the probe") < out.index("step_time") < out.index("reported")
     assert out.index("measured by the supervisor") < out.index("disk_free") < out.index("reported")
-    assert (
-        out.index("spike_score") < out.index("measured by nobody yet") < out.index("restart_rate")
-    )
+    assert out.index("spike_score") < out.index("not measured yet") < out.index("restart_rate")

@@ -122,7 +122,7 @@ def test_a_wrong_scenario_of_a_pack_is_found_where_it_is_wrong(supervise, files)
     _, out, _ = supervise("policy", "check", "packs/mine.yaml")
 
     assert "packs/mine.yaml:11:35: scenarios[0].series.train_loss_raw should be a series" in out
-    assert "packs/mine.yaml:12:46: scenarios[0].expect[1].by: say when: one of at, by" in out
+    assert "packs/mine.yaml:12:46: scenarios[0].expect[1].by: needs a time: one of at, by" in out
     mended = PACK.replace("6y3", "6x3").replace("at: 1, by: 2", "at: 1")
     (files / "packs/mine.yaml").write_text(mended, "utf-8")
 
@@ -202,7 +202,7 @@ def test_workflow_commands_mark_the_place(supervise, files):
     assert lines[-1].startswith("::warning file=odd.yaml,line=2,col=42::a: no collector")
     (files / "a,b: 100%.yaml").write_text("- x\n", "utf-8")
     _, out, _ = supervise("policy", "check", "--format", "github", "a,b: 100%.yaml")
-    assert out.startswith("::error file=a%2Cb%3A 100%25.yaml,line=1,col=1::a file holds")
+    assert out.startswith("::error file=a%2Cb%3A 100%25.yaml,line=1,col=1::a file must be")
 
 
 def test_sarif_is_what_the_standard_asks_for(supervise, files):

@@ -199,7 +199,7 @@ def test_a_policy_is_tested_with_its_packs(supervise, files):
             TESTS.replace("name: a quiet run is left alone", "name: a spike is softened once"),
             "tests/p.yaml:10:5: there is a scenario 'a spike is softened once' already",
         ),
-        (TESTS + "tests: []\n", "stands here twice"),
+        (TESTS + "tests: []\n", "duplicate key"),
     ],
 )
 def test_a_wrong_test_file_is_exit_65(text, said, supervise, files):
@@ -236,7 +236,7 @@ def test_a_test_file_is_no_policy(supervise, files):
     code, _, err = supervise("policy", "show", "tests/p.yaml")
 
     assert code == 65
-    assert "these are scenarios for a policy, not a policy" in err
+    assert "this is a file of scenarios, not a policy" in err
 
 
 @pytest.mark.slow

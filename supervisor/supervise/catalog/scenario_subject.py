@@ -1,7 +1,7 @@
-"""What scenarios are about: a pack by itself, or a policy with a file of tests.
+"""The policy that scenarios test: a pack by itself, or a policy with a file of tests.
 
-A pack's own scenarios are played under the pack alone, observed: they prove that its detectors and
-rules see what they promise. A file of tests plays a whole policy, actions and budgets included.
+A pack's own scenarios run under the pack alone, in mode observe: they test its detectors and rules.
+A file of tests runs a whole policy, actions and budgets included.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Scenarios = tuple[tuple[ScenarioForm, Node], ...]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Scenarios, and the policy under which they are played.
+    """Scenarios, and the policy under which they run.
 
     Attributes:
-        names: what they may speak of.
-        own: the file whose rules and numbers they must prove.
+        names: names that they may use.
+        own: the file whose rules and numbers they test.
     """
 
     label: str
@@ -75,7 +75,7 @@ def locate(name: str) -> Path:
 
 
 def sort_of(root: Mapping) -> str:
-    """Return `pack`, `runbook`, `tests` or `policy`: told by the keys of the file."""
+    """Return `pack`, `runbook`, `tests` or `policy`, by the keys of the file."""
     named = next((sort for sort in SORTS if sort in root.pairs), None)
     if named is not None:
         return named
@@ -106,8 +106,8 @@ def of_pack(root: Mapping, path: Path, problems: Problems) -> Subject:
     alone = PolicyFile(version="supervise/v1", policy=path.stem, mode="observe")
     try:
         draft = policy_loader.assemble(root, alone, parts, beside / path.name, None, problems)
-    except PolicyErrors:  # what there would be to speak of is known all the same
-        if not parts.torn:
+    except PolicyErrors:  # the names are known all the same
+        if not parts.unreadable:
             rules = [entry.name for entry in parts.rules]
             _check(scenarios, _names(rules, (), None, path.stem), problems)
         raise
@@ -233,10 +233,11 @@ def _check(scenarios: Scenarios, names: Names, problems: Problems) -> None:
 def _unread(
     form: ScenarioForm, node: Node, known: Collection[str], clock: bool, problems: Problems
 ) -> None:
-    """Warn of series that can prove nothing. With a `clock` frames count, whatever is in them."""
+    """Warn of series that no detector reads. With a `clock` every frame counts."""
     assert isinstance(node, Mapping)
     for _, at, series in scenario_form.every(form, node):
         for name in series:
             if name not in known and not (clock and is_known(name)):
-                said = f"no detector reads the series {name!r}"
-                problems.warn(scenario_form.key_of(at, name), said, did_you_mean(name, known))
+                message = f"no detector reads the series {name!r}"
+                place = scenario_form.key_of(at, name)
+                problems.warn(place, message, did_you_mean(name, known))

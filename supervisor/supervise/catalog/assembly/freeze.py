@@ -1,7 +1,7 @@
-"""The last step of loading: from forms to the frozen policy, and to its text.
+"""The last step of loading: from forms to the frozen policy and its text.
 
-`document` is the policy with everything spelt out; `yaml_writer` turns it into bytes. Loading those
-bytes gives the same document again.
+`document` is the policy with all defaults; `yaml_writer` turns it into bytes. Loading these bytes
+gives the same document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..schema.dataclass_types import keys_of, written
 from .pack import Entry, Parts
 from .runbook_library import Opened
 
-# Sections that are built from packs and other files, or that say how to find these.
+# Sections that are built from packs and other files, or that name these.
 _ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "use", "override", "baseline")
 _ASSEMBLED += ("detectors", "rules", "inhibit", "runbooks")
 
@@ -37,7 +37,7 @@ class BuiltRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A policy that was found to be right."""
+    """A policy without mistakes."""
 
     name: str
     mode: str
@@ -79,7 +79,7 @@ def policy(draft: Draft) -> Policy:
     """Return the policy as the engine takes it."""
     form = draft.form
     text = yaml_writer.dump(document(draft))
-    acts = draft.mode in ACTING_MODES  # weaker modes keep nothing to go back to
+    acts = draft.mode in ACTING_MODES  # weaker modes never roll back
     return Policy(
         name=draft.name,
         digest=yaml_writer.digest(text),
@@ -103,7 +103,7 @@ def policy(draft: Draft) -> Policy:
         machine=form.machine,
         savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
         sampling=_given(form),
-        # A reflex asks nobody: it is for the mode in which nobody wants to be asked.
+        # A safeguard asks for no approval, so it needs the mode that asks for none.
         safeguards=written(form.safeguards) if draft.mode == "enforce" else {},
         notify={"console": {}, **form.notify},
         job=asdict(form.job),
@@ -113,7 +113,7 @@ def policy(draft: Draft) -> Policy:
 
 
 def _given(form: PolicyFile) -> dict[str, int]:
-    """Return the intervals that the policy gives; the probe has its own for the others."""
+    """Return the intervals that the policy sets; the probe has defaults for the others."""
     given = {} if form.sampling is None else written(form.sampling)
     return {name: steps for name, steps in given.items() if steps is not None}
 

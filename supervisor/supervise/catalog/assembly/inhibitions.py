@@ -1,6 +1,6 @@
-"""Inhibitions: which rules stay quiet while another fires, or in which state of the run.
+"""Inhibitions: rules that are muted while another fires, or in certain states of the run.
 
-Refused here: muting a SEV0, muting oneself, rules that mute each other in a circle.
+Refused: muting a SEV0, a rule that mutes itself, cycles.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .pack import Parts
 def inhibitions(
     parts: Parts, severities: AbstractMapping[str, str | None], problems: Problems
 ) -> list[Inhibit]:
-    """Build all inhibitions and refuse those that could hide trouble or wait for each other.
+    """Build all inhibitions.
 
     Args:
         severities: of the rules, by name; None where it could not be read.
     """
-    names = {entry.name for entry in parts.rules}  # also those whose problems are noted already
+    names = {entry.name for entry in parts.rules}  # also those with mistakes
     made: list[Inhibit] = []
     edges: dict[str, dict[str, Node]] = {}
     for entry in parts.inhibit:
@@ -42,7 +42,7 @@ def inhibitions(
         by = entry.scope.get(form.by_rule, form.by_rule) if form.by_rule else None
         mute = tuple(entry.scope.get(name, name) for name in muted)
         for name, written in [(by, form.by_rule), *zip(mute, muted, strict=True)]:
-            if name is None or name in names or parts.may_be(name, "rules", entry.node):
+            if name is None or name in names or parts.may_exist(name, "rules", entry.node):
                 continue
             place = first_text(entry.node, written or "")
             problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))

@@ -1,4 +1,4 @@
-"""What a policy must not be, though every key in it is right: checks across its sections."""
+"""Checks across the sections of a policy whose keys are all valid."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def budgets(
 ) -> None:
     """Every action that is counted needs a budget of its class, and one for all together.
 
-    A relaunch is always refused in a policy that does not say how, so it needs none there. `ways`
-    say what leads to each runbook.
+    Without `job.relaunch` a relaunch is always refused and needs no budget. `ways`: what leads to
+    each runbook.
     """
     classes = [action.budget for action in discover.actions().values()]
     known = [ALL, *sorted({name for name in classes if name is not None})]
@@ -49,9 +49,9 @@ def budgets(
 
 
 def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, str]:
-    """Return where to point for what a runbook needs, and what leads to it, ready to be put last.
+    """Return the place of a section that a runbook needs, and what leads to the runbook.
 
-    The section is the place to mend; without it the line in this file that wants the runbook.
+    Without the section it is the line in this file that uses the runbook.
     """
     at, way = ways.get(runbook, (root, ""))
     here = section not in root.pairs and at.source is root.source
@@ -59,7 +59,7 @@ def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, 
 
 
 def instead(library: RunbookCatalog, problems: Problems) -> None:
-    """What is tried instead of a refused runbook does not lead back to it."""
+    """`if_refused` must not lead back to the same runbook."""
     books = library.resolved()
     for name, opened in books.items():
         seen, at = [name], opened.form.if_refused
@@ -73,13 +73,13 @@ def instead(library: RunbookCatalog, problems: Problems) -> None:
 
 
 def approvals(root: Mapping, library: RunbookCatalog, parts: Parts, problems: Problems) -> None:
-    """Requests are for verbs that touch the job, for runbooks, or for all of them."""
+    """Approvals name verbs that touch the job, runbooks, or `all`."""
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, Mapping) else {}
     verbs = [verb for verb, action in discover.actions().items() if action.touches_job]
     known = [ALL, *verbs, *library.opened]
     for name, (at, _) in pairs.items():
-        if name not in known and not (parts.lacking and name in library.names()):
+        if name not in known and not (parts.incomplete and name in library.names()):
             problems.add(
                 at,
                 f"approvals: no action and no runbook {name!r} that touches the job",
@@ -88,7 +88,7 @@ def approvals(root: Mapping, library: RunbookCatalog, parts: Parts, problems: Pr
 
 
 def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:
-    """A rollback in process needs savepoints to go back to."""
+    """A rollback in process needs savepoints."""
     if "savepoints" in root.pairs:
         return
     for runbook in opened:
@@ -101,7 +101,7 @@ def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Pr
 def unused(root: Mapping, form: PolicyFile, used: Container[str], problems: Problems) -> None:
     """Warn of runbooks in the policy that nothing runs.
 
-    In a file with mistakes a runbook that is named anywhere else may be used.
+    In a file with mistakes a runbook that is named anywhere else counts as used.
     """
     named = set(texts(root.without("runbooks"))) if problems.count else set()
     for name, node in form.runbooks.items():
@@ -118,9 +118,9 @@ def unread(
 ) -> None:
     """Warn of detectors in this file that no rule and no other detector reads.
 
-    Of a part with a mistake every word in it counts as the name of a detector.
+    In a part with a mistake each word counts as the name of a detector.
     """
-    if any((root.source.label, key) in parts.torn for key in ("detectors", "rules")):
+    if any((root.source.label, key) in parts.unreadable for key in ("detectors", "rules")):
         return
     read: set[str] = set()
     rules = {id(rule.entry): rule for rule in written}
@@ -131,8 +131,8 @@ def unread(
         elif rule is None and detector is not None and entry is parts.detectors.get(entry.name):
             read.update(detector.detectors)
         else:
-            words = [word for text in texts(entry.node) for word in NAME.findall(text)]
-            read.update(entry.scope.get(word, word) for word in words)
+            names = [name for text in texts(entry.node) for name in NAME.findall(text)]
+            read.update(entry.scope.get(name, name) for name in names)
     for name, entry in parts.detectors.items():
         if name not in read and entry.node.source is root.source:
             problems.warn(entry.node, f"no rule reads the detector {name!r}")
@@ -154,6 +154,6 @@ def unmeasured(
 
 
 def idle(parts: Parts, root: Mapping, problems: Problems) -> None:
-    """Warn of a policy that can see nothing."""
-    if not parts.rules and not parts.lacking and not parts.torn:
+    """Warn of a policy without rules."""
+    if not parts.rules and not parts.incomplete and not parts.unreadable:
         problems.warn(root, "this policy has no rules", "use: [nonfinite, loss_spike]")

@@ -1,8 +1,7 @@
-"""Packs: detectors and rules to be used by policies, and the overrides a policy puts on them.
+"""Packs: detectors and rules that policies use, and a policy's overrides of them.
 
-Outside its file everything of a pack has its name in front: `loss_spike.jump`. Inside it the short
-names do. Overrides are merged before anything is checked, so a mistake in one is reported in the
-policy that made it.
+Outside its file the parts of a pack have its name as a prefix: `loss_spike.jump`. Overrides are
+merged before validation, so a mistake in one is reported in the policy that makes it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Entry:
 
     Attributes:
         name: as the policy knows it; "" where it has none.
-        scope: short names that its file may use, and what they stand for.
+        scope: short names of its file, and their full names.
         overridden: keys that a policy changed, and where.
     """
 
@@ -45,27 +44,27 @@ class Parts:
     """All detectors, rules and inhibitions of a policy and its packs, in order of appearance.
 
     Attributes:
-        whole: names of the packs that could be read, all of them.
-        lacking: some pack could not.
-        torn: (file, section) where some part has a name that could not be read.
+        complete: names of the packs that were read without a missing part.
+        incomplete: some pack could not be read.
+        unreadable: (file, section) with a part whose name could not be read.
     """
 
     detectors: dict[str, Entry] = field(default_factory=dict)
     rules: list[Entry] = field(default_factory=list)
     inhibit: list[Entry] = field(default_factory=list)
-    whole: set[str] = field(default_factory=set)
-    lacking: bool = False
-    torn: set[tuple[str, str]] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
+    incomplete: bool = False
+    unreadable: set[tuple[str, str]] = field(default_factory=set)
 
-    def may_be(self, name: str, section: str, *nodes: Node) -> bool:
-        """Return whether a name that no part of a section has may stand in what could not be read.
+    def may_exist(self, name: str, section: str, *nodes: Node) -> bool:
+        """Return whether an unknown name may belong to a part that could not be read.
 
-        Then it is no mistake that can be told yet. `nodes`: from which files it was written.
+        Then it is not reported. `nodes`: of the files that use the name.
         """
         head, dot, _ = name.rpartition(".")
-        if self.lacking and dot and head not in self.whole:
+        if self.incomplete and dot and head not in self.complete:
             return True
-        return any((node.source.label, section) in self.torn for node in nodes)
+        return any((node.source.label, section) in self.unreadable for node in nodes)
 
     def add(
         self,
@@ -74,10 +73,10 @@ class Parts:
         scope: AbstractMapping[str, str],
         problems: Problems,
     ) -> None:
-        """Add what one file defines; a section that could not be read is noted as `torn`."""
+        """Add the parts of one file; see `unreadable`."""
         for key, kind in (("detectors", Mapping), ("rules", Sequence)):
             if key in root.pairs and not isinstance(root.get(key), kind):
-                self.torn.add((root.source.label, key))
+                self.unreadable.add((root.source.label, key))
         for short, node in (form.detectors or {}).items():
             name = scope.get(short, short)
             if name in self.detectors:
@@ -87,8 +86,8 @@ class Parts:
         for node in form.rules or ():
             short = _id_of(node)
             self.rules.append(Entry(scope.get(short, short), node, scope))
-            if not short:  # what it is called cannot be known
-                self.torn.add((root.source.label, "rules"))
+            if not short:  # its name is not known
+                self.unreadable.add((root.source.label, "rules"))
         self.inhibit += [Entry("", node, scope) for node in form.inhibit]
 
 
@@ -111,13 +110,13 @@ def available(beside: Path | None) -> list[str]:
 
 
 def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Problems) -> None:
-    """Add the named packs to `parts`; in the place of one that is misspelt, what was meant."""
+    """Add the named packs to `parts`; for a misspelt name, the pack that was meant."""
     listed = [node.text for node in names if isinstance(node, Scalar)]
     seen: set[str] = set()
     for node in names:
         name = node.value if isinstance(node, Scalar) else None
         if not isinstance(name, str) or not re.fullmatch(WORD, name):
-            parts.lacking = True  # the problem is noted
+            parts.incomplete = True  # the problem is noted
             continue
         if name in seen:
             problems.add(node, f"the pack {name!r} is used twice")
@@ -125,7 +124,7 @@ def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Pr
         seen.add(name)
         path = find(name, beside)
         if path is None:
-            parts.lacking = True
+            parts.incomplete = True
             known = available(beside)
             problems.add(node, f"no pack {name!r}", did_you_mean(name, known))
             meant = near_miss(name, known)
@@ -136,7 +135,7 @@ def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Pr
             assert path is not None
         root = yaml_reader.read(path, shipped.label(path), problems)
         if root is None:
-            parts.lacking = True
+            parts.incomplete = True
         else:
             add(root, name, parts, problems)
 
@@ -145,7 +144,7 @@ def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
     """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
     form: PackFile = read_form(PackFile, root, problems, "", lenient=True)
     if form.pack not in (name, None):
-        problems.add(root.place("pack"), f"pack {form.pack!r} stands in a file named {name}.yaml")
+        problems.add(root.place("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
     detectors, rules = form.detectors or {}, form.rules or ()
     ids = [_id_of(node) for node in rules]
     for node in rules:
@@ -155,11 +154,11 @@ def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
     parts.add(root, form, scope, problems)
     sections = ("detectors", "rules")
     absent = {(root.source.label, key) for key in sections if key not in root.pairs}
-    parts.torn |= absent
-    if absent or any((root.source.label, key) in parts.torn for key in sections):
-        parts.lacking = True
+    parts.unreadable |= absent
+    if absent or any((root.source.label, key) in parts.unreadable for key in sections):
+        parts.incomplete = True
     else:
-        parts.whole.add(name)
+        parts.complete.add(name)
     return form
 
 
@@ -170,7 +169,7 @@ def override(root: Mapping, form: PolicyFile, parts: Parts, problems: Problems) 
     for name, change in form.override.items():
         entry = packed.get(name)
         if entry is None:
-            if parts.may_be(name, ""):
+            if parts.may_exist(name, ""):
                 continue
             hint = did_you_mean(name, packed)
             problems.add(change, f"override of {name!r}: no pack in use has it", hint)

@@ -52,7 +52,7 @@ def compose(
     mode: str | None = None,
     warnings: list[Problem] | None = None,
 ) -> Draft:
-    """Do as `load_policy`, and return the draft, which still knows where everything was written."""
+    """Load as `load_policy` does, and return the draft, which knows where each part was written."""
     if mode is not None and mode not in MODES:
         raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
     path = shipped.locate(name_or_path)
@@ -79,25 +79,25 @@ def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Prob
 
 
 def _check_sort(root: Mapping, problems: Problems) -> None:
-    """Refuse what is no policy, and what a newer program wrote: half of it would be lost on us."""
+    """Refuse files of another sort, and files for a newer program."""
     for key, hint in (("pack", "use: [{}] in a policy"), ("runbook", "run: {} in a rule")):
         node = root.get(key)
         if isinstance(node, Scalar):
             problems.add(node, f"this is a {key}, not a policy", hint.format(node.text))
     if "tests" in root.pairs:
         at, hint = root.pairs["tests"][0], "supervise policy test FILE"
-        problems.add(at, "these are scenarios for a policy, not a policy", hint)
+        problems.add(at, "this is a file of scenarios, not a policy", hint)
     check_version(root, problems)
 
 
 def check_version(root: Mapping, problems: Problems) -> None:
-    """Refuse a file that a newer program wrote."""
+    """Refuse a file for a newer program."""
     node = root.get("version")
     text = node.text if isinstance(node, Scalar) else ""
     name, _, number = VERSION.rpartition("/v")
     if text.startswith(f"{name}/v") and text.removeprefix(f"{name}/v").isdecimal():
-        wanted = text.removeprefix(f"{name}/v")
-        if len(wanted) > 6 or int(wanted) > int(number):
+        required = text.removeprefix(f"{name}/v")
+        if len(required) > 6 or int(required) > int(number):
             problems.add(
                 root.place("version"),
                 f"{text} is newer than this program, which knows {VERSION}",
@@ -110,14 +110,14 @@ def assemble(
 ) -> Draft:
     """Bind the parts of a policy to each other; raises when anything is wrong with it.
 
-    A part with a mistake is left out of what follows, and so is what only seems wrong without it.
+    A part with a mistake is left out, and so are mistakes that only follow from that.
     """
     detectors, broken = rules.detectors(parts, form.baseline, problems)
     written = rules.read(parts, detectors, broken, problems)
     severities = {rule.entry.name: rule.form.sev for rule in written}
     inhibited = inhibitions.inhibitions(parts, severities, problems)
     library = RunbookCatalog(form.runbooks, path.parent, problems)
-    wanted = _open_runbooks(written, library, problems)
+    named = _open_runbooks(written, library, problems)
     references.ladder(root, library, problems)
     references.crash(root, library, problems)
     references.relaunch(root, problems)
@@ -126,11 +126,11 @@ def assemble(
         library.open(name, node, "runbooks")
     crash = references.on_crash(root)
     if crash is not None:
-        wanted.append((crash[0], root.place("job"), "job.on_crash"))
-    wanted += [(rung, root.place("escalate"), "the ladder") for rung, _ in references.rungs(root)]
-    ways = library.ways(wanted)
+        named.append((crash[0], root.place("job"), "job.on_crash"))
+    named += [(level, root.place("escalate"), "the ladder") for level, _ in references.levels(root)]
+    ways = library.ways(named)
     only_read = library.reach(rule.form.see or "" for rule in written) - {*ways}
-    # Observing runs nothing, so nothing needs to be held back or to be gone back to.
+    # Mode observe runs nothing, so it needs neither budgets nor savepoints.
     acting = (mode or _mode(root, form)) != "observe"
     books = library.resolved().items()
     runnable = [opened for name, opened in books if acting and name not in only_read]
@@ -161,7 +161,7 @@ def assemble(
 
 
 def _mode(root: Mapping, form: PolicyFile) -> str:
-    """Return the mode; of one that is misspelt, what was meant, and else what asks for least."""
+    """Return the mode; for a misspelt one, what was meant, else the weakest."""
     node = root.get("mode")
     text = node.text if isinstance(node, Scalar) else "observe"
     return form.mode if node is None or text in MODES else near_miss(text, MODES) or "observe"
@@ -170,8 +170,8 @@ def _mode(root: Mapping, form: PolicyFile) -> str:
 def _open_runbooks(
     written: list[Written], library: RunbookCatalog, problems: Problems
 ) -> list[tuple[str, Place, str]]:
-    """Open what the rules run and what people are sent to; return the former, and who wants it."""
-    wanted = []
+    """Open the runbooks of all rules; return those that run, with their place and rule."""
+    named = []
     for form, entry, *_ in written:
         assert isinstance(entry.node, Mapping)
         what = f"rule {entry.name}".rstrip()
@@ -180,18 +180,18 @@ def _open_runbooks(
                 continue
             place = entry.overridden.get(key) or entry.node.place(key)
             if key == "run":
-                wanted.append((name, place, what))
+                named.append((name, place, what))
             elif name == HOLD:
                 problems.add(place, f"{what}: there is nothing to read about hold")
             library.open(name, place, what)
-    return wanted
+    return named
 
 
 def _parts(root: Mapping, form: PolicyFile, path: Path, problems: Problems) -> Parts:
     """Collect detectors, rules and inhibitions of the packs and of the policy itself."""
     parts = Parts()
     section = root.get("use")
-    parts.lacking = section is not None and not isinstance(section, Sequence)
+    parts.incomplete = section is not None and not isinstance(section, Sequence)
     names = section.items if isinstance(section, Sequence) else []
     pack.use(names, path.parent, parts, problems)
     parts.add(root, form, {}, problems)

@@ -1,6 +1,6 @@
-"""What one place of a policy says of another: rungs, runbooks, placeholders, phases, metrics.
+"""References between sections: escalation levels, runbooks, placeholders, phases, metrics.
 
-All is read from the nodes, so that a mistake beside a name does not hide the name. Rules,
+They are read from the nodes, so that a mistake next to a name does not hide the name. Rules,
 detectors, packs and actions are looked up where they are read.
 """
 
@@ -26,11 +26,11 @@ from .runbook_library import Opened, RunbookCatalog, verbs_of
 
 # `{word}` alone: `${word}`, `{{word}}` and braces around anything else are the job's own.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
-NEAR = 0.8  # likeness from which on a word for people was probably meant as a name
+NEAR = 0.8  # minimum similarity at which a text for people was probably meant as a name
 
 
-def rungs(root: Mapping) -> list[tuple[str, Node]]:
-    """Return the names in `escalate.ladder` that can be names of runbooks, and where they stand."""
+def levels(root: Mapping) -> list[tuple[str, Node]]:
+    """Return the names in `escalate.ladder` that can be names of runbooks, and their nodes."""
     listed = _get(root, "escalate", "ladder")
     items = listed.items if isinstance(listed, Sequence) else []
     return [(name, item) for item in items if (name := _runbook(item))]
@@ -44,21 +44,21 @@ def on_crash(root: Mapping) -> tuple[str, Node] | None:
 
 
 def ladder(root: Mapping, library: RunbookCatalog, problems: Problems) -> None:
-    """Rungs exist, none twice; `hold` is the last one."""
-    found = rungs(root)
+    """Escalation levels exist, none twice; `hold` is the last one."""
+    found = levels(root)
     seen: set[str] = set()
-    for rung, at in found:
-        library.open(rung, at, "ladder")
-        if rung in seen:
-            problems.add(at, f"the rung {rung!r} stands in the ladder twice")
-        seen.add(rung)
-        if library.holds(rung) and at is not found[-1][1]:
-            which = "" if rung == HOLD else f", which {rung} ends in"
-            problems.add(at, f"nothing comes after hold{which}", "make it the last rung")
+    for level, at in found:
+        library.open(level, at, "ladder")
+        if level in seen:
+            problems.add(at, f"{level!r} is in the ladder twice")
+        seen.add(level)
+        if library.holds(level) and at is not found[-1][1]:
+            which = "" if level == HOLD else f", which {level} ends in"
+            problems.add(at, f"no level can follow hold{which}", "make it the last level")
 
 
 def crash(root: Mapping, library: RunbookCatalog, problems: Problems) -> None:
-    """What is run when the job ends by itself exists, and can do what it is for."""
+    """The runbook for a crash exists and can be executed."""
     named = on_crash(root)
     if named is None:
         return
@@ -67,26 +67,27 @@ def crash(root: Mapping, library: RunbookCatalog, problems: Problems) -> None:
     if library.holds(name):
         problems.add(at, "a job that has ended cannot be held", "leave on_crash out")
     opened = library.opened.get(name)
-    told = _get(root, "job", "relaunch") is not None
-    if opened is None or told or opened.form.if_refused:
+    configured = _get(root, "job", "relaunch") is not None
+    if opened is None or configured or opened.form.if_refused:
         return
     if "relaunch" in verbs_of(opened.form):
-        said = f"{name} starts the job again, and the policy does not say how"
-        problems.add(at, said, "add relaunch: {args: [...]} to job")
+        message = f"{name} starts the job again, but the policy does not say how"
+        problems.add(at, message, "add relaunch: {args: [...]} to job")
 
 
 def relaunch(root: Mapping, problems: Problems) -> None:
-    """What `job.relaunch` gives the job can be filled in, and what it resumes from is kept."""
+    """The placeholders in `job.relaunch` are known, and what it resumes from is kept."""
     known = [f"{{{name}}}" for name in PLACEHOLDERS]
     for what, node in _templates(root):
         for match in _PLACEHOLDER.finditer(node.text):
             if match[1] not in PLACEHOLDERS:
-                said = f"job.relaunch.{what}: no placeholder {match[0]!r}"
-                problems.add(inside(node, match.start()), said, did_you_mean(match[0], known))
+                message = f"job.relaunch.{what}: no placeholder {match[0]!r}"
+                hint = did_you_mean(match[0], known)
+                problems.add(inside(node, match.start()), message, hint)
     resume = _get(root, "job", "relaunch", "resume")
     if isinstance(resume, Scalar) and resume.text == "savepoint" and "savepoints" not in root.pairs:
-        said = "a relaunch resumes from a savepoint, but none are kept"
-        problems.add(resume, said, "add savepoints: {every: 25, keep: 4}")
+        message = "a relaunch resumes from a savepoint, but none are kept"
+        problems.add(resume, message, "add savepoints: {every: 25, keep: 4}")
 
 
 def _templates(root: Mapping) -> Iterator[tuple[str, Scalar]]:
@@ -104,7 +105,7 @@ def phases(
     entries: AbstractMapping[str, Entry],
     problems: Problems,
 ) -> None:
-    """The phases that a detector of silence has patience with are phases of the probe."""
+    """The phases in the `grace` of a detector are phases of the probe."""
     for name, detector in detectors.items():
         for phase in getattr(detector, "grace", ()):
             if phase not in wire.PHASES:
@@ -115,7 +116,7 @@ def phases(
 
 
 def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
-    """A policy's own table of moves works, and knows that another training may begin."""
+    """A policy's own transition table is valid, and handles the start of another training."""
     section = root.get("machine")
     if form.machine is None or not isinstance(section, Mapping):
         return
@@ -135,9 +136,15 @@ def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
     if not flaws and not any(
         state_machine.move(form.machine, state, "session_started") for state in living
     ):
-        said = "another training in the same launch is judged in the state of the one before"
-        hint = f"{said}; add any: {{session_started: warming}}"
-        problems.warn(root.pairs["machine"][0], "machine: no state has a move for 'anew'", hint)
+        hint = (
+            "another training in the same launch would start in the state of the last one; "
+            "add any: {session_started: warming}"
+        )
+        problems.warn(
+            root.pairs["machine"][0],
+            "machine: no state has a transition for 'session_started'",
+            hint,
+        )
 
 
 def planned(root: Mapping, form: PolicyFile, problems: Problems) -> None:
@@ -167,7 +174,7 @@ def _near(place: Place, what: str, word: str, problems: Problems) -> None:
 
 
 def _get(root: Mapping, *keys: str) -> Node | None:
-    """Return what stands below these keys; None where there is nothing, or `null`."""
+    """Return the node below these keys; None where there is none, or `null`."""
     here: Node | None = root
     for key in keys:
         here = here.get(key) if isinstance(here, Mapping) else None

@@ -35,7 +35,7 @@ def detectors(
     broken: set[str] = set()
     for name, entry in parts.detectors.items():
         if name.rpartition(".")[2] in (*WORDS, HOLD):
-            problems.add(entry.node, f"{name!r} is a word of the language, not a name")
+            problems.add(entry.node, f"{name!r} is a reserved word")
         detector = read_detector(
             entry.node, problems, name, baseline=defaults, overridden=entry.overridden
         )
@@ -63,7 +63,7 @@ def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector
             continue
         if renamed != value:
             candidate = replace(detector, **{key.attribute: renamed})
-            # A word that is also a detector's name may stand in any field; only this one reads it.
+            # Another field may hold the same text; only this one names a detector.
             if candidate.detectors != detector.detectors:
                 detector = candidate
     return detector
@@ -71,11 +71,13 @@ def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector
 
 def _check_inputs(name: str, detector: Detector, parts: Parts, problems: Problems) -> None:
     entry = parts.detectors[name]
-    for wanted in detector.detectors:
-        if wanted not in parts.detectors and not parts.may_be(wanted, "detectors", entry.node):
-            place = first_text(entry.node, wanted)
-            near = did_you_mean(wanted, _usable(entry.scope, parts.detectors))
-            problems.add(place, f"{name} reads an unknown detector {wanted!r}", near)
+    for input_name in detector.detectors:
+        if input_name not in parts.detectors and not parts.may_exist(
+            input_name, "detectors", entry.node
+        ):
+            place = first_text(entry.node, input_name)
+            near = did_you_mean(input_name, _usable(entry.scope, parts.detectors))
+            problems.add(place, f"{name} reads an unknown detector {input_name!r}", near)
 
 
 def _ordered(
@@ -187,7 +189,7 @@ def _expression(
         for name, at in expression.places:
             if entry.scope.get(name, name) not in known:
                 unknown = True
-                if parts.may_be(name, "detectors", entry.node, node):
+                if parts.may_exist(name, "detectors", entry.node, node):
                     continue
                 hint = did_you_mean(name, _usable(entry.scope, known))
                 problems.add(inside(node, at), f"unknown detector {name!r}", hint)

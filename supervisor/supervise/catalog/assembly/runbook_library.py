@@ -1,8 +1,8 @@
 """Runbooks: found by name, checked as a whole, turned into an ordered list of actions.
 
 A name is looked up in the policy, then in `runbooks/` beside it, then among the shipped ones.
-`hold` is no runbook: it means to stop acting and to wait for a person. As the last step of a
-runbook it means the same, with the evidence that the steps before it took.
+`hold` is no runbook: it stops acting until a person decides. As the last step of a runbook it means
+the same, with the evidence that the steps before it took.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..schema.field_types import BAD
 
 RUNBOOKS = "runbooks"
 
-Ways = AbstractMapping[str, tuple[Place, str]]  # runbook -> where it is wanted, what leads to it
+Ways = AbstractMapping[str, tuple[Place, str]]  # runbook -> where it is named, what leads to it
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A runbook as it was written: its form, and the nodes to point at."""
+    """A runbook as it was written: its form, and its nodes for messages."""
 
     name: str
     form: RunbookForm
@@ -43,13 +43,13 @@ class Opened:
         return self.node.place("verify")
 
     def follow(self) -> list[tuple[str, str]]:
-        """Return `(key, runbook)` of what may follow it."""
+        """Return `(key, runbook)` of each runbook that may follow it."""
         form = self.form
         instead = [("if_refused", form.if_refused)] if form.if_refused else []
         return [("if_it_fails", form.if_it_fails), *instead]
 
     def resolved(self) -> Runbook:
-        """Return what the engine needs of it."""
+        """Return it as the engine takes it."""
         form = self.form
         return Runbook(
             name=self.name,
@@ -80,7 +80,7 @@ class RunbookCatalog:
         self.problems = problems
         self.opened: dict[str, Opened | None] = {}  # None: it exists, and its problems are noted
         if HOLD in inline:
-            problems.add(inline[HOLD], "'hold' is reserved: it means to wait for a person")
+            problems.add(inline[HOLD], "'hold' is reserved: it waits for a person")
 
     def names(self) -> list[str]:
         """Return every name that `open` would find, and `hold`."""
@@ -88,8 +88,8 @@ class RunbookCatalog:
         own = [] if folder is None else [path.stem for path in folder.glob("*.yaml")]
         return sorted({*self.inline, *own, *shipped.names(RUNBOOKS), HOLD})
 
-    def open(self, name: str, wanted_at: Place, what: str) -> None:
-        """Read a runbook and those it falls back to; an unknown name is noted at `wanted_at`."""
+    def open(self, name: str, named_at: Place, what: str) -> None:
+        """Read a runbook and those it falls back to; an unknown name is noted at `named_at`."""
         if name == HOLD or name in self.opened:
             return
         if name in self.inline:
@@ -98,7 +98,7 @@ class RunbookCatalog:
             path = self._find(name)
             if path is None:
                 hint = did_you_mean(name, self.names())
-                self.problems.add(wanted_at, f"{what}: no runbook {name!r}", hint)
+                self.problems.add(named_at, f"{what}: no runbook {name!r}", hint)
                 return
             opened = self._file(name, path)
         self.opened[name] = opened
@@ -127,16 +127,16 @@ class RunbookCatalog:
                 todo += [after for _, after in opened.follow()]
         return found
 
-    def ways(self, wanted: Iterable[tuple[str, Place, str]]) -> Ways:
-        """Return how each runbook is come to, from `(name, place, who runs it)` on."""
+    def ways(self, named: Iterable[tuple[str, Place, str]]) -> Ways:
+        """Return how each runbook is reached, from `(name, place, what runs it)` on."""
         found: dict[str, tuple[Place, str]] = {}
-        todo = [(name, place, f"{who} runs {name}") for name, place, who in wanted]
+        todo = [(name, place, f"{user} runs {name}") for name, place, user in named]
         while todo:
-            name, place, said = todo.pop(0)
+            name, place, way = todo.pop(0)
             opened = self.opened.get(name)
             if name not in found and opened is not None:
-                found[name] = place, said
-                todo += [(n, place, f"{said}, {key}: {n}") for key, n in opened.follow()]
+                found[name] = place, way
+                todo += [(n, place, f"{way}, {key}: {n}") for key, n in opened.follow()]
         return found
 
     def _find(self, name: str) -> Path | None:
@@ -172,7 +172,7 @@ class RunbookCatalog:
         if form.runbook not in (name, None):
             self.problems.add(
                 root.place("runbook"),
-                f"runbook {form.runbook!r} stands in a file named {name}.yaml",
+                f"runbook {form.runbook!r} is in a file named {name}.yaml",
             )
         if broken:
             self._broken(name, form, root)
@@ -181,7 +181,7 @@ class RunbookCatalog:
         return self._checked(name, RunbookForm(**body), root)
 
     def _broken(self, name: str, form: RunbookForm | RunbookFile, node: Mapping) -> None:
-        """Open what follows a runbook of which nothing else can be judged."""
+        """Open the runbooks that follow one with mistakes."""
         self.opened[name] = None  # it may lead back to itself
         for key, after in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
             if after is not None:
@@ -204,7 +204,7 @@ def verbs_of(form: RunbookForm) -> tuple[str, ...]:
 
 
 def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
-    """Yield `(place, message, hint)` for what makes a runbook dangerous or pointless."""
+    """Yield `(place, message, hint)` of what makes a runbook dangerous or useless."""
     steps = opened.form.steps
     verbs = verbs_of(opened.form)
     if not steps:
@@ -228,7 +228,7 @@ def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
         at = opened.node.place("if_it_fails")
         yield at, "it holds, whatever fails before that", "leave if_it_fails out"
     if verbs[-1] != "verify" and "stop" not in verbs and any(map(_touches, steps)):
-        hint = "end with verify: an action is judged by its effect"
+        hint = "end with verify, which checks the effect"
         yield opened.place(len(steps) - 1), "touches the job and does not verify", hint
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with a file, and where: found all at once, told in order.
+"""Problems of a file, each with its place: collected while reading, reported together, sorted.
 
-A `Problem` is one sentence at one place. Reading goes on after one, so that a person sees every
-mistake of a file in one go; `Problems.stop` then raises them as one `PolicyErrors`.
+A `Problem` is one sentence at one place. Reading continues after a problem, so that a person sees
+every mistake at once; `Problems.stop` then raises them as one `PolicyErrors`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 from ...errors import PolicyError
 
 SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
-MOST = 200  # mistakes that are told; a file with more is none of ours, and reading it ends there
-MOST_KNOWN = 60  # names of a list of all there are: more than there are runbooks
+MAX_PROBLEMS = 200  # a file with more is probably no policy; reading it ends there
+MAX_NAMES = 60  # names in a list of all known ones: more than there are runbooks
 
 
 class Source:
@@ -37,7 +37,7 @@ class Source:
 
 
 class Place(Protocol):
-    """Anything that stands somewhere in a file; line and column are one-based."""
+    """Anything with a place in a file; line and column are one-based."""
 
     @property
     def source(self) -> Source: ...
@@ -49,7 +49,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place that is no node: a syntax error, a name inside an expression."""
+    """A place without a node: a syntax error, a name inside an expression."""
 
     source: Source
     line: int
@@ -58,7 +58,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, or (in a list of warnings) odd."""
+    """One mistake or warning."""
 
     source: Source = field(compare=False, repr=False)
     path: str
@@ -79,13 +79,13 @@ class Problem:
         text = self.source.line(self.line)
         start = max(0, self.col - SHOWN_WIDTH // 2) if len(text) > SHOWN_WIDTH else 0
         shown = text[start : start + SHOWN_WIDTH].replace("\t", " ")
-        shown = "".join(c if c.isprintable() else "\ufffd" for c in shown)  # what moves a terminal
+        shown = "".join(c if c.isprintable() else "\ufffd" for c in shown)  # control characters
         caret = " " * max(0, self.col - 1 - start) + "^"
         return f"{self}\n    {shown}\n    {caret}" if shown.strip() else str(self)
 
 
-class PolicyErrors(PolicyError):  # noqa: N818, it is many of them
-    """Every mistake that was found; `str` is one line, `render` tells them all.
+class PolicyErrors(PolicyError):  # noqa: N818, it holds several
+    """Every mistake that was found; `str` is one line, `render` lists them all.
 
     Attributes:
         problems: sorted by file, line and column; never empty.
@@ -106,25 +106,24 @@ class Problems:
     """Collects problems and warnings while files are read."""
 
     def __init__(self) -> None:
-        self._broken: set[int] = set()
         self._found: list[Problem] = []
         self._warned: list[Problem] = []
         self._order: dict[str, int] = {}
 
     def add(self, place: Place, message: str, hint: str | None = None) -> None:
-        """Note a mistake. Reading goes on.
+        """Note a mistake; reading continues.
 
         Raises:
-            PolicyErrors: so many were found that the rest is not read.
+            PolicyErrors: `MAX_PROBLEMS` were found; the rest is not read.
         """
         self._found.append(self._problem(place, message, hint))
-        if len(self._found) >= MOST:
-            text = f"{MOST} mistakes were found, and the rest of it is not read"
+        if len(self._found) >= MAX_PROBLEMS:
+            text = f"{MAX_PROBLEMS} mistakes were found; the rest of the file was not read"
             self._found.append(self._problem(place, text, "is this a policy?"))
             self.stop()
 
     def warn(self, place: Place, message: str, hint: str | None = None) -> None:
-        """Note something odd that is allowed."""
+        """Note a warning."""
         self._warned.append(self._problem(place, message, hint))
 
     def take(self, others: Iterable[Problem]) -> None:
@@ -136,13 +135,6 @@ class Problems:
     @property
     def count(self) -> int:
         return len(self._found)
-
-    def mark_broken(self, place: Place) -> None:
-        """Remember that a node cannot be built; what was noted says why."""
-        self._broken.add(id(place))
-
-    def is_broken(self, place: Place) -> bool:
-        return id(place) in self._broken
 
     @property
     def warnings(self) -> list[Problem]:
@@ -175,22 +167,22 @@ def quoted(names: Iterable[str], limit: int = 12) -> str:
 
 
 def did_you_mean(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Return "did you mean 'x'?" for a near miss, else the list of what there is, else None.
+    """Return "did you mean 'x'?" for a near miss, else the list of known names, else None.
 
-    `alike`: the least likeness, 0 to 1, that counts as a near miss.
+    `alike`: the minimum similarity, 0 to 1, of a near miss.
     """
-    names = sorted(known)  # a set's order must not show
+    names = sorted(known)  # the order of a set is arbitrary
     near = near_miss(wrong, names, alike)
     if near is not None:
         return f"did you mean {near!r}?"
-    return f"known: {quoted(names, MOST_KNOWN)}" if names else None
+    return f"known: {quoted(names, MAX_NAMES)}" if names else None
 
 
 def near_miss(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Return the name that was probably meant: one that is alike, or that has this part."""
+    """Return the name that was probably meant: a similar one, or one with a similar part."""
     names = sorted(known)
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=alike)
-    if not near:  # the part after the pack's name is what people remember
+    if not near:  # without the name of the pack
         tails = {name.rsplit(".", 1)[-1]: name for name in names}
         near = [tails[tail] for tail in difflib.get_close_matches(wrong, tails, n=1, cutoff=alike)]
     if not near:  # `rollback` for `rollback-and-rewarm`

@@ -1,4 +1,4 @@
-"""A parsed YAML file as a tree that remembers where everything stands.
+"""A parsed YAML file as a tree whose nodes know their line and column.
 
 Scalars follow YAML 1.2 (core schema): `1e-3` is a number, `012` is 12, `10:30` and `on` are text,
 only `true` and `false` are booleans, nothing is a date.
@@ -28,21 +28,25 @@ _WORDS: dict[str, Any] = {
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Anything in the tree; `line` and `col` are one-based and point at its first character."""
+    """Anything in the tree; `line` and `col` are one-based and point at its first character.
+
+    `broken`: it is not what it should be, as a noted problem says, and cannot be built.
+    """
 
     source: Source = field(repr=False)
     line: int
     col: int
+    broken: bool = field(default=False, init=False, repr=False)
 
     @property
     def shape(self) -> str:
-        """What a person would call it."""
+        """Its description in messages."""
         return "nothing"
 
 
 @dataclass(eq=False, slots=True)
 class Scalar(Node):
-    """One value. `text` is what stands there without quotes; only `plain` text is interpreted."""
+    """One value. `text` is without quotes; only `plain` text is interpreted."""
 
     text: str
     plain: bool
@@ -90,7 +94,7 @@ class Mapping(Node):
         return pair[1] if pair else None
 
     def place(self, key: str) -> Node:
-        """Return where to point for a key: its value, or the whole mapping when it is absent."""
+        """Return the place of a key: its value, or the whole mapping if the key is absent."""
         pair = self.pairs.get(key)
         return pair[1] if pair else self
 
@@ -117,7 +121,7 @@ def resolve(text: str) -> Any:
 
 
 def first_text(node: Node, text: str) -> Node:
-    """Return the first scalar below `node` that says `text`, else the node itself."""
+    """Return the first scalar below `node` with this text, else the node itself."""
     todo = [node]
     while todo:
         here = todo.pop(0)
@@ -131,7 +135,7 @@ def first_text(node: Node, text: str) -> Node:
 
 
 def texts(node: Node) -> Iterator[str]:
-    """Yield what every scalar below `node` says; keys are left out."""
+    """Yield the text of every scalar below `node`, without keys."""
     if isinstance(node, Scalar):
         yield node.text
     elif isinstance(node, Sequence):
@@ -143,9 +147,10 @@ def texts(node: Node) -> Iterator[str]:
 
 
 def inside(node: Scalar, at: int) -> Location:
-    """Return where character `at` of a scalar's text stands in its file.
+    """Return the place of character `at` of a scalar's text in its file.
 
-    Text may be folded over lines, so the two are walked side by side; blanks need not agree.
+    Text may be folded over lines, so text and file are compared character by character; blanks
+    may differ.
     """
     source, line, col = node.source, node.line, node.col
     if node.block:
@@ -170,7 +175,7 @@ def inside(node: Scalar, at: int) -> Location:
 
 
 def plain(node: Node) -> Any:
-    """Return the tree as dicts, lists and values, as a JSON Schema validator wants it."""
+    """Return the tree as dicts, lists and values, as JSON Schema validators expect it."""
     if isinstance(node, Mapping):
         return {key: plain(value) for key, (_, value) in node.pairs.items()}
     if isinstance(node, Sequence):

@@ -1,4 +1,4 @@
-"""YAML text -> a tree of nodes with positions; everything that makes YAML surprising is refused.
+"""YAML text to a tree of nodes with positions; surprising features of YAML are refused.
 
 PyYAML only cuts the text into events; what a scalar means is decided in `nodes` (YAML 1.2), and
 this file refuses duplicate keys, anchors, aliases, merge keys, tags, directives, several documents,
@@ -30,15 +30,15 @@ from .nodes import Mapping, Node, Scalar, Sequence
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24
-# Sections whose parts other sections name. One that stands twice is one mistake: the parts of both
-# are kept, so that nothing that names them looks wrong too.
+# Sections whose parts other sections name. For a duplicate section the parts of both are
+# kept: one mistake, without a report for each reference to them.
 LISTS = ("use", "rules", "inhibit", "scenarios", "tests")
 
 # libyaml is ten times faster than the parser in Python, and not everywhere.
 PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _FORBIDDEN = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-CONTROL = "the control character {!r} may not stand in a policy"
+CONTROL = "a policy cannot contain the control character {!r}"
 
 Event = Any  # PyYAML's events share no typed base that knows marks and tags
 
@@ -95,13 +95,13 @@ def parse(source: Source, problems: Problems, parser: Any = PARSER) -> Mapping |
             problems.add(Location(source, 1, 1), "the file is empty", "see policies/README.md")
         return None
     if not isinstance(root, Mapping):
-        problems.add(root, f"a file holds keys and values, not {root.shape}")
+        problems.add(root, f"a file must be a mapping of keys to values, not {root.shape}")
         return None
     return root
 
 
 class _UnreadableError(Exception):
-    """The rest of the file cannot be read sensibly; the problem is noted."""
+    """The rest of the file cannot be read; the problem is noted."""
 
 
 class _Builder:
@@ -113,7 +113,7 @@ class _Builder:
         self.root: Node | None = None
         self.open: list[Mapping | Sequence] = []
         self.keys: list[Scalar | None] = []  # per open container: the key that waits for its value
-        self.again: list[tuple[str, Node]] = []  # sections at the top that stood there before
+        self.again: list[tuple[str, Node]] = []  # duplicate sections at the top level
 
     def build(self, events: Iterator[Event]) -> Node | None:
         documents = 0
@@ -135,7 +135,7 @@ class _Builder:
         return self.root
 
     def _join(self) -> None:
-        """Put the parts of a section that stands twice together; the first of a name counts."""
+        """Merge duplicate sections; the first part of a name wins."""
         for key, more in self.again:
             assert isinstance(self.root, Mapping)
             first = self.root.get(key)
@@ -189,9 +189,7 @@ class _Builder:
                 self.problems.add(key, "merge keys (<<) are not allowed", "write it out")
             elif key.text in parent.pairs:
                 first = parent.pairs[key.text][0]
-                self.problems.add(
-                    key, f"the key {key.text!r} stands here twice; first in line {first.line}"
-                )
+                self.problems.add(key, f"duplicate key {key.text!r}; first in line {first.line}")
                 if parent is self.root:
                     self.again.append((key.text, node))
             else:
@@ -204,10 +202,10 @@ class _Builder:
 
 
 def _syntax(error: yaml.MarkedYAMLError, source: Source, problems: Problems) -> None:
-    """Note a syntax error, in words that say what to do."""
+    """Note a syntax error, with a hint that says what to do."""
     mark = error.problem_mark or error.context_mark
     line, col = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    # At the end of the file the mark stands behind the last line: point at the end of the text.
+    # At the end of the file the mark is behind the last line: point at the end of the text.
     if line > len(source.lines):
         line = max(1, len(source.lines))
         col = len(source.line(line)) + 1
@@ -215,7 +213,7 @@ def _syntax(error: yaml.MarkedYAMLError, source: Source, problems: Problems) -> 
     problem = error.problem or "cannot be read"
     message, hint = f"not YAML: {problem}", None
     if "\t" in text[: len(text) - len(text.lstrip())] or text[col - 1 : col] == "\t":
-        message, hint = "a tab stands here", "indent with spaces"
+        message, hint = "tabs are not allowed here", "indent with spaces"
         col = text.index("\t") + 1
     elif text[col - 1 : col] in ("`", "@"):
         hint = f"put quotes around text that begins with {text[col - 1]}"

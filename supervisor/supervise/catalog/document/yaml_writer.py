@@ -1,8 +1,8 @@
-"""The resolved policy as YAML text: everything said, nothing to look up, always the same bytes.
+"""The resolved policy as YAML text: complete, self-contained, always the same bytes.
 
-The text is what is kept in the run directory, loads again to the same policy, and is what the
-digest is taken over: `sha256sum policy.yaml` gives it too. Own emitter, since the bytes must not
-change with a version of PyYAML.
+The text is kept in the run directory, loads to the same policy, and is the input of the digest:
+`sha256sum policy.yaml` gives the same. It has its own emitter, since the bytes must not change with
+the version of PyYAML.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-# Text for us, booleans for a YAML 1.1 parser that somebody may open the file with.
+# Text under YAML 1.2, booleans under YAML 1.1.
 _LEGACY = frozenset(
     word
     for base in ("y", "n", "yes", "no", "on", "off")

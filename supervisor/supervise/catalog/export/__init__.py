@@ -1,1 +1,1 @@
-"""What is told of policies elsewhere: JSON Schemas, tables of the READMEs, SARIF, origins."""
+"""Exports of the policy language: JSON Schemas, tables of the READMEs, SARIF, origins."""

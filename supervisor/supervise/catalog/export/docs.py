@@ -1,7 +1,7 @@
 """The generated parts of the READMEs of policies, runbooks and probes, and the JSON Schemas.
 
-A table stands between `<!-- generated: name -->` and `<!-- end -->`; everything else in a README is
-written by hand and left alone.
+A table stands between `<!-- generated: name -->` and `<!-- end -->`; the rest of a README is
+written by hand.
 
     python -m supervise.catalog.export.docs            write them     --check     are they current?
 """
@@ -34,7 +34,7 @@ from ..forms.scenario_form import ExpectForm, InjectForm, ScenarioForm
 from ..inventory import discover, metrics, shipped
 from ..schema.dataclass_types import Key, Record, keys_of
 from ..schema.field_types import OneOf
-from ..schema.validation import words
+from ..schema.validation import describe
 from . import json_schema
 
 READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
@@ -50,20 +50,20 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def keys(form: type) -> str:
     """Return the keys of a file or a section."""
     rows = [(f"`{key.name}`", _default(key), _about(key)) for key in keys_of(form).values()]
-    return table(("key", "default", "what it says"), rows)
+    return table(("key", "default", "meaning"), rows)
 
 
 def _about(key: Key) -> str:
-    """Say what a key means, and which keys its value has."""
+    """Describe a key, and the keys of its value."""
     types = key.type.types if isinstance(key.type, OneOf) else (key.type,)
     inner = next((each.form for each in types if isinstance(each, Record)), None)
     names = "" if inner is None else ": " + ", ".join(f"`{name}`" for name in keys_of(inner))
-    return (key.doc or words(key.type.schema())) + names
+    return (key.doc or describe(key.type.schema())) + names
 
 
 def _default(key: Key) -> str:
     if key.required:
-        return "needed"
+        return "required"
     if key.default is None or key.default in ("", (), {}):
         return "–"
     return f"`{inline(key.type.write(key.default))}`"
@@ -100,11 +100,11 @@ def notifiers() -> str:
 
 
 def _keys(form: type) -> str:
-    said = []
+    listed = []
     for key in keys_of(form).values():
         default = _default(key)
-        said.append(f"`{key.name}`" + ("" if default in ("needed", "–") else f" {default}"))
-    return ", ".join(said) or "–"
+        listed.append(f"`{key.name}`" + ("" if default in ("required", "–") else f" {default}"))
+    return ", ".join(listed) or "–"
 
 
 def _files(kind: str) -> list[dict[str, Any]]:

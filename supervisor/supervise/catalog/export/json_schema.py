@@ -1,7 +1,7 @@
 """JSON Schema, draft-07, of policy, pack, runbook and test files: for editors, and for other tools.
 
-Generated from the same dataclasses that the loader reads, so the two cannot disagree about form.
-The loader checks more: names, orders, budgets. Draft-07 is what the YAML language server speaks.
+Generated from the dataclasses that the loader validates with. The loader checks more: names,
+orders, budgets. Draft-07 is what the YAML language server supports.
 `python -m supervise.catalog.export.docs` writes the files.
 """
 
@@ -67,8 +67,10 @@ def _definitions() -> dict[str, Any]:
 
 
 def _detector() -> dict[str, Any]:
-    """Detectors are told apart by `kind` with if/then: under `oneOf` a validator blames the wrong
-    alternative.
+    """Return the schema of all kinds of detectors.
+
+    They are distinguished by `kind` with if/then: under `oneOf` a validator reports errors of the
+    wrong alternative.
     """
     kinds = discover.detectors()
     branches = [

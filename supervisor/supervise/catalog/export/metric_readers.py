@@ -20,8 +20,8 @@ def readers(metric: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, detector in _detectors():
         if detector.get(ONE) == metric or metric in detector.get(SEVERAL, ()):
-            said = {key: value for key, value in detector.items() if key not in (ONE, SEVERAL)}
-            found[name] = inline(said).strip("{}")
+            keys = {key: value for key, value in detector.items() if key not in (ONE, SEVERAL)}
+            found[name] = inline(keys).strip("{}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where everything in a policy was written, what it reads, and who measures that: for people."""
+"""Where each part of a policy was written, what it reads, and who measures that."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..forms.part_types import BASELINE_KEYS
 from ..inventory import metrics, standard_metrics
 from ..schema.dataclass_types import keys_of
 
-PROBE, SUPERVISOR, JOB, NOBODY = "probe", "supervisor", "job", "nobody"
+PROBE, SUPERVISOR, JOB, NONE = "probe", "supervisor", "job", "nobody"
 BY = {
     PROBE: "measured by the probe",
     SUPERVISOR: "measured by the supervisor",
     JOB: "to be reported by the job",
-    NOBODY: "measured by nobody yet",
+    NONE: "not measured yet",
 }
 
 
@@ -47,7 +47,7 @@ def detector(draft: Draft, name: str) -> dict[str, Any]:
 
 
 def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
-    """Return what a rule reads, all the way down, and what can keep it quiet."""
+    """Return what a rule reads, directly and through detectors, and what can mute it."""
     behind = _behind(draft, made.rule.uses)
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
     mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if made.rule.id in i.mute]
@@ -61,7 +61,7 @@ def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, An
 
 
 def measured_by(metric: str, beside: Collection[str]) -> str:
-    """Return who tells a metric: one of `PROBE`, `SUPERVISOR`, `JOB`, `NOBODY`.
+    """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `JOB`, `NONE`.
 
     Args:
         beside: the ids of what the supervisor measures beside the job.
@@ -71,11 +71,11 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
         return PROBE
     if metric in beside:
         return SUPERVISOR
-    return NOBODY if spec is not None and spec.id in standard_metrics.AROUND else JOB
+    return NONE if spec is not None and spec.id in standard_metrics.AROUND else JOB
 
 
 def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
-    """Return what is known of a metric."""
+    """Return a metric's source, unit and meaning."""
     spec = metrics.spec_of(name)
     known = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
     return {"measured_by": measured_by(name, beside), **known}
@@ -93,7 +93,7 @@ def _behind(draft: Draft, uses: Iterable[str]) -> list[str]:
 
 
 def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
-    """Return everything that `show` tells beyond the policy itself.
+    """Return everything that `show` prints besides the policy itself.
 
     Args:
         beside: the ids of what the supervisor measures beside the job.

@@ -1,4 +1,4 @@
-"""Problems in the words of other programs: SARIF 2.1.0, workflow commands, JSON."""
+"""Problems in the formats of other programs: SARIF 2.1.0, workflow commands, JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _result(rule: str, problem: Problem) -> dict[str, Any]:
         "ruleId": rule,
         "ruleIndex": list(RULES).index(rule),
         "level": RULES[rule][0],
-        "message": {"text": said(problem)},
+        "message": {"text": sentence(problem)},
         "locations": [{"physicalLocation": place}],
     }
 
@@ -50,7 +50,7 @@ def github(problem: Problem, level: str) -> str:
     """Return a workflow command that marks the place in a pull request."""
     where = {"file": problem.path, "line": str(problem.line), "col": str(problem.col)}
     marks = ",".join(f"{key}={_property(text)}" for key, text in where.items())
-    return f"::{level} {marks}::{_data(said(problem))}"
+    return f"::{level} {marks}::{_data(sentence(problem))}"
 
 
 def _data(text: str) -> str:
@@ -61,7 +61,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def said(problem: Problem) -> str:
+def sentence(problem: Problem) -> str:
     """Return the sentence with its hint, without the place."""
     return problem.message + (f" ({problem.hint})" if problem.hint else "")
 

@@ -80,12 +80,12 @@ def _kind_schema() -> dict[str, Any]:
 def _defaults(
     form: type, node: Mapping, baseline: AbstractMapping[str, Any]
 ) -> AbstractMapping[str, Any]:
-    """Return what a detector has that does not say: its baseline, and bounds that fit in it."""
+    """Return the defaults of a detector: the baseline, and bounds that fit in it."""
     keys = keys_of(form)
     found = dict(baseline) if all(key in keys for key in BASELINE_KEYS) else {}
     given = {key: node.get(key) for key in WINDOWS if key in keys}
-    told = [each.value for each in given.values() if isinstance(each, Scalar)]
-    window = next((each for each in told if type(each) is int), found.get("window"))
+    sizes = [each.value for each in given.values() if isinstance(each, Scalar)]
+    window = next((each for each in sizes if type(each) is int), found.get("window"))
     for key in ("min", "freeze") if window is not None else ():
         if key in keys:
             found[key] = max(1, min(window, found.get(key, keys[key].default)))
@@ -130,14 +130,14 @@ class StepType(FieldType):
 
 
 def _nullable(form: type) -> dict[str, Any]:
-    """An action without required keys may stand as `pause:` with nothing behind the colon."""
+    """An action without required keys may be written as `pause:`."""
     schema = record_schema(form)
     return schema if "required" in schema else {**schema, "type": ["object", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
 class KeysOf(FieldType):
-    """The keys of one action, where the verb goes without saying."""
+    """The keys of one action, without its verb."""
 
     verb: str
 

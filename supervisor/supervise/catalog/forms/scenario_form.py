@@ -24,7 +24,7 @@ MAX_SAMPLES = 200_000  # of one series
 
 Position = Annotated[int, "steps"]
 Some = Annotated[int, AtLeast(1)]
-Word = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
+Identifier = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
 State = Annotated[str, type_of(Literal[STATES])]
 DECIDED = Literal[
     "rule",
@@ -56,14 +56,14 @@ class ExpectForm:
     by: Annotated[Position | None, Doc("at this frame or before it")] = None
     between: Annotated[tuple[Position, Position] | None, Doc("from one frame to another")] = None
     end: Annotated[bool | None, Doc("true: after the last frame")] = None
-    rule: Annotated[Word | None, Doc("a rule; inside its pack by its short name")] = None
+    rule: Annotated[Identifier | None, Doc("a rule; inside its pack by its short name")] = None
     is_: Annotated[
         Literal["firing", "cleared", "on", "quiet", "muted"] | None,
         Doc("firing: begins to; cleared; on, quiet: all along; muted: is inhibited"),
     ] = None
     state: Annotated[State | None, Doc("state of the run")] = None
     actions: Annotated[
-        tuple[Word, ...] | None, Doc("verbs that start, in this order; [] is none at all")
+        tuple[Identifier, ...] | None, Doc("verbs that start, in this order; [] is none at all")
     ] = None
     severity: Annotated[
         Literal["SEV0", "SEV1", "SEV2"] | None,
@@ -77,7 +77,7 @@ class ExpectForm:
         str | None, Doc("what suppressed an action: budget:NAME, inhibit:RULE, cooldown, acting")
     ] = None
     never: Annotated[
-        tuple[Word, ...] | None, Doc("rules, verbs, severities or states that must not occur")
+        tuple[Identifier, ...] | None, Doc("rules, verbs, severities or states that must not occur")
     ] = None
     count: Annotated[Annotated[int, AtLeast(0)] | None, Doc("exactly this many times")] = None
 
@@ -101,14 +101,14 @@ class ExpectForm:
         if len(given) != 1:
             return [(given[1] if given else "rule", f"give exactly one of {', '.join(SUBJECTS)}")]
         if len(times) > 1 or (not times and self.never is None and self.count is None):
-            return [(times[1] if times else given[0], f"say when: one of {', '.join(WINDOWS)}")]
+            return [(times[1] if times else given[0], f"needs a time: one of {', '.join(WINDOWS)}")]
         wrong = []
         if self.between is not None and self.between[0] > self.between[1]:
             wrong.append(("between", "ends before it begins"))
         if self.is_ is not None and self.rule is None:
             wrong.append(("is_", "belongs to a rule"))
         if self.budget is not None and not (self.end or self.at is not None):
-            wrong.append(("budget", "say when: at or end"))
+            wrong.append(("budget", "needs a time: at or end"))
         if self.count is not None and given[0] in ("state", "budget", "never"):
             wrong.append(("count", f"means nothing with {given[0]}"))
         if self.count is not None and self.is_ in ("on", "quiet"):
@@ -140,12 +140,12 @@ class InjectForm:
 
     at: Annotated[Position, Doc("before this frame")]
     gap: Annotated[Some | None, Doc("this many frames are lost")] = None
-    nan: Annotated[tuple[Word, ...] | None, Doc("these metrics are NaN")] = None
+    nan: Annotated[tuple[Identifier, ...] | None, Doc("these metrics are NaN")] = None
     clock_jump: Annotated[Seconds | None, Doc("the machine was suspended for this time")] = None
-    phase: Annotated[Word | None, Doc("the job enters this phase")] = None
-    fail_action: Annotated[Word | None, Doc("the next action with this verb fails")] = None
+    phase: Annotated[Identifier | None, Doc("the job enters this phase")] = None
+    fail_action: Annotated[Identifier | None, Doc("the next action with this verb fails")] = None
     lose_action: Annotated[
-        Word | None, Doc("the outcome of the next action with this verb never arrives")
+        Identifier | None, Doc("the outcome of the next action with this verb never arrives")
     ] = None
     crash_after: Annotated[
         DECIDED | None, Doc("the supervisor dies after the next such decision and starts again")
@@ -154,7 +154,7 @@ class InjectForm:
     silent_rank: Annotated[int | None, Doc("this rank sends nothing")] = None
     command: Annotated[COMMANDS | None, Doc("a command of an operator")] = None
     args: Annotated[Mapping[str, Any] | None, Doc("arguments of the command: {value: 0.5}")] = None
-    notice: Annotated[Word | None, Doc("a notice of this kind")] = None
+    notice: Annotated[Identifier | None, Doc("a notice of this kind")] = None
     step: Annotated[Steps | None, Doc("the job's step number jumps to this")] = None
     checkpoint: Annotated[Steps | None, Doc("a good checkpoint of this step is found")] = None
     exit: Annotated[int | None, Doc("the job ends with this code")] = None
@@ -251,10 +251,10 @@ def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
             )
     for i, inject in enumerate(form.inject):
         at = _item(node, "inject", i)
-        for word in inject.nan or ():
-            if word not in form.series:
-                hint = did_you_mean(word, form.series)
-                problems.add(first_text(at, word), f"there is no series {word!r}", hint)
+        for name in inject.nan or ():
+            if name not in form.series:
+                hint = did_you_mean(name, form.series)
+                problems.add(first_text(at, name), f"there is no series {name!r}", hint)
         if inject.silent_rank is not None and not 0 <= inject.silent_rank < form.ranks:
             problems.add(at, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
 
@@ -264,11 +264,11 @@ def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems
     assert isinstance(node, MappingNode)
     for i, expect in enumerate(form.expect):
         at = _item(node, "expect", i)
-        for word, known, what in _unknown_names(expect, names):
-            place = first_text(at, word)
+        for name, known, what in _unknown_names(expect, names):
+            place = first_text(at, name)
             if place is at and isinstance(at, MappingNode):  # it is a key
-                place = key_of(at.place("budget"), word)
-            problems.add(place, f"no {what} {word!r}", did_you_mean(word, known))
+                place = key_of(at.place("budget"), name)
+            problems.add(place, f"no {what} {name!r}", did_you_mean(name, known))
     for i, inject in enumerate(form.inject):
         at = _item(node, "inject", i)
         verb = inject.fail_action or inject.lose_action
@@ -288,8 +288,8 @@ def every(form: ScenarioForm, node: MappingNode) -> Iterator[tuple[str, Node, Ma
 def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems) -> None:
     lengths = {name: count(text) for name, text in series.items()}
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        problems.add(at, f"{what} has series of different lengths: {said}")
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        problems.add(at, f"{what} has series of different lengths: {listed}")
     if max(lengths.values(), default=0) > MAX_SAMPLES:
         problems.add(at, f"{what} is longer than {MAX_SAMPLES} steps")
 
@@ -305,9 +305,9 @@ def _unknown_names(form: ExpectForm, names: Names) -> Iterator[tuple[str, Collec
         if name not in names.budgets:
             yield name, names.budgets, "budget"
     others = (*names.verbs, *SEVERITIES, *STATES)
-    for word in form.never or ():
-        if word not in others and names.rule(word) is None:
-            yield word, [*names.short(), *others], "rule, verb, severity or state"
+    for name in form.never or ():
+        if name not in others and names.rule(name) is None:
+            yield name, [*names.short(), *others], "rule, verb, severity or state"
 
 
 def _item(node: MappingNode, key: str, i: int) -> Node:

@@ -1,4 +1,4 @@
-"""`lr_spike:factor=10,steps=5@150` -> what the probe is told. Faults declare their parameters."""
+"""`lr_spike:factor=10,steps=5@150` to a drill of the probe. Faults declare their parameters."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def is_known(metric: str) -> bool:
 
 
 def spec_of(metric: str) -> MetricSpec | None:
-    """Return what is known of an id: `learning_rate.3` is a `learning_rate.<i>`.
+    """Return the spec of an id: `learning_rate.3` is a `learning_rate.<i>`.
 
-    What the probe measures has the members that its spec tells of. What a job reports may have
+    A metric of the probe has the members that its spec lists. One that a job reports may have
     others: `spectral_radius.head`.
     """
     base, found = metric, everything().get(metric)
@@ -58,5 +58,5 @@ def spec_of(metric: str) -> MetricSpec | None:
 
 
 def near(metric: str) -> list[str]:
-    """Return the ids to look for a near miss in: those that contain the word, else all."""
+    """Return the candidates for a near miss: ids that contain the text, else all."""
     return [name for name in everything() if metric in name] or list(everything())

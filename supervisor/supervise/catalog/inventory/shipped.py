@@ -56,7 +56,7 @@ def locate(name_or_path: str | Path) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file is there. Raises InputError where nobody may look, or no name fits."""
+    """Return whether a file is there. Raises InputError if the path cannot be read."""
     try:
         return path.is_file()
     except OSError as error:

@@ -3,7 +3,7 @@
 One id means one thing everywhere. Some the supervisor measures beside the job (they are listed in
 `cli._metric_availability`). Of the others a job, an adapter or a data pipeline that knows such a
 number reports it under this id, `supervise_probe.report(val_loss=...)`, and the shipped packs judge
-it. Where nobody does, the rules that need it are inactive, and are shown as such.
+it. Where none does, the rules that need it are inactive, and are shown as such.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ _ROWS = (
     ),
 )
 
-# Of what is around the job: nobody measures these yet, and the job itself cannot know them.
+# Of the surroundings of the job: not measured yet, and unknown to the job itself.
 _AROUND = (
     ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
     ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
-    ("metrics_ingest_lag", "s", "Age of the newest frame when it is judged.", SEEDS),
+    ("metrics_ingest_lag", "s", "Age of the newest frame when it is evaluated.", SEEDS),
     ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
 )
 

@@ -35,7 +35,7 @@ from .field_types import (
     Text,
 )
 
-SURE = 0.75  # likeness from which on a misspelt key is read as the one that is like it
+SURE = 0.75  # minimum similarity at which a misspelt key is read as the similar one
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def mistakes(
         free = [name for name in keys if name not in taken]
         sure = near_miss(validation.ALIASES.get(key, key), free, SURE)
         if sure is not None:
-            node.pairs[sure] = node.pairs[key]  # the other checks look for it there
+            node.pairs[sure] = node.pairs[key]  # other checks look for it there
     known = node.without(*unknown)
     return {*unknown, *validation.check(_schema(form), known, problems, what, excused=meant)}
 
@@ -247,7 +247,7 @@ def _checked(
 
 
 def written(value: Any) -> dict[str, Any]:
-    """Return a dataclass as plain data, every key that says something spelt out."""
+    """Return a dataclass as plain data; keys that are None by default are left out when None."""
     form: type = type(value)
     keys = keys_of(form)
     found = {key.name: (key, getattr(value, key.attribute)) for key in keys.values()}

@@ -39,16 +39,16 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Marker for text hints: what the whole text matches, and the same in words.
+    """Marker for text hints: a regular expression for the whole text, and a description.
 
     Attributes:
-        word: what each of its words matches, for text that is a list of words; a message then
-            points at the word that is wrong.
+        token: a regular expression for each token, for text that is a list of tokens; a message
+            then points at the wrong token.
     """
 
     regex: str
-    words: str
-    word: str = ""
+    description: str
+    token: str = ""
 
 
 class FieldType(ABC):
@@ -60,7 +60,7 @@ class FieldType(ABC):
 
     def build(self, node: Node, problems: Problems, what: str) -> Any:
         """Return the value of a node; BAD where it is broken, or when values in it contradict."""
-        return BAD if problems.is_broken(node) else self._build(node, problems, what)
+        return BAD if node.broken else self._build(node, problems, what)
 
     def _build(self, node: Node, problems: Problems, what: str) -> Any:
         return plain(node)
@@ -146,8 +146,8 @@ class Text(FieldType):
         return {
             "type": "string",
             "pattern": f"^({self.pattern.regex})$",
-            "patternErrorMessage": f"should be {self.pattern.words}",  # editors show it
-            **({"x-word": self.pattern.word} if self.pattern.word else {}),
+            "patternErrorMessage": f"should be {self.pattern.description}",  # editors show it
+            **({"x-token": self.pattern.token} if self.pattern.token else {}),
         }
 
     def fits(self, node: Node) -> bool:
@@ -159,7 +159,7 @@ class Text(FieldType):
 
 @dataclass(frozen=True, slots=True)
 class Choice(FieldType):
-    """One of a few words."""
+    """One of a few texts."""
 
     options: tuple[str, ...]
 

@@ -1,6 +1,6 @@
 """Validate a tree of nodes with `jsonschema`; each error becomes a problem at its place.
 
-A problem says what is wrong in the words of the schema, and what was probably meant. `jsonschema`
+The message comes from the schema; a hint says what was probably meant. `jsonschema`
 is imported at the first use, and what was valid before in this process is not validated again.
 """
 
@@ -98,12 +98,12 @@ def unknown_keys(
     return meant
 
 
-def words(schema: AbstractMapping[str, Any]) -> str:
-    """Return what people call the values of a schema: "a whole number", "a time such as 30s"."""
+def describe(schema: AbstractMapping[str, Any]) -> str:
+    """Return a description of the values of a schema: "a whole number", "a time such as 30s"."""
     if "patternErrorMessage" in schema:
         return str(schema["patternErrorMessage"]).removeprefix("should be ")
     if "anyOf" in schema:
-        return " or ".join(words(each) for each in schema["anyOf"] if each.get("type") != "null")
+        return " or ".join(describe(each) for each in schema["anyOf"] if each.get("type") != "null")
     if "enum" in schema or "const" in schema:
         options = [each for each in schema.get("enum", [schema.get("const")]) if each is not None]
         return f"one of {quoted(options)}" if len(options) > 1 else repr(options[0])
@@ -116,11 +116,11 @@ def words(schema: AbstractMapping[str, Any]) -> str:
             return "text"
         case "array":
             size = f" of {schema['minItems']}" if "minItems" in schema else ""
-            return f"a list{size}, each item {words(schema['items'])}"
+            return f"a list{size}, each item {describe(schema['items'])}"
         case "object":
             values = schema.get("additionalProperties")
             if isinstance(values, dict):
-                return f"a mapping from names to {words(values)}"
+                return f"a mapping from names to {describe(values)}"
             return f"a mapping with {quoted(schema.get('properties', ()))}"
         case "number":
             return "a number"
@@ -133,7 +133,7 @@ def _type(schema: AbstractMapping[str, Any]) -> str:
 
 
 class _Reporter:
-    """Turns the errors of one validation into problems; its stubs leave most of an error open."""
+    """Turns the errors of one validation into problems (`Any`: the stubs type them loosely)."""
 
     def __init__(self, root: Node, problems: Problems, what: str, excused: Collection[str]) -> None:
         self.root = root
@@ -142,14 +142,15 @@ class _Reporter:
         self.excused = excused
 
     def report(self, error: Any) -> None:
-        """Note what one error says."""
+        """Note one error."""
         node, name = self.root, self.what
         for key in error.absolute_path:
             if isinstance(node, Sequence) and isinstance(key, int):
                 node, name = node.items[key], f"{name}[{key}]"
             elif isinstance(node, Mapping):
                 node, name = node.pairs[str(key)][1], f"{name}.{key}" if name else str(key)
-        self.problems.mark_broken(node)
+        if node is not self.root:  # which may be a copy, and is not built if it is wrong
+            node.broken = True
         how = _REPORTS.get(str(error.validator), _Reporter._other)
         how(self, error, node, name)
 
@@ -177,7 +178,7 @@ class _Reporter:
     def _names(self, error: Any, node: Node, name: str) -> None:
         assert isinstance(node, Mapping)
         key = str(error.instance)
-        text = f"a name in {name} should be {words(error.schema)}, not {key[:40]!r}"
+        text = f"a name in {name} should be {describe(error.schema)}, not {key[:40]!r}"
         self.problems.add(node.pairs[key][0], text)
 
     def _any_of(self, error: Any, node: Node, name: str) -> None:
@@ -217,11 +218,11 @@ class _Reporter:
             self._names(error, node, name)
             return
         assert isinstance(node, Scalar)
-        word, found = error.schema.get("x-word"), False
-        for match in re.finditer(r"\S+", error.instance) if word else ():
-            if not re.fullmatch(word, match[0]):
+        token, found = error.schema.get("x-token"), False
+        for match in re.finditer(r"\S+", error.instance) if token else ():
+            if not re.fullmatch(token, match[0]):
                 found = True
-                text = f"should be {words(error.schema)}; {match[0][:40]!r} is no piece of one"
+                text = f"should be {describe(error.schema)}; {match[0][:40]!r} is not part of one"
                 hint = "value, then perhaps +step or *factor, then perhaps xCOUNT"
                 self.problems.add(inside(node, match.start()), f"{name} {text}", hint)
         if not found:
@@ -247,7 +248,7 @@ class _Reporter:
             return
         else:
             hint = _hint(schema, node)
-        self.problems.add(node, f"{name} should be {words(schema)}, not {node.shape}", hint)
+        self.problems.add(node, f"{name} should be {describe(schema)}, not {node.shape}", hint)
 
 
 _REPORTS: dict[str, Callable[[_Reporter, Any, Node, str], None]] = {
