@@ -62,7 +62,7 @@ def test_a_checkpoint_is_ordered_where_the_job_keeps_its_own(context, fake_job):
     assert action.perform(job, args, key="k")["step"] == 154
     assert job.calls == [("checkpoint", {"path": None}, "k")]
     assert not action.destructive and action.touches_job and action.budget is None
-    with pytest.raises(ActionError, match="ordered no checkpoint"):
+    with pytest.raises(ActionError, match="scheduled no checkpoint"):
         action.perform(fake_job({"path": "x"}), args, key="k")
 
 

@@ -46,8 +46,8 @@ def test_suspects_become_names(context, job):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"shards": 40}, "none of the 40 shards seen was blamed"),
-        ({}, "does not tell which shards"),
+        ({"shards": 40}, "none of the 40 shards seen is a suspect"),
+        ({}, "does not report which shards"),
         (
             {"suspects": ("a.tar",), "shards": 40},
             "max_fraction 0.02 of the 40 shards seen so far is less than one shard, so it allows "
@@ -65,7 +65,7 @@ def test_named_shards_are_taken_as_they_are(context):
     """In a job that tells of none a name means nothing; it is said what can be done."""
     named = Quarantine(shards=("x.tar",))
 
-    with pytest.raises(Refused, match=r"does not tell which shards.* quarantine\.json written"):
+    with pytest.raises(Refused, match=r"does not report which shards.* quarantine\.json written"):
         named.plan(context())
     assert named.plan(context(shards=100))["add"] == [{"kind": "shard", "name": "x.tar"}]
     with pytest.raises(Refused, match=r"allows none; 0\.1 is the smallest that allows one"):

@@ -47,7 +47,7 @@ def test_what_is_skipped_ends_with_the_first_breach(skip, steps, context):
 
 def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
     """A younger one may hold the trouble already."""
-    said = "began at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
+    said = "started at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
     with pytest.raises(Refused, match=said):
         Relaunch().plan(context(breach_step=80))
 
@@ -70,7 +70,7 @@ def test_another_attempt_than_the_one_asked_for_is_a_failure(context, fake_job):
     """Its frames would be taken for those of another launch."""
     action = Relaunch()
 
-    with pytest.raises(ActionError, match="was not started again"):
+    with pytest.raises(ActionError, match="was not restarted"):
         action.perform(fake_job({**ANSWER, "attempt": 2}), action.plan(context()), key="k")
 
 

@@ -25,7 +25,7 @@ def test_without_rewarm_the_learning_rate_is_left_alone(context):
 
 def test_when_nothing_can_be_old_enough_it_is_refused(context):
     """Trouble at step 10 with a margin of 10: there is no step before step 0."""
-    with pytest.raises(Refused, match="began at step 10, so no savepoint can be 10 steps older"):
+    with pytest.raises(Refused, match="started at step 10, so no savepoint can be 10 steps older"):
         Rollback().plan(context(breach_step=10))
 
     assert Rollback().plan(context(breach_step=11))["before_step"] == 1

@@ -152,7 +152,7 @@ def test_an_order_whose_training_is_over_is_not_given_again(keep_run, make_frame
 
     assert job.asked == [("lr_scale", f"{run.id}:inc-1/1/undo-lr_scale")]
     (abort,) = kinds(run, "abort")
-    assert "the training that it was for is over" in abort["reason"]
+    assert "the training session that it was meant for has ended" in abort["reason"]
     assert taken.desk.state.incident is None
     assert_replayed(run)
 

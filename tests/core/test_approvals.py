@@ -33,7 +33,7 @@ def test_nothing_touches_the_job_before_a_person_said_yes(tell):
     assert request["args_sha256"].startswith("sha256:")
     message = story.kinds("notify_intent")[-1].data["message"]
     assert "supervise approve RUN ask-1" in message["next"]
-    assert "the job goes on meanwhile" in message["next"]
+    assert "the job continues meanwhile" in message["next"]
     assert story.state.machine == "suspect"
     story.frames(8.0, times=5)
     assert len(story.kinds("approval_requested")) == 1
@@ -82,7 +82,7 @@ def test_silence_may_mean_yes(tell):
     story.tick(61)
 
     assert story.actions() == ["inc-1/2/0-reach"]
-    assert "nobody answered in time" in story.kinds("approval")[0].reason
+    assert "no answer in time" in story.kinds("approval")[0].reason
 
 
 def test_a_late_yes_is_told_so(tell):
@@ -92,7 +92,7 @@ def test_a_late_yes_is_told_so(tell):
     said = story.say("approve", id="ask-1")
 
     assert not said.data["ok"]
-    assert said.data["answer"].startswith("too late: ask-1 was denied at step 50: nobody answered")
+    assert said.data["answer"].startswith("too late: ask-1 was denied at step 50: no answer")
     assert story.actions() == []
 
 
@@ -103,7 +103,7 @@ def test_a_second_yes_is_harmless(tell):
     said = story.say("approve", "bo", id="ask-1")
 
     assert said.data["ok"]
-    assert said.data["answer"].startswith("so already: ask-1 was approved at step 50: by anna")
+    assert said.data["answer"].startswith("no change: ask-1 was approved at step 50: by anna")
     assert len(story.actions()) == 1
     said = story.say("deny", "bo", id="ask-1")
     assert not said.data["ok"]
@@ -116,7 +116,7 @@ def test_a_second_no_is_harmless_and_a_yes_after_it_is_none(tell):
     story.say("deny", id="ask-1")
     said = story.say("deny", "bo", id="ask-1")
     assert said.data["ok"]
-    assert said.data["answer"] == "so already: ask-1 was denied at step 50: by anna"
+    assert said.data["answer"] == "no change: ask-1 was denied at step 50: by anna"
 
     assert not story.say("approve", "bo", id="ask-1").data["ok"]
     assert not story.say("deny", id="ask-7").data["ok"]
@@ -129,7 +129,7 @@ def test_a_yes_to_other_arguments_is_none(tell):
     sha = story.kinds("approval_requested")[0].data["args_sha256"]
     said = story.say("approve", id="ask-1", sha="abcdef")
     assert not said.data["ok"]
-    assert "about other arguments" in said.data["answer"]
+    assert "has other arguments" in said.data["answer"]
     assert story.say("approve", id="ask-1", sha=sha[7:15]).data["ok"]
 
 
@@ -165,7 +165,7 @@ def test_what_is_another_by_now_is_asked_for_anew(tell):
     said = story.say("approve", id="ask-1")
 
     assert not said.data["ok"]
-    assert "its arguments are others by now" in said.data["answer"]
+    assert "the action's arguments have changed" in said.data["answer"]
     assert story.kinds("approval")[0].data["what"] == "expired"
     assert story.kinds("approval_requested")[1].data["id"] == "ask-2"
     assert story.say("approve", id="ask-2").data["ok"]

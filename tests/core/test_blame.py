@@ -1,4 +1,4 @@
-"""A shard is a suspect when troubles keep beginning in it beyond chance, and never after one."""
+"""A shard is a suspect when incidents keep starting in it beyond chance, and never after one."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
     said = [d.reason for d in story.kinds("notify_intent")[told:]]
     assert any("ended with signal 2 at step 60" in text for text in said) == final
     reasons = [d.reason for d in story.kinds("abort")]
-    asked = f"{ACTION} failed: the end of the job was asked for meanwhile"
+    asked = f"{ACTION} failed: a request to end the job came first"
     assert (asked in reasons) == final
     assert (story.state.machine == "halted") == final
 

@@ -138,7 +138,7 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
         for d in story.kinds("notify_intent")
         if d.data["message"]["title"].startswith("step 41")
     )
-    assert (message["severity"], "it did not take all of its checkpoint" in message["title"]) == (
+    assert (message["severity"], "it did not load all of its checkpoint" in message["title"]) == (
         ("SEV1", True) if anew else ("SEV2", False)
     )
 

@@ -143,7 +143,7 @@ def test_a_runbook_that_cannot_work_only_takes_evidence(tell):
     assert story.actions() == ["inc-1/1/0-snapshot"]
     assert "for statement" in story.kinds("abort", "refused")[0].reason
     assert story.state.machine == "nominal"
-    assert "nothing can be done" in story.kinds("notify_intent")[0].data["message"]["title"]
+    assert "no runbook applies" in story.kinds("notify_intent")[0].data["message"]["title"]
 
 
 def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):

@@ -116,7 +116,7 @@ def test_an_undo_that_fails_is_the_worst_there_is(tell):
 
     assert story.state.machine == "holding"
     assert story.state.incident.severity == "SEV0"
-    assert any("taking an action back failed" in m["title"] for m in messages(story)) or any(
+    assert any("undoing an action failed" in m["title"] for m in messages(story)) or any(
         m["severity"] == "SEV0" for m in messages(story)
     )
 

@@ -23,7 +23,7 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
 
     assert len(story.kinds("note", "settled")) == 1
     told = [d.data["message"]["title"] for d in story.kinds("notify_intent")[before:]]
-    assert any("flaps no more" in title for title in told)
+    assert any("no longer flaps" in title for title in told)
     assert not story.state.rules.flapping
 
 

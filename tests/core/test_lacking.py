@@ -75,7 +75,7 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
 
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
     assert story.state.incident.run.intent.args["checkpoint"] == "a"
-    assert "there is a good checkpoint by now" in story.kinds("state")[-1].reason
+    assert "a good checkpoint is now available" in story.kinds("state")[-1].reason
     story.send(Exited(story.at_ns, -2))
     story.send(Launched(story.at_ns, 2, 1))
     story.send(Finished(story.at_ns, AGAIN, True, {"pid": 2, "attempt": 1, "step": 39}))

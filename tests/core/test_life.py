@@ -77,7 +77,7 @@ def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
     assert story.state.job.over
     assert story.state.machine == "halted"
     message = story.kinds("notify_intent")[-1].data["message"]
-    assert "not started again: inc-1/1/1-relaunch failed: the checkpoint" in message["verdict"]
+    assert "not restarted: inc-1/1/1-relaunch failed: the checkpoint" in message["verdict"]
 
 
 def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
@@ -90,7 +90,7 @@ def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
 
     assert story.state.job.over
     message = story.kinds("notify_intent")[-1].data["message"]
-    assert "it ended at step 49 before, and made no progress" in message["verdict"]
+    assert "it already ended at step 49 before, without progress since" in message["verdict"]
 
     story = crashing(tell)
     story.send(Exited(story.at_ns, 1))
@@ -113,7 +113,7 @@ def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
     assert story.state.job.over
     assert len([key for key in story.actions() if "relaunch" in key]) == 6
     message = story.kinds("notify_intent")[-1].data["message"]
-    assert "it ended 3 times, and never went beyond step 58" in message["verdict"]
+    assert "it ended 3 times without going past step 58" in message["verdict"]
 
 
 def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
@@ -149,7 +149,7 @@ def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     digest = story.policy.digest
     story.send(Reloaded(story.at_ns, "bo", digest, "test", "enforce", digest))
 
-    assert story.state.job.unavailable["relaunch"] == "the end of the job was asked for"
+    assert story.state.job.unavailable["relaunch"] == "the end of the job was requested"
 
 
 def test_a_spent_budget_ends_the_run(tell):

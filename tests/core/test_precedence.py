@@ -75,7 +75,7 @@ def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(going):
 
     assert story.actions() == ["inc-1/1/0-touch"]
     said = [d.reason for d in story.kinds("suppressed") if d.rule == "wild"]
-    assert said == ["wild: from before attempt 1"]
+    assert said == ["wild: in frames from before attempt 1"]
     assert not story.state.incident.deferred.rules
 
 

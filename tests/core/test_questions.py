@@ -78,7 +78,7 @@ def test_people_are_told_what_was_answered(tell):
         told[frames] = [d.data["message"] for d in records]
     ended = [m for m in told[5] if m["title"].startswith("finished")]
 
-    assert "only 8 losses since step 100, too few to tell" in ended[0]["verdict"]  # why undecided
+    assert "only 8 losses since step 100, too few to decide" in ended[0]["verdict"]  # why undecided
     assert ended[1]["verdict"] == "the job ended with code 0; no loss excursion"
     recovered = next(m["verdict"] for m in told[60] if "recoverable" in m["verdict"])
     assert "back in its band" in recovered and "no probe available" not in recovered

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from supervise.core import engine
 from supervise.core.model.decisions import Decision
-from supervise.core.replay import compare, decisions, plain, record
+from supervise.core.model.json_form import plain
+from supervise.core.replay import compare, decisions, record
 
 
 def full_story(tell):

@@ -112,7 +112,7 @@ def test_a_loss_that_was_no_number_behind_the_jump_names_it_too(begun):
     found = story.kinds("incident", "classified")[0].data["spike"]
 
     assert found["class"] == "numeric fault"
-    assert found["advice"].startswith("the job's own learning rate jumped just before, mend that")
+    assert found["advice"].startswith("the job's own learning rate jumped just before, fix that")
     assert "weights may be damaged" in found["advice"]
 
 

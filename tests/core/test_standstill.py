@@ -62,7 +62,7 @@ def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
     assert [key.split("-", 2)[-1] for key in story.actions()[-2:]] == ["snapshot", "stop"]
     given_up = next(m for m in messages(story) if m["title"] == "inc-1: given up")
     assert given_up["verdict"] == (
-        "it was started again 2 times, and stands still without going beyond step 49"
+        "it was restarted 2 times and stalls again without going past step 49"
     )
     assert "goes on" not in given_up["next"]
     stop = story.kinds("intent")[-1].data["action"]
@@ -102,7 +102,7 @@ def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
 
     assert story.state.machine == "holding"
     assert works in messages(story)[-1]["verdict"]
-    assert messages(story)[-1]["next"].endswith("; the job stands still at step 49")
+    assert messages(story)[-1]["next"].endswith("; the job is stalled at step 49")
 
 
 def test_where_a_person_must_be_asked_it_is_held_and_not_ended(stuck):
@@ -114,7 +114,7 @@ def test_where_a_person_must_be_asked_it_is_held_and_not_ended(stuck):
     hang(story)
 
     assert story.state.machine == "holding" and starts(story) == 2
-    assert "it was started again 2 times" in messages(story)[-1]["verdict"]
+    assert "it was restarted 2 times" in messages(story)[-1]["verdict"]
 
 
 @pytest.mark.parametrize("how", ["silent", "paused", "going"])
@@ -123,7 +123,7 @@ def test_a_hold_says_how_it_is_with_the_job(stuck, tell, how):
     if how == "silent":
         story = stuck(runbook="hold")
         hang(story)
-        expected = "the job stands still at step 49"
+        expected = "the job is stalled at step 49"
     else:
         high = {"high": Above("train_loss_raw", 5.0)}
         rules = (rule_on(high, "high", "SEV1", "hold"),)
@@ -132,7 +132,7 @@ def test_a_hold_says_how_it_is_with_the_job(stuck, tell, how):
         if how == "paused":
             story.say("pause")
         story.frames(8.0)
-        expected = "the job is paused" if how == "paused" else "the job goes on"
+        expected = "the job is paused" if how == "paused" else "the job continues"
 
     assert story.state.machine == "holding"
     assert f"`supervise release RUN`; {expected}" in messages(story)[-1]["next"]

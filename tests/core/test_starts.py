@@ -27,16 +27,16 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
     relaunched(story, 40)
     story.send(Exited(story.at_ns, 2))
 
-    why = f"started again with {given}, the job ended with code 2 before its first step"
+    why = f"restarted with {given}, the job ended with code 2 before its first step"
     assert [d.reason for d in story.kinds("verify", "failed")] == [why]
     assert story.state.job.over and start_failed(story.state)
     message = story.kinds("notify_intent")[-1].data["message"]
     assert message["title"] == (
-        "the job was started again, and ended with code 2 before its first step"
+        "the job was restarted, and ended with code 2 before its first step"
     )
-    assert "it ended at step 49 before" in message["verdict"]
+    assert "it already ended at step 49 before" in message["verdict"]
     assert message["why"] == f"it was started with {given}"
-    assert message["next"] == "look at its last output, and at job.relaunch"
+    assert message["next"] == "check the end of its output, and job.relaunch"
 
 
 def test_a_crash_before_the_first_step_is_answered_where_that_is_allowed(tell):

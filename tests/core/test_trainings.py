@@ -12,7 +12,7 @@ from supervise.core.replay import decisions, record
 from .conftest import NAN, SECOND, Story, Touch, Verify, messages
 
 UNDO = "inc-1/1/undo-conftest"  # verbs are named as their modules are
-OVER = "over: its training ended after step {}, and another one begins"
+OVER = "over: its training session ended after step {}; another one starts"
 
 
 def another(story: Story, rank: int = 0, segment: int = 9):
@@ -51,7 +51,7 @@ def test_an_incident_ends_with_its_training(begun):
     assert (told["severity"], told["title"]) == ("SEV1", "inc-1: closed")
     assert OVER.format(44) in told["verdict"]
     assert [d.reason for d in story.kinds("rule", "cleared")] == [
-        "spike cleared: its training ended"
+        "spike cleared: its training session ended"
     ]
     assert (story.state.incident, story.state.machine) == (None, "warming")
     story.frames(2.0, times=9)
@@ -210,11 +210,11 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     story = begun(answer=lambda key: None)
     story.say("lr", value=0.5, key="k1")
     (waiting,) = story.actions()
-    assert story.say("stop", key="k2").data["answer"].startswith("waits until")
+    assert story.say("stop", key="k2").data["answer"].startswith("queued until")
     another(story)
     story.send(Finished(story.at_ns, waiting, False, {}, "rank 0 went away"))
 
-    assert any("not done for anna" in told["title"] for told in messages(story))
+    assert any("command of anna failed" in told["title"] for told in messages(story))
     assert story.actions() == [waiting, "inc-2/1/0-stop"]
     another(story, segment=10)
     assert not withdrawal.withdrawn(story.policy, story.state)
@@ -306,7 +306,7 @@ def test_what_stands_is_taken_back_from_the_next_training(begun, error):
 
     assert len(story.actions()) == 2
     assert len(story.kinds("incident", "closed")) == 1
-    failed = [told for told in messages(story) if "taking an action back failed" in told["title"]]
+    failed = [told for told in messages(story) if "undoing an action failed" in told["title"]]
     assert len(failed) == (error is not None)
 
 

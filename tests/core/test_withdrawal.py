@@ -121,7 +121,7 @@ def test_people_hear_that_it_was_withdrawn_and_why(stalling):
     assert record.data["what"] == "withdrawn" and record.reason.endswith(withdrawal.STEPS_AGAIN)
     message = messages(job.story)[-1]
     assert message["title"] == "inc-1: end withdrawn"
-    assert message["next"] == "the job goes on; no action is under way"
+    assert message["next"] == "the job continues; no action is in progress"
 
 
 def test_before_the_stop_is_even_asked_for_a_frame_is_enough(stalling):

@@ -25,7 +25,7 @@ def test_every_word_has_an_answer(tell):
 
     assert not said.data["ok"]
     assert said.data["command_id"] == "k1"
-    assert said.reason == "anna: dance: there is no word 'dance'"
+    assert said.reason == "anna: dance: unknown command 'dance'"
 
 
 def test_a_rate_is_set_in_an_incident_of_its_own(tell):
@@ -37,7 +37,7 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
     assert said.data["ok"]
     assert story.actions() == [said.data["action"]] == ["inc-1/1/0-lr_scale"]
     assert story.kinds("intent")[0].data["action"]["args"] == {"value": 0.5, "rewarm_steps": 100}
-    assert story.kinds("incident", "opened")[0].reason == "SEV2 lr_scale asked by anna"
+    assert story.kinds("incident", "opened")[0].reason == "SEV2 lr_scale requested by anna"
     assert story.state.machine == "probation"
     story.frames(2.0, times=30)
     assert story.state.machine == "nominal"
@@ -57,7 +57,7 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("skip", {"steps": 0}, "skip_step: count must be between"),
         ("quarantine", {"shards": []}, "at least one name"),
         ("quarantine", {"shards": [""]}, "a name in `shards` is empty"),
-        ("quarantine", {"shards": ["a.tar"]}, "the job does not tell which shards its data is"),
+        ("quarantine", {"shards": ["a.tar"]}, "the job does not report which shards its data is"),
         ("resume", {}, "the job is not paused"),
         ("silence", {"rule": "nix"}, "there is no rule 'nix'"),
         ("silence", {"rule": "gone"}, "gone is SEV0"),
@@ -107,7 +107,7 @@ def test_a_person_puts_into_quarantine_what_the_job_asks_about(tell):
     story = asking(tell)
     said = story.say("quarantine", shards=["data/s1.tar"])
 
-    assert said.data["answer"] == "inc-1: quarantine is asked of the job"
+    assert said.data["answer"] == "inc-1: quarantine sent to the job"
     args = story.kinds("intent")[0].data["action"]["args"]
     assert args["add"] == [{"kind": "shard", "name": "data/s1.tar"}]
 
@@ -129,8 +129,7 @@ def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards,
 
     assert said.data["ok"]
     assert said.data["answer"] == (
-        "inc-1: quarantine is asked of the job; "
-        f"of the 2 shards that the run has named so far none is {told}"
+        f"inc-1: quarantine sent to the job; not among the 2 shards seen so far: {told}"
     )
 
 
@@ -138,7 +137,7 @@ def test_a_name_that_the_job_cuts_short_is_not_said_to_be_unseen(tell):
     """Nobody can say which one that is."""
     said = asking(tell).say("quarantine", shards=["a" * 91])
 
-    assert said.data["answer"] == "inc-1: quarantine is asked of the job"
+    assert said.data["answer"] == "inc-1: quarantine sent to the job"
 
 
 def test_a_job_that_is_not_paused_is_not_resumed_in_an_incident_either(tell):
@@ -195,9 +194,9 @@ def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(te
     story.frames(2.0, times=50)
     story.frames(8.0)
     (first,) = story.actions()
-    assert f"{first} is under way" in story.say("lr", value=0.5).data["answer"]
+    assert f"{first} is in progress" in story.say("lr", value=0.5).data["answer"]
     said = story.say("stop")
-    assert said.data["answer"] == f"waits until {first} is over"
+    assert said.data["answer"] == f"queued until {first} has finished"
     assert story.actions() == [first]
     story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
 
@@ -211,8 +210,8 @@ def test_stop_waits_for_a_start_under_way(tell):
     story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
     story.send(Exited(story.at_ns, 1))
     said = story.say("stop")
-    assert said.data["answer"] == "waits until inc-1/1/1-relaunch is over"
-    assert "under way" in story.say("lr", value=0.5).data["answer"]
+    assert said.data["answer"] == "queued until inc-1/1/1-relaunch has finished"
+    assert "in progress" in story.say("lr", value=0.5).data["answer"]
     relaunched(story, 40)
 
     assert story.actions()[-1] == "inc-1/2/0-stop"
@@ -226,7 +225,7 @@ def test_a_verification_gives_way_to_a_person(tell):
     story.say("lr", value=0.25)
     story.frames(8.0, 8.0)
 
-    assert story.kinds("verify", "preempted")[0].reason == "soften gives way to anna"
+    assert story.kinds("verify", "preempted")[0].reason == "soften preempted by anna"
     assert story.actions()[:2] == ["inc-1/1/0-reach", "inc-1/2/0-lr_scale"]
     assert not any("undo-lr_scale" in action for action in story.actions())
 
@@ -263,7 +262,7 @@ def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
     story.say("savepoint")
 
     assert story.kinds("abort")[0].reason == "inc-1/1/0-savepoint failed: no room"
-    assert "not done for anna" in story.kinds("notify_intent")[-1].data["message"]["title"]
+    assert "command of anna failed" in story.kinds("notify_intent")[-1].data["message"]["title"]
     assert story.state.machine == "suspect"
     story.frames(2.0, times=30)
     assert story.state.machine == "nominal"
@@ -307,7 +306,10 @@ def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
     story.frames(8.0, times=20)
 
     assert story.actions()[0] == "inc-1/1/0-reach"
-    assert story.say("silence", rule="spike", **{"for": 0}).data["answer"] == "spike speaks again"
+    assert (
+        story.say("silence", rule="spike", **{"for": 0}).data["answer"]
+        == "silence on spike removed"
+    )
 
 
 def test_an_incident_that_somebody_has_is_not_reminded_of(tell):

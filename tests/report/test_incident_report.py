@@ -139,8 +139,8 @@ def test_a_failed_action_and_a_hold_are_told_as_such(told):
 
     assert found["runbooks"][0]["actions"][0]["ok"] is False
     assert "FAILED" in text and "no answer" in text
-    assert found["end"]["how"] == "held, a person is needed"
-    assert "not closed: held, a person is needed; the run is in progress" in text
+    assert found["end"]["how"] == "held; a person is needed"
+    assert "not closed: held; a person is needed; the run is in progress" in text
 
 
 def test_an_action_without_an_outcome_is_not_called_done(told):
@@ -172,7 +172,7 @@ def test_two_runbooks_of_an_incident_are_two(told, small, tmp_path):
         ]
         assert [v["what"] for v in book["verification"]] == ["started", "failed"]
     assert "undo: lr_scale value" in text
-    assert found["end"]["how"] == "held, a person is needed"
+    assert found["end"]["how"] == "held; a person is needed"
     assert "calm did not help: spike is in breach" in text
 
 

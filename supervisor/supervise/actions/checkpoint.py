@@ -38,5 +38,5 @@ class Checkpoint(Action):
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("checkpoint", args, key=key, deadline_s=self.deadline_s)
         if not isinstance(seen.get("step"), int) or not seen.get("how"):
-            raise ActionError(f"the probe ordered no checkpoint: {seen}")
+            raise ActionError(f"the probe scheduled no checkpoint: {seen}")
         return seen

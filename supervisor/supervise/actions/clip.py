@@ -66,7 +66,7 @@ class Clip(Action):
             if bound is not None:
                 raise ActionError(f"the clip was to be lifted, and the job has {bound}")
         elif not isinstance(bound, int | float) or not 0.0 < bound < math.inf:
-            raise ActionError(f"the job told no bound that it clips to: {seen}")
+            raise ActionError(f"the job reported no clip bound: {seen}")
         elif asked is not None and not math.isclose(bound, asked, rel_tol=1e-9):
             raise ActionError(f"asked for a clip to {asked:g}, the job clips to {bound:g}")
         return seen

@@ -78,7 +78,7 @@ class Quarantine(Action):
             "attempt": context.attempt,
             "incident": context.incident,
             "by": context.operator or "policy",
-            "why": "troubles keep beginning in it" if self.shards == "suspects" else "by name",
+            "why": "incidents keep starting in it" if self.shards == "suspects" else "by name",
         }
 
     def _shards(self, context: PlanContext) -> tuple[tuple[str, ...], int | None]:
@@ -90,12 +90,15 @@ class Quarantine(Action):
         if (
             not context.shards and not context.operator
         ):  # a person may name what the job only asks about
-            by_hand = "; one that asks is_quarantined also obeys a quarantine.json written by hand"
+            by_hand = "; one that calls is_quarantined also reads a quarantine.json written by hand"
             raise Refused(
-                f"the job does not tell which shards its data is from{by_hand if named else ''}"
+                f"the job does not report which shards its data is from{by_hand if named else ''}"
             )
         if not names:
-            raise Refused(f"none of the {context.shards} shards seen was blamed beyond chance")
+            raise Refused(
+                f"none of the {context.shards} shards seen is a suspect: incidents do not start in "
+                "any of them more often than chance"
+            )
         if (
             context.operator
         ):  # those seen so far are not all there are, and a person may know of more

@@ -90,7 +90,7 @@ class Relaunch(Action):
                 f"; {context.unavailable['portable']}" if "portable" in context.unavailable else ""
             )
             raise Refused(
-                f"the trouble began at step {context.breach_step}, and no good checkpoint is "
+                f"the incident started at step {context.breach_step}, and no good checkpoint is "
                 f"{self.at_least} steps older ({len(context.good)} good in all){why}"
             )
         first = max(found.step + 1, context.breach_step - self.skip + 1)
@@ -107,7 +107,7 @@ class Relaunch(Action):
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.relaunch(args, key=key, deadline_s=self.limit_s(args))
         if not isinstance(seen.get("pid"), int) or seen.get("attempt") != args["attempt"]:
-            raise ActionError(f"the job was not started again: {seen}")
+            raise ActionError(f"the job was not restarted: {seen}")
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:

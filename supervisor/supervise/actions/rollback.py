@@ -83,7 +83,7 @@ class Rollback(Action):
         before = context.breach_step - self.at_least
         if before < 1:
             raise Refused(
-                f"the trouble began at step {context.breach_step}, so no savepoint can be "
+                f"the incident started at step {context.breach_step}, so no savepoint can be "
                 f"{self.at_least} steps older"
             )
         rewarm = {"start": self.start, "steps": self.rewarm} if self.rewarm else None

@@ -35,5 +35,5 @@ class Savepoint(Action):
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("savepoint", args, key=key, deadline_s=self.deadline_s)
         if not isinstance(seen.get("step"), int) or not seen.get("bytes"):
-            raise ActionError(f"the probe kept no state: {seen}")
+            raise ActionError(f"the probe saved no state: {seen}")
         return seen

@@ -167,7 +167,7 @@ def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame)
     text = f"rank {frame.rank}: {steps} no frame"
     ctx.record("gap", text, rank=frame.rank, first_step=first, last_step=last)
     if unseen > UNSEEN_STEPS:
-        ctx.notify("SEV2", text, verdict="nobody has looked at these steps")
+        ctx.notify("SEV2", text, verdict="these steps were not evaluated")
 
 
 def _on_tick(ctx: StepContext, tick: Tick) -> None:
@@ -183,7 +183,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
     if incident is not None and run is not None and run.intent.action_id is not None:
         if tick.at_ns > run.intent.deadline_ns:
             action_id = run.intent.action_id
-            why = f"{action_id} has no outcome"
+            why = f"no outcome of {action_id} before its deadline"
             ctx.record("in_doubt", why, action={"id": action_id})
             runner.fail(ctx, incident, why)
             _run_deferred(ctx)
@@ -197,7 +197,9 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
         ctx.notify(
-            "SEV1", "still held, a person is needed", then="release the hold, or stop the run"
+            "SEV1",
+            "still held; a person is needed",
+            then="supervise release RUN, or supervise stop RUN",
         )
 
 
@@ -230,7 +232,7 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     if ctx.state.silence(rule.id) is not None:
         return
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
-    why = f"{rule.id} cannot be judged on rank {rank}: its metrics went missing"
+    why = f"{rule.id} cannot be evaluated on rank {rank}: its metrics are missing"
     ctx.record("blind", why, rule=rule.id, severity=severity, rank=rank)
     grouping.group(ctx, ctx.state.monitors[rank], replace(rule, severity=severity), {}, why)
     ctx.move("notice", why)
@@ -266,9 +268,9 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             state.frame_count - ending.quiet_since >= QUIET_STEPS
             and not diagnosis.awaits_recovery(policy, state, incident)
         ):
-            over = "its rules cleared by themselves"
+            over = "its rules cleared"
             if ending.rebaselined:
-                over = "not recovered, but the new level is the baseline now"
+                over = "not recovered: the new level is now the baseline"
             closing.close(ctx, incident, f"over: {over}")
             ctx.move("clear", f"{incident.id} is over")
 
@@ -293,7 +295,9 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
     idle = incident.run is None and incident.phase != HELD
     lasting = found.kind in (STRUCTURAL, SCHEDULE)
     if lasting and idle and level >= 0 and name == HOLD:
-        closing.hold(ctx, incident, f"{found.kind}, and the ladder is at its end", exhausted=True)
+        closing.hold(
+            ctx, incident, f"{found.kind}, and the escalation ladder is exhausted", exhausted=True
+        )
 
 
 def _relapsed_rule(policy: Policy, state: State, incident: Incident) -> str | None:

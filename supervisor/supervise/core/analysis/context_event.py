@@ -22,9 +22,9 @@ def answered(happened: Sequence[ContextEvent]) -> dict[str, Any]:
     """Return `{"answer": yes|no, "text", "events"}`; the text names the first three."""
     events = [{"step": h.step, "kind": h.kind, "text": h.text} for h in happened]
     if not events:
-        return {"answer": "no", "text": "nothing else is known to have happened", "events": events}
+        return {"answer": "no", "text": "no other event is known", "events": events}
     # What the job did to itself comes first: it explains all the rest.
     first = sorted(happened, key=lambda h: h.kind != SCHEDULE)[:3]
     named = [f"{h.text} (step {h.step})" for h in first]
     more = f" and {len(events) - 3} more" if len(events) > 3 else ""
-    return {"answer": "yes", "text": "besides: " + ", ".join(named) + more, "events": events}
+    return {"answer": "yes", "text": "also: " + ", ".join(named) + more, "events": events}

@@ -45,7 +45,7 @@ NO_EXCURSION = "no loss excursion"
 
 NO_KNOB = "no optimizer-level knob will fix it"
 ADVICE: Mapping[str, str] = {
-    RECOVERABLE: "nothing to do; keep the batch ids of the onset in case it comes again",
+    RECOVERABLE: "nothing to do; keep the batch ids of the onset in case it returns",
     PLATEAU: "go back to a checkpoint at least 100 steps before the onset; skip 200 to 500 batches",
     DATA: "replay the batches of the onset on a copy; remove what reproduces it, and go back",
     STRUCTURAL: f"{NO_KNOB}: clipping, a lower rate and skipped steps soften it and cure nothing; "
@@ -60,9 +60,9 @@ ADVICE: Mapping[str, str] = {
     "that was not finite",
     CONTAINED: "the weights are as before, there is nothing to go back from; find the first value "
     "that was not finite",
-    SCHEDULE: "the job itself raised its learning rate just before, and will there again: compare "
-    "its schedule with the one that was meant, mend that, and go back to before the jump",
-    UNDECIDED: "run a fixed probe through the weights of before and after; do not guess",
+    SCHEDULE: "the job itself raised its learning rate just before, and will again: compare "
+    "its schedule with the one that was meant, fix that, and go back to before the jump",
+    UNDECIDED: "evaluate a fixed batch with the weights from before and after; do not guess",
     NO_EXCURSION: "the loss is no part of this; see the rules that fired",
 }
 
@@ -142,7 +142,7 @@ def judge(case: Evidence) -> Verdict:
     elif kind == CONTAINED:
         advice = f"{_skipped_steps(case.skipped)} kept from the weights; {advice}"
     elif kind == NUMERIC and _own_rate(case):
-        advice = f"the job's own learning rate jumped just before, mend that first; {advice}"
+        advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
     return Verdict(kind, advice, questions)
 
 
@@ -207,7 +207,7 @@ def rejoined(case: Evidence) -> Answer:
     }
     window = POST if count >= POST + WAIT else WAIT
     if count < window:
-        text = f"only {count} losses since step {band.onset}, too few to tell"
+        text = f"only {count} losses since step {band.onset}, too few to decide"
         return {"answer": UNKNOWN, "text": text, **numbers}
     left = [loss - band.forecast(step) for step, loss in case.after]
     width, first = band.width(window), None

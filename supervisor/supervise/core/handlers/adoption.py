@@ -15,10 +15,10 @@ def on_adopted(ctx: StepContext, event: Adopted) -> None:
     job = "the job runs" if event.alive else "the job ended meanwhile"
     text = (
         f"process {event.pid} took over from a supervisor that died, "
-        f"after {event.unwatched_ns / 1e9:.0f} s unwatched; {job}"
+        f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
     )
     ctx.record("note", text, what="adopted", alive=event.alive)
-    ctx.notify("INFO", "the run is watched again", verdict=text)
+    ctx.notify("INFO", "the run is monitored again", verdict=text)
     state = ctx.state
     for monitor in state.monitors.values():
         monitor.reset_deadlines(event.at_ns)

@@ -22,17 +22,17 @@ def approve(ctx: StepContext, event: OperatorCommand) -> Answer:
     if pending is None or incident is None:
         return _late(ctx.state.approvals, event, "approved")
     if pending.granted:
-        return Answer(f"{pending.id} was approved by {pending.granted} already")
+        return Answer(f"{pending.id} was already approved by {pending.granted}")
     stale = approvals.stale_reason(ctx.policy, ctx.state, incident, pending)
     if stale:
-        text = f"{pending.id} is void: {stale}; what is wanted now is asked for anew"
+        text = f"{pending.id} expired: {stale}; a new request is created"
         return Answer(text, ok=False, then=lambda: renew_request(ctx, stale))
 
     def then() -> None:
         pending.granted = event.operator
         runner.start_waiting(ctx)
 
-    return Answer(f"{pending.id} is approved: {pending.runbook} runs", then=then)
+    return Answer(f"{pending.id} approved: {pending.runbook} starts", then=then)
 
 
 def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -42,22 +42,22 @@ def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
         return _late(ctx.state.approvals, event, "denied")
     if pending.granted:
         raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
-    text = f"{pending.id} is denied: {pending.runbook} does not run, {incident.id} is held"
+    text = f"{pending.id} denied: {pending.runbook} does not run; {incident.id} is held"
     return Answer(text, then=lambda: _denied(ctx, incident, f"by {event.operator}"))
 
 
 def on_tick(ctx: StepContext) -> None:
-    """Decide a request that nobody answered in time as the policy says."""
+    """Decide a request that no answer in time as the policy says."""
     state, incident, pending = ctx.state, ctx.state.incident, ctx.state.approvals.pending
     if pending is None or incident is None or pending.granted:
         return
     if state.at_ns < pending.deadline_ns:
         return
     if pending.on_timeout == approvals.ALLOW:
-        pending.granted = "silence: nobody answered in time"
+        pending.granted = "timeout: no answer in time"
         runner.start_waiting(ctx)
     else:
-        _denied(ctx, incident, "nobody answered in time")
+        _denied(ctx, incident, "no answer in time")
 
 
 def renew_request(ctx: StepContext, why: str) -> None:
@@ -78,7 +78,7 @@ def _request(
         return None, None
     sha = str(event.args.get("sha") or "")
     if sha and not pending.sha.removeprefix("sha256:").startswith(sha.removeprefix("sha256:")):
-        raise Refused(f"{pending.id} is about other arguments: {pending.sha}")
+        raise Refused(f"{pending.id} has other arguments: {pending.sha}")
     return pending, state.incident
 
 

@@ -47,7 +47,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     if event.attempt:
         ctx.record(
             "note",
-            f"the job was started again as attempt {event.attempt}",
+            f"the job was restarted as attempt {event.attempt}",
             what="launched",
             pid=event.pid,
         )
@@ -100,13 +100,13 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
     """Say to people what they have to know of it."""
     state, job = ctx.state, ctx.state.job
     if event.kind == "stopped":
-        ctx.notify("SEV2", event.message, verdict="nothing is done about it")
+        ctx.notify("SEV2", event.message, verdict="no action is taken")
     if event.kind == "slow-start":
         ctx.notify(
             "SEV2",
             event.message,
-            verdict="it is not stopped while it does",
-            then="`supervise stop RUN` if it should have begun by now",
+            verdict="it is not stopped for this",
+            then="`supervise stop RUN` if it should have started",
         )
     if event.kind in ("orphans", "orphans-left"):
         gone = event.kind == "orphans-left"
@@ -119,10 +119,10 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             then=f"to end them: {event.data.get('end', '')}",
         )
     if event.kind in ("no-probe", "probe-off", "segment-fault"):
-        ctx.notify("SEV2", event.message, verdict="this run is not watched, or only in part")
+        ctx.notify("SEV2", event.message, verdict="this run is not monitored, or only in part")
     # Each rank reports the same, so people are told by one.
     if event.kind == "report" and event.rank == min(state.monitors, default=event.rank):
-        ctx.notify("SEV2", event.message, verdict="rules that read these are not judged")
+        ctx.notify("SEV2", event.message, verdict="rules that read these metrics are not evaluated")
 
 
 def on_exited(ctx: StepContext, event: Exited) -> None:
@@ -134,9 +134,7 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     if _relaunch_id(state) is not None and not (
         state.job.end_requested or _relaunch_started(state)
     ):
-        ctx.record(
-            "note", f"the job {_exit_text(state.job)}, to be started again", what="relaunching"
-        )
+        ctx.record("note", f"the job {_exit_text(state.job)}, to be restarted", what="relaunching")
     else:
         _on_job_ended(ctx)
 
@@ -170,7 +168,7 @@ def _on_job_ended(ctx: StepContext) -> None:
     if relaunch is not None and state.job.end_requested:
         ctx.record(
             "abort",
-            f"{relaunch} failed: the end of the job was asked for meanwhile",
+            f"{relaunch} failed: a request to end the job came first",
             action={"id": relaunch},
         )
     approvals.settle(ctx, "withdrawn", f"the job {_exit_text(state.job)}")
@@ -226,9 +224,11 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
     elif incident is not None and incident.phase == HELD:
         job.no_restart_reason = f"{incident.id} was held"
     elif state.step in crashes:
-        job.no_restart_reason = f"it ended at step {state.step} before, and made no progress"
+        job.no_restart_reason = (
+            f"it already ended at step {state.step} before, without progress since"
+        )
     elif len(crashes) >= CRASHES:
-        job.no_restart_reason = f"it ended {CRASHES} times, and never went beyond step {farthest}"
+        job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
     else:
         crashes.append(state.step)
         if incident is None:
@@ -254,7 +254,7 @@ def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
     if len(hangs) < HANGS:
         hangs.append(step)
         return False
-    why = f"it was started again {HANGS} times, and stands still without going beyond step "
+    why = f"it was restarted {HANGS} times and stalls again without going past step "
     why += f"{farthest}"
     verbs = ("snapshot", "stop")
     if not set(verbs) <= set(policy.verbs):
@@ -276,7 +276,7 @@ def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
         f"{incident.id}: given up",
         verdict=why,
         replace=True,
-        then="evidence is taken, and the job is ended if it does nothing",
+        then="evidence is collected, and the job is ended if it is idle",
     )
     runner.proceed(ctx, incident)
     return True
@@ -293,7 +293,7 @@ def conclude(ctx: StepContext) -> None:
     how, where = f"the job {_exit_text(job)}", f" at step {state.step}"
     if failed:
         how, where = (
-            f"started again with {_relaunch_settings(ctx.policy)}, {how} before its first step",
+            f"restarted with {_relaunch_settings(ctx.policy)}, {how} before its first step",
             "",
         )
     if job.ended:
@@ -308,9 +308,9 @@ def conclude(ctx: StepContext) -> None:
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
     job.over = True
-    why = f"not started again: {job.no_restart_reason}" if job.no_restart_reason else ""
+    why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
-        then = closing.NOTHING if job.returncode == 0 else "look at what it left"
+        then = closing.NOTHING if job.returncode == 0 else "check the end of its output"
         closing.close(ctx, incident, f"{how}; {why}" if why else how, then)
     ctx.move("exited", f"{how}; {why}" if why else how)
     if job.stopping:
@@ -324,14 +324,16 @@ def conclude(ctx: StepContext) -> None:
     elif job.interrupted and job.returncode in INTERRUPTED:
         ctx.notify("INFO", f"interrupted at step {state.step}", verdict=how, replace=True)
     elif failed:
-        title = f"the job was started again, and {_exit_text(job)} before its first step"
+        title = f"the job was restarted, and {_exit_text(job)} before its first step"
         ctx.notify(
             "SEV1",
             title,
             verdict=why,
             why=f"it was started with {_relaunch_settings(ctx.policy)}",
-            then="look at its last output, and at job.relaunch",
+            then="check the end of its output, and job.relaunch",
             replace=True,
         )
     else:
-        ctx.notify("SEV1", how + where, verdict=why, then="look at its last output", replace=True)
+        ctx.notify(
+            "SEV1", how + where, verdict=why, then="check the end of its output", replace=True
+        )

@@ -64,9 +64,9 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
         if verb not in PATIENT:
-            raise Refused(f"{under_way} is under way; say it again when that is over")
+            raise Refused(f"{under_way} is in progress; repeat the command when it has finished")
         wanted = incident.deferred.commands
-        return Answer(f"waits until {under_way} is over", then=lambda: wanted.append(event))
+        return Answer(f"queued until {under_way} has finished", then=lambda: wanted.append(event))
     if state.job.returncode is not None:
         raise Refused("the job has ended")
     if verb == "resume" and not state.job.paused:
@@ -82,7 +82,7 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"
     number = incident.escalation.runs + 1 if incident is not None else 1
     return Answer(
-        f"{name}: {verb} is asked of the job{remark}",
+        f"{name}: {verb} sent to the job{remark}",
         action=f"{name}/{number}/{len(first)}-{verb}",
         then=lambda: _run(ctx, event, book, before),
     )
@@ -92,11 +92,11 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | 
     state, incident = ctx.state, ctx.state.incident
     if incident is None:
         monitor = next(iter(state.monitors.values()), None)
-        text = f"{book.name} asked by {event.operator}"
+        text = f"{book.name} requested by {event.operator}"
         incident = opening.open_incident(ctx, monitor, "SEV2", text, breach=state.step + 1)
     elif incident.run is not None:
         ctx.record(
-            "verify", f"{incident.run.runbook.name} gives way to {event.operator}", what="preempted"
+            "verify", f"{incident.run.runbook.name} preempted by {event.operator}", what="preempted"
         )
     runner.start_requested(ctx, incident, book, event.operator, before)
 
@@ -126,9 +126,9 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
     known = attribution.names
     if not known and not attribution.shards:
         raise Refused(
-            "quarantine: the job does not tell which shards its data is from, nor did it ask "
-            "is_quarantined in its own process so far; where the workers of a loader ask, they "
-            "obey a quarantine.json that is written by hand into the run directory"
+            "quarantine: the job does not report which shards its data is from, nor did it call "
+            "is_quarantined in its own process so far; where loader workers call it, they "
+            "read a quarantine.json written by hand into the run directory"
         )
     names = [name for name in _names(event, "shards") if len(name) <= TOLD_WHOLE]
     strange = [name for name in names if name not in known] if known else []
@@ -136,7 +136,7 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
         return ""
     told = ", ".join(name + _meant(name, known) for name in strange[:NAMED])
     more = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
-    return f"; of the {len(known)} shards that the run has named so far none is {told}{more}"
+    return f"; not among the {len(known)} shards seen so far: {told}{more}"
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

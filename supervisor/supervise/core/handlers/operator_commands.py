@@ -62,7 +62,7 @@ def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
         return operator_actions.order(ctx, event)
     if event.command in PLAIN:
         return PLAIN[event.command](ctx, event)
-    raise Refused(f"there is no word {event.command!r}")
+    raise Refused(f"unknown command {event.command!r}")
 
 
 def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -75,11 +75,13 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
         ctx.record(
-            "note", f"{by}: what is saved from here on is good again", what="launch-accepted"
+            "note", f"{by}: checkpoints saved from now on are good again", what="launch-accepted"
         )
 
     if not held:
-        return Answer("what this launch saves from here on is good again", then=take_as_it_is)
+        return Answer(
+            "checkpoints that this launch saves from now on are good again", then=take_as_it_is
+        )
 
     def then() -> None:
         if state.incident is not None:
@@ -89,7 +91,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
             monitor.release()
         ctx.move("released", by)
 
-    return Answer("released; rules that are still in breach fire again", then=then)
+    return Answer("released; rules still in breach fire again", then=then)
 
 
 def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -103,7 +105,7 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
     def then() -> None:
         incident.acknowledged_by = event.operator
 
-    return Answer(f"{incident.id} is yours; nobody is reminded of it any more", then=then)
+    return Answer(f"{incident.id} acknowledged; reminders stopped", then=then)
 
 
 def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -112,7 +114,7 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
     if rule is None:
         raise Refused(f"there is no rule {name!r}")
     if rule.severity == "SEV0":
-        raise Refused(f"{name} is SEV0: training is dead or garbage, and that is never silenced")
+        raise Refused(f"{name} is SEV0 and cannot be silenced")
     steps = operator_actions.count(event, "for", SILENT_STEPS)
 
     def then() -> None:
@@ -121,8 +123,11 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
             state.rules.silenced[name] = (state.frame_count + steps, event.operator)
 
     if not steps:
-        return Answer(f"{name} speaks again", then=then)
-    return Answer(f"{name} neither acts nor tells for {steps} steps; it is recorded", then=then)
+        return Answer(f"silence on {name} removed", then=then)
+    return Answer(
+        f"{name} silenced for {steps} steps: no action, no notification; it is still recorded",
+        then=then,
+    )
 
 
 PLAIN = {

@@ -77,7 +77,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
             "SEV2",
             "the policy was not reloaded",
             verdict=event.refused,
-            then="the policy of before stays in force",
+            then="the previous policy stays in force",
         )
         return
     state = ctx.state
@@ -91,7 +91,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     }
     text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
     if restart := event.changes.get("restart"):
-        text += f"; {', '.join(restart)}: as at the start until the job is started again"
+        text += f"; {', '.join(restart)}: unchanged until the job is restarted"
     ctx.record(
         "policy_load",
         text,
@@ -194,7 +194,7 @@ def _keep_runnable(ctx: StepContext, incident: Incident) -> None:
     run.runbook = replace(run.runbook, if_it_fails=HOLD)
     ctx.record(
         "note",
-        f"{run.runbook.name} holds if it fails: {gone} is no runbook any more",
+        f"{run.runbook.name} holds if it fails: runbook {gone} no longer exists",
         what="if-it-fails",
         runbook=run.runbook.name,
     )

@@ -158,18 +158,18 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
     aside = level < 0  # on no level: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
-        _suppress(ctx, rule, f"{rule.id}: held, a person is needed", "holding")
+        _suppress(ctx, rule, f"{rule.id}: held; a person is needed", "holding")
         return
     place = policy.rules.index(rule)
     watch, same = monitor.rules[place], _answered(state.monitors, monitor, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
         _suppress(
-            ctx, rule, f"{rule.id} still fires on rank {same}, where it was answered", "answered"
+            ctx, rule, f"{rule.id} still fires on rank {same}, where it was handled", "answered"
         )
         return
     if precedence.predates_rollback(incident, monitor, rule):
-        why = f"{rule.id}: from before attempt {incident.recovery.rolled_back_to}"
+        why = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
         _suppress(ctx, rule, why, "acting")
         incident.deferred.rules.append(rule.id)
         return
@@ -257,7 +257,7 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
     if run.is_busy():
         ctx.record(
             "suppressed",
-            f"{rule.id}: {run.runbook.name} is in the middle of an action",
+            f"{rule.id}: {run.runbook.name} is executing an action",
             rule=rule.id,
             severity=rule.severity,
             suppressed_by="acting",

@@ -25,7 +25,7 @@ from ..state.run_state import StepContext
 from ..state.runbook_execution import RunbookExecution, RunbookFailure
 from . import operator_commands
 
-NEXT = "the next one is watched from nothing"
+NEXT = "the next session is monitored from scratch"
 
 
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
@@ -33,8 +33,8 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     state, rank, last = ctx.state, event.rank, monitor.step
     ctx.record(
         "note",
-        f"another program of rank {rank} began after step {last}, in the same launch: its "
-        "steps may have numbers that were there before",
+        f"another program of rank {rank} started after step {last} in the same launch: its "
+        "step numbers may repeat",
         what="program-replaced",
         rank=rank,
         pid=event.pid,
@@ -47,7 +47,7 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     # Ranks follow one another: the one that leads, and an incident's own, end it.
     if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
         return
-    why = f"its training ended after step {last}, and another one begins"
+    why = f"its training session ended after step {last}; another one starts"
     if incident is None:
         _start_session(ctx, why)
         return
@@ -92,14 +92,16 @@ def _report_unfinished(
 ) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.requested.operator:
-        ctx.notify("SEV2", f"{incident.id}: not done for {run.requested.operator}", verdict=why)
+        ctx.notify(
+            "SEV2", f"{incident.id}: command of {run.requested.operator} failed", verdict=why
+        )
     undoing, standing = run.failure.pending_undos, incident.recovery.undos
     if undoing and not any(undoing[0] is undo for _, undo in standing):
         ctx.notify(
             "SEV1",
-            f"{incident.id}: taking an action back failed",
+            f"{incident.id}: undoing an action failed",
             verdict=why,
-            then="it may act on the next training",
+            then="it may affect the next training session",
         )
 
 
@@ -110,7 +112,7 @@ def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
         if watch.firing or watch.blind:
             ctx.record(
                 "rule",
-                f"{rule.id} cleared: its training ended",
+                f"{rule.id} cleared: its training session ended",
                 rule=rule.id,
                 severity=rule.severity,
                 what="cleared",

@@ -62,7 +62,7 @@ def request(
 ) -> None:
     """Ask people about a runbook; an older request of the incident is void."""
     state, requests = ctx.state, ctx.state.approvals
-    settle(ctx, "expired", f"{book.name} is asked for instead")
+    settle(ctx, "expired", f"replaced by a request for {book.name}")
     plan = action_planning.planned_steps(state, incident, book)
     requests.asked += 1
     pending = requests.pending = ApprovalRequest(
@@ -82,7 +82,7 @@ def request(
     steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
     ctx.record(
         "approval_requested",
-        f"{pending.id}: may {book.name} run? {steps}",
+        f"{pending.id}: approval requested for {book.name}: {steps}",
         severity=incident.severity,
         id=pending.id,
         verb=" ".join(one["verb"] for one in plan),
@@ -106,7 +106,7 @@ def request(
         why=steps,
         replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
-        f"without an answer within {terms.timeout_s:.0f} s {after}",
+        f"without an answer within {terms.timeout_s:.0f} s, {after}",
     )
 
 
@@ -140,12 +140,12 @@ def stale_reason(policy: Policy, state: State, incident: Incident, pending: Appr
     """Say why a request is not what people were asked any more, "" when it still is."""
     book = policy.runbooks.get(pending.runbook)
     if book is None:
-        return f"there is no runbook {pending.runbook} any more"
+        return f"runbook {pending.runbook} no longer exists"
     refused = action_planning.refusal(state, incident, book)
     if refused:
-        return f"it cannot work any more: {refused}"
+        return f"it is no longer possible: {refused}"
     if sha256(action_planning.planned_steps(state, incident, book)) != pending.sha:
-        return "its arguments are others by now"
+        return "the action's arguments have changed"
     return "" if policy.digest == pending.policy else "the policy was reloaded"
 
 
@@ -159,7 +159,7 @@ def late_answer(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]
         waits = f"; {requests.pending.id} is" if requests.pending is not None else ""
         return f"no request {name!r} is waiting{waits}", False
     again = known.startswith(what)
-    return f"{'so already' if again else 'too late'}: {name} was {known}", again
+    return f"{'no change' if again else 'too late'}: {name} was {known}", again
 
 
 def is_suspended(state: State, incident: Incident, severity: str) -> bool:

@@ -35,7 +35,7 @@ def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = Fa
     ctx.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: held, a person is needed",
+        f"{incident.id}: held; a person is needed",
         verdict=why if found is None else f"{why}; {found.text}",
         then=then if found is None else f"{then}; {found.advice}",
         replace=True,
@@ -58,10 +58,11 @@ def report_unactionable(ctx: StepContext, incident: Incident, name: str, refusal
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: nothing can be done about it here",
+        f"{incident.id}: no runbook applies to this job",
         verdict=incident.headline,
         why=f"{name}: {refusal}",
-        then=f"evidence is taken; {stall.job_status(ctx.policy, ctx.state)}; a person should look",
+        then=f"evidence is collected; {stall.job_status(ctx.policy, ctx.state)}; to see why: "
+        f"supervise why RUN {incident.id}",
         replace=True,
     )
 

@@ -60,7 +60,7 @@ def record_onset(
         ]
         ctx.record(
             "note",
-            f"troubles keep beginning in {', '.join(texts)}"[:400],
+            f"incidents keep starting in {', '.join(texts)}"[:400],
             what="shard-suspects",
             suspects=told,
         )

@@ -25,7 +25,11 @@ def on_rule_changed(ctx: StepContext, rule: Rule, rank: int) -> None:
     busy = len(flips) == flips.maxlen and state.frame_count - flips[0] <= STEPS
     if busy and rule.id not in rules.flapping:
         rules.flapping.add(rule.id)
-        then = f"; from now on it fires for {KEEP} at least" if _advisory(ctx.policy, rule) else ""
+        then = (
+            f"; from now on it fires for at least {KEEP} steps"
+            if _advisory(ctx.policy, rule)
+            else ""
+        )
         ctx.record(
             "note",
             f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
@@ -38,7 +42,7 @@ def on_rule_changed(ctx: StepContext, rule: Rule, rank: int) -> None:
             rule.severity,
             f"{rule.id} is flapping",
             verdict=f"{len(flips)} changes in {STEPS} steps",
-            then="told no more of until it settles",
+            then="no further notification until it settles",
         )
     elif not busy:
         rules.flapping.discard(rule.id)
@@ -65,7 +69,9 @@ def clear_settled(ctx: StepContext) -> None:
         rules.flapping.discard(rule.id)
         if rule.id not in state.firing(ctx.policy):
             continue
-        text = f"{rule.id} flaps no more: it has been firing for {state.frame_count - newest} steps"
+        text = (
+            f"{rule.id} no longer flaps: it has been firing for {state.frame_count - newest} steps"
+        )
         ctx.record("note", text, rule=rule.id, what="settled")
         if state.silence(rule.id) is None and rule.id not in rules.muted:
             ctx.notify(

@@ -13,7 +13,7 @@ from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 
 ENDED = "pause-ended"  # kind of the notice
-UNPAUSED = "the pause that it relies on has ended"
+UNPAUSED = "the pause that it depends on has ended"
 
 
 def on_pause_ended(ctx: StepContext, event: Notice) -> None:
@@ -33,9 +33,9 @@ def on_pause_ended(ctx: StepContext, event: Notice) -> None:
     if not state.job.end_requested:
         ctx.notify(
             "SEV1",
-            "the pause ended by itself, and the job goes on",
+            "the pause ended by itself, and the job continues",
             verdict=event.message,
-            then="to hold it again: supervise pause",
+            then="to pause it again: supervise pause RUN",
         )
 
 

@@ -25,8 +25,8 @@ def job_status(policy: Policy, state: State) -> str:
     if state.job.paused:
         return "the job is paused"
     if any(_is_stalled(policy, state.at_ns, monitor) for monitor in state.monitors.values()):
-        return f"the job stands still at step {state.step}"
-    return "the job goes on"
+        return f"the job is stalled at step {state.step}"
+    return "the job continues"
 
 
 def _is_stalled(policy: Policy, at_ns: int, monitor: RankMonitor) -> bool:

@@ -33,9 +33,9 @@ from ..state.runbook_execution import Reason
 from . import pausing, stall
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
-TRAINING_OVER = "the training that it was for is over"
-STEPS_AGAIN = "the job makes steps again"
-CLEARED = "every rule that asked for it has cleared"
+TRAINING_OVER = "the training session that it was meant for has ended"
+STEPS_AGAIN = "the job makes progress again"
+CLEARED = "every rule that requested it has cleared"
 
 
 def reason(policy: Policy, state: State, incident: Incident) -> Reason | None:

@@ -93,7 +93,7 @@ def now_runnable(
         return None
     deferred.awaiting_checkpoint = None
     levels = policy.ladder.levels
-    why += "; there is a good checkpoint by now"
+    why += "; a good checkpoint is now available"
     return name, levels.index(name) if name in levels else -1, why, escalated
 
 

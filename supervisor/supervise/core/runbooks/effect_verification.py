@@ -70,7 +70,7 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
         broken = started if refused else not all(action.tolerates(told) for action in steps)
         if broken and limit is not None and told["loss"]["is"] > limit:
             anew = True
-            text += f"; it did not take all of its checkpoint, whose loss is under {limit:.4g}"
+            text += f"; it did not load all of its checkpoint, whose loss is below {limit:.4g}"
     if anew and ctx.state.job.launched:
         ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
     ctx.notify("SEV1" if anew else "SEV2", text)
@@ -114,7 +114,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     seen.frame_ns = frame.at_ns
     trouble = _breach_text(policy, state, incident, frame)
     if seen.effects:
-        trouble = "no frame has shown the effect yet"
+        trouble = "no frame shows the effect yet"
     if trouble:
         seen.clear_steps, seen.last_trouble = 0, trouble
     else:
@@ -131,9 +131,9 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         where = f", loss {loss:.4g}" if loss is not None else ""
         limit = band.limit_at(frame.step) if band is not None and loss is not None else None
         where += f" under {limit:.4g}" if limit is not None else ""
-        runner.on_verified(ctx, incident, f"{run.runbook.name}: quiet for {needed} steps{where}")
+        runner.on_verified(ctx, incident, f"{run.runbook.name}: clear for {needed} steps{where}")
     elif state.frame_count > seen.deadline_frame:
-        why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not quiet for long enough'}"
+        why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"
         ctx.record("verify", why, what="failed", clear_steps=seen.clear_steps)
         incident.run = None
         runner.escalate(ctx, incident, why)
@@ -242,7 +242,9 @@ def _still_missing(
 ) -> str:
     """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
     if frame.step <= incident.recovery.must_pass:
-        return f"step {incident.recovery.must_pass}, where it began, has not been passed"
+        return (
+            f"step {incident.recovery.must_pass}, where the incident started, has not been passed"
+        )
     moved = _update_missing(policy, monitor, incident, frames)
     return moved or _level_missing(monitor, incident, frames)
 
@@ -274,4 +276,4 @@ def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, fr
     newest = [value for _, value in monitor.history.series(UPDATE)][-frames:]
     if not newest or median(newest) <= NORM_RATIO * before:
         return ""
-    return f"{UPDATE} is {median(newest) / before:.3g} times what it was before"
+    return f"{UPDATE} is {median(newest) / before:.3g} times its value before the incident"

@@ -110,7 +110,7 @@ def start_requested(
     tried.runs += 1
     requested = OperatorRequest(operator, held, before)
     incident.run = RunbookExecution(tried.runs, book, incident.severity, requested=requested)
-    _enter_acting(ctx, incident, f"{book.name} asked by {operator}")
+    _enter_acting(ctx, incident, f"{book.name} requested by {operator}")
     proceed(ctx, incident)
 
 
@@ -121,7 +121,7 @@ def _start_substitute(
     name = HOLD if ctx.state.history.tried.get(book.if_refused) is False else book.if_refused
     ctx.record(
         "abort",
-        f"{book.name} cannot run: {refusal}; {name} is tried instead",
+        f"{book.name} cannot run: {refusal}; {name} is used instead",
         what="refused",
         runbook=book.name,
         substitute=name,
@@ -291,7 +291,7 @@ def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -
         )
         failure.reason, failure.pending_undos, failure.exhausted = failure.reason or why, rest, True
         incident.severity = "SEV0"
-        ctx.notify("SEV0", f"{incident.id}: taking an action back failed", verdict=why)
+        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=why)
     proceed(ctx, incident)
 
 
@@ -329,7 +329,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution) ->
         verdict=str(run.failure.reason),
         why=incident.headline,
         replace=True,
-        then="the job goes on; no action is under way",
+        then="the job continues; no action is in progress",
     )
     start_waiting(ctx)
 
@@ -367,7 +367,7 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     """What an operator asked for is done, or could not be: the incident goes on from there."""
     requested, failed = run.requested, run.failure.reason
     if failed is not None:
-        ctx.notify("SEV2", f"{incident.id}: not done for {requested.operator}", verdict=failed)
+        ctx.notify("SEV2", f"{incident.id}: command of {requested.operator} failed", verdict=failed)
     if requested.held:
         incident.phase = HELD
     elif failed is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-END_REQUESTED = "the end of the job was asked for"  # why it is not started again
+END_REQUESTED = "the end of the job was requested"  # why it is not started again
 
 
 @dataclass(slots=True)
