@@ -1,5 +1,5 @@
-"""Looks at what a job left behind, in the job's own interpreter but beside the job.
+"""Reads files that a job wrote, with the job's interpreter but in a process of its own.
 
-Nothing here is imported by the supervisor or by the probe: each folder is run as a program,
-`python -I .../supervise_offline/checkpoint`. Needs torch, and nothing of ours. Python 3.9.
+The supervisor and the probe import nothing of it: each folder is run as a program,
+`python -I .../supervise_offline/checkpoint`. Needs only torch. Python 3.9.
 """

@@ -194,7 +194,7 @@ def signal_kills(case: Case) -> None:
     signum = _drawn(case)
     body = "signal.signal(2, signal.SIG_DFL)\nopen('up', 'w')\ntime.sleep(60)"
     watcher = case.start(job=case.plain(body))
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     time.sleep(case.draw.uniform(0, 1))
     watcher.send_signal(signum)
     case.fine(128 + signum, done=False)
@@ -211,7 +211,7 @@ def signal_is_handled(case: Case) -> None:
         f"signal.signal({int(signum)}, end)\nopen('up', 'w')\ntime.sleep(60)"
     )
     watcher = case.start(job=case.plain(body))
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     watcher.send_signal(signum)
     case.fine(code)
 
@@ -222,7 +222,7 @@ def signal_is_ignored(case: Case) -> None:
     signum, code = _drawn(case), case.draw.randrange(60)
     body = f"signal.signal({int(signum)}, signal.SIG_IGN)\nopen('up', 'w')\n{WAITING}"
     watcher = case.start(job=case.plain(body, code))
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     for _ in range(case.draw.choice([1, 2])):
         watcher.send_signal(signum)
         time.sleep(0.1)
@@ -238,7 +238,7 @@ def storm(case: Case) -> None:
         f"open('up', 'w')\n{WAITING}"
     )
     watcher = case.start(job=case.plain(body, 5))
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     for _ in range(case.draw.randrange(100, 500)):
         watcher.send_signal(
             signal.Signals[f"SIG{case.draw.choice(['USR1', 'USR2', 'HUP', 'WINCH'])}"]
@@ -285,7 +285,7 @@ def signals_at_the_end(case: Case) -> None:
         f" os._exit({code})))\nopen('up', 'w')\ntime.sleep(60)"
     )
     watcher = case.start(job=case.plain(body))
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     watcher.send_signal(signal.SIGTERM)
     eventually(lambda: not alive(case.up()), "its end")
     signum, pause = _drawn(case), case.draw.choice([0.002, 0.01, 0.03, 0.1])
@@ -305,7 +305,7 @@ def third_kills(case: Case) -> None:
         "open('up', 'w')\ntime.sleep(60)"
     )
     watcher = case.start(job=case.plain(body))
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     for _ in range(3):
         watcher.send_signal(case.draw.choice([signal.SIGTERM, signal.SIGINT]))
         time.sleep(case.draw.uniform(0.05, 0.3))

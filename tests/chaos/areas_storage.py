@@ -56,9 +56,7 @@ def disk_fills_up(case: Case) -> None:
     if case.draw.random() < 0.5:
         time.sleep(case.draw.uniform(0.2, 2))
         filler.unlink()
-    case.ends(code, done=None)
-    case.clean()
-    case.readable(replay=(0, 2), verify=(0, 2))
+    case.survived(code)
 
 
 @scenario("disks", seeds=4)
@@ -94,9 +92,7 @@ def becomes_immutable(case: Case) -> None:
     locked = subprocess.run(["chattr", "-R", "+i", str(case.run)], capture_output=True, text=True)
     if locked.returncode:
         raise Skip(f"chattr +i is not permitted here: {locked.stderr.strip()[:80]}")
-    case.ends(code, done=None)
-    case.clean()
-    case.readable(replay=(0, 2), verify=(0, 2))
+    case.survived(code)
 
 
 FREEZES = "signal.signal(15, lambda *_: (time.sleep({took}), os._exit({code})))\nopen('up', 'w')\n"
@@ -113,7 +109,7 @@ def frozen_disk(case: Case) -> None:
     if trains:
         job = case.train(4000, sleep=0.02, before="import signal, time, os\n" + handler)
     watcher = case.start("--policy", "nano", *case.draw.choice([[], ["-q"]]), job=job)
-    eventually((case.home / "up").exists, "the job")
+    case.ready()
     if trains:
         case.steps(5)
     frozen = subprocess.run(["fsfreeze", "-f", str(disk)], capture_output=True, text=True)
@@ -124,9 +120,7 @@ def frozen_disk(case: Case) -> None:
     pid = case.job_pid
     eventually(lambda: not _runs(pid), "the job's end while the disk is frozen", 10.0)
     subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
-    case.ends(code, done=None)
-    case.clean()
-    case.readable(replay=(0, 2), verify=(0, 2))
+    case.survived(code)
 
 
 @scenario("disks", seeds=4)

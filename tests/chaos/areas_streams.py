@@ -156,7 +156,7 @@ def hung_up_terminal(case: Case) -> None:
 
         started = popen(stdin=slave, stdout=slave, stderr=slave, preexec_fn=before)
         os.close(slave)
-        eventually((case.home / "up").exists, "the job")
+        case.ready()
         os.close(master)
         return started
 

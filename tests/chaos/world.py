@@ -218,6 +218,10 @@ class Case:
         """Wait until the job runs; return its pid."""
         return int(eventually(lambda: self.job_pid, "the job's start"))
 
+    def ready(self) -> None:
+        """Wait until the job has written its file `up`."""
+        eventually((self.home / "up").exists, "the job")
+
     def steps(self, least: int) -> None:
         """Wait until the supervisor has seen so many steps of the job."""
         eventually(lambda: self.state().get("step", -1) >= least, f"step {least}")
@@ -294,6 +298,12 @@ class Case:
         self.ends(code, done)
         self.clean()
         self.readable()
+
+    def survived(self, code: int | Sequence[int] = 0) -> None:
+        """Insist on the job's end and on readable records, which may be incomplete."""
+        self.ends(code, done=None)
+        self.clean()
+        self.readable(replay=(0, 2), verify=(0, 2))
 
     def unharmed(self, code: int = 0, actions: int | None = 0) -> None:
         """Insist on all of it for `train`, whose weights must be those of a run without us."""

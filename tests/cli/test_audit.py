@@ -57,7 +57,7 @@ def test_a_changed_byte_is_exit_1_and_names_the_record(supervise, recorded):
     assert "record 1 " in err
 
 
-def test_a_torn_tail_is_exit_2(supervise, recorded):
+def test_a_truncated_record_is_exit_2(supervise, recorded):
     """A power cut is no crime; what is whole can be shown."""
     run = recorded()
     run.audit_path.write_bytes(run.audit_path.read_bytes()[:-7])

@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "path"), KEPT)
-def test_what_was_found_once_stays_mended(home: Path, name: str, path: Path) -> None:
+def test_corpus_is_handled(home: Path, name: str, path: Path) -> None:
     """Every input that once crashed or hung a reader."""
     TARGETS[name].seeds(home)
 

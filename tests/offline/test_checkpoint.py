@@ -143,11 +143,11 @@ def test_what_is_good(answers, name):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("flipped.pt", "does not have its checksum"),
+        ("flipped.pt", "has a wrong checksum"),
         ("cut.pt", "cannot be loaded: the archive is damaged"),
         ("legacy-cut.pt", "cannot be loaded"),
         ("empty.pt", "cannot be loaded"),
-        ("weights.pt", "there is no optimizer state in it"),
+        ("weights.pt", "it contains no optimizer state"),
         ("nan.pt", "model.weight has NaN"),
         ("inf.pt", "model.weight has infinite values"),
         ("a-cut.safetensors", "the header is longer than the file"),

@@ -8,8 +8,8 @@ from supervise.outputs.outbox import Result
 from .senders import FakeSender, Gate, message, outcome
 
 
-def test_an_outbox_goes_on_for_the_one_before_it(outbox):
-    """What no channel answered for is sent under its key, to those who heard of the incident."""
+def test_outbox_resumes_undelivered_messages(outbox):
+    """Messages without an outcome are sent under their keys, to the same channels."""
     all_of_it = [
         (message("opened", "SEV1", "inc-1"), "run:3", 0.0),
         (message("joined", "SEV2", "inc-1"), "run:5", 0.0),
@@ -29,8 +29,8 @@ def test_an_outbox_goes_on_for_the_one_before_it(outbox):
     assert fresh.sent == []  # it was no channel of the one before
 
 
-def test_posting_never_waits_and_everything_is_reported(outbox):
-    """The loop goes on while a receiver hangs; what came of it is told once per message."""
+def test_posting_never_blocks_and_every_outcome_is_reported(outbox):
+    """Also while a receiver hangs."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -47,8 +47,8 @@ def test_posting_never_waits_and_everything_is_reported(outbox):
     assert box.results[0] == Result("fake", ("k0",), True, "delivered", 1)
 
 
-def test_sev0_overtakes_the_backlog(outbox):
-    """What must be known first is sent first, whenever it came."""
+def test_most_severe_first(outbox):
+    """Whatever the order of posting."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -63,8 +63,8 @@ def test_sev0_overtakes_the_backlog(outbox):
     assert sender.titles == ["first", "SEV0 3", "SEV0 5", "SEV1 2", "SEV2 1", "SEV2 4", "INFO 0"]
 
 
-def test_a_hanging_channel_delays_no_other(outbox):
-    """Each has a thread of its own."""
+def test_hanging_channel_delays_no_other(outbox):
+    """Each channel has a thread of its own."""
     gate = Gate()
     hanging, other = FakeSender(gate, name="hanging"), FakeSender(name="other")
     box = outbox(hanging, other)
@@ -77,8 +77,8 @@ def test_a_hanging_channel_delays_no_other(outbox):
     gate.go.set()
 
 
-def test_words_on_one_incident_become_one_message(outbox):
-    """The newest text, the worst severity, and what came before; all keys are answered."""
+def test_messages_on_one_incident_are_merged(outbox):
+    """The newest text, the worst severity, and the earlier titles; all keys are answered."""
     sender = FakeSender(group_s=1000.0)
     box = outbox(sender)
     box.post(message("spike opened", "SEV1", "inc-1"), key="a")
@@ -96,8 +96,8 @@ def test_words_on_one_incident_become_one_message(outbox):
     assert ("a", "c", "d") in [result.keys for result in box.results]
 
 
-def test_sev0_does_not_wait_for_its_group(outbox):
-    """And takes along what was waiting."""
+def test_sev0_is_sent_at_once(outbox):
+    """With the waiting messages on its incident."""
     sender = FakeSender(group_s=1000.0)
     box = outbox(sender)
     box.post(message("spike opened", "SEV1", "inc-1"), key="a")
@@ -109,8 +109,8 @@ def test_sev0_does_not_wait_for_its_group(outbox):
     assert sender.titles == ["loss is NaN"]
 
 
-def test_who_heard_of_an_incident_hears_its_end(outbox):
-    """A channel for SEV1 gets the INFO that its incident is over, but not that of another."""
+def test_channel_gets_the_end_of_its_incidents(outbox):
+    """A channel for SEV1 gets the INFO on its incident, but not that of another."""
     sender = FakeSender(min_sev="SEV1")
     box = outbox(sender)
     box.post(message("noise", "SEV2", "inc-0"), key="0")
@@ -125,8 +125,8 @@ def test_who_heard_of_an_incident_hears_its_end(outbox):
     assert outcome(box) == {"1": True, "3": True}
 
 
-def test_a_storm_becomes_a_few_messages_and_one_digest(outbox):
-    """20 an hour, the last one says so, the rest is one digest; SEV0 still gets through."""
+def test_rate_limit_and_digest(outbox):
+    """20 an hour, the rest is one digest; SEV0 still gets through."""
     sender = FakeSender(per_hour=20)
     box = outbox(sender)
     for n in range(100):
@@ -147,8 +147,8 @@ def test_a_storm_becomes_a_few_messages_and_one_digest(outbox):
     assert len(outcome(box)) == 101 and all(outcome(box).values())
 
 
-def test_after_the_hour_the_digest_comes_by_itself(outbox):
-    """Nobody has to wait for the end of the run."""
+def test_digest_is_sent_after_the_hour(outbox):
+    """Without waiting for the end of the run."""
     now = [0.0]
     sender = FakeSender(per_hour=2)
     box = outbox(sender, monotonic=lambda: now[0])
@@ -166,8 +166,8 @@ def test_after_the_hour_the_digest_comes_by_itself(outbox):
     assert "later" in sender.titles
 
 
-def test_a_full_queue_drops_the_least_severe_and_says_so(outbox):
-    """Memory is bounded whatever happens, and SEV0 stays."""
+def test_full_queue_drops_the_least_severe(outbox):
+    """Memory is bounded, and SEV0 stays."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -186,8 +186,8 @@ def test_a_full_queue_drops_the_least_severe_and_says_so(outbox):
     assert len(outcome(box)) == 402
 
 
-def test_the_end_waits_a_few_seconds_and_no_longer(outbox):
-    """A dead receiver cannot keep the supervisor from exiting; what was lost is told."""
+def test_close_is_bounded(outbox):
+    """A dead receiver does not delay the exit; lost messages are reported."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -207,8 +207,8 @@ def test_the_end_waits_a_few_seconds_and_no_longer(outbox):
     assert outcome(box) == {"a": False, "b": False, "c": False}
 
 
-def test_the_gap_between_two_messages_is_kept(outbox):
-    """Slack takes one a second."""
+def test_gap_between_two_messages(outbox):
+    """Slack accepts one message a second."""
     times = []
     sender = FakeSender(*[lambda: times.append(time.monotonic())] * 3, gap_s=0.1)
     box = outbox(sender)

@@ -11,8 +11,8 @@ from supervise.outputs.outbox import Outbox, Result
 from .senders import FakeSender, Gate, message, outcome
 
 
-def test_a_failed_try_is_repeated_with_the_same_key(outbox):
-    """The key is how a receiver drops a repetition."""
+def test_failed_try_is_repeated_with_the_same_key(outbox):
+    """Receivers deduplicate by the key."""
     sender = FakeSender(
         NotifyError("500", retry_after_s=0.0), NotifyError("503", retry_after_s=0.0)
     )
@@ -26,8 +26,8 @@ def test_a_failed_try_is_repeated_with_the_same_key(outbox):
     assert box.results == [Result("fake", ("k",), True, "delivered", 3)]
 
 
-def test_a_refusal_is_final_and_a_bug_in_a_notifier_is_one_failure(outbox):
-    """Neither stops the channel; a bug's text may hold an address, so only its type is told."""
+def test_refusal_is_final_and_a_bug_is_one_failure(outbox):
+    """Neither stops the channel; a bug's text may contain an address."""
     sender = FakeSender(NotifyError("400", retry_after_s=None), ValueError("https://secret"))
     box = outbox(sender)
     for key in "abc":
@@ -41,8 +41,8 @@ def test_a_refusal_is_final_and_a_bug_in_a_notifier_is_one_failure(outbox):
     ]
 
 
-def test_after_many_tries_it_is_given_up(outbox):
-    """A receiver that never works costs eight tries a message."""
+def test_message_is_given_up_after_eight_tries(outbox):
+    """A receiver that never works costs no more."""
     sender = FakeSender(*[NotifyError("500", retry_after_s=0.0)] * 8)
     box = outbox(sender, backoff_s=1e-6)
     box.post(message("a"), key="k")
@@ -53,8 +53,8 @@ def test_after_many_tries_it_is_given_up(outbox):
     assert box.results == [Result("fake", ("k",), False, "500", 8)]
 
 
-def test_retry_after_is_kept_even_for_sev0(outbox):
-    """Who asks for time gets it: more knocking would only prolong it."""
+def test_retry_after_applies_to_sev0(outbox):
+    """The receiver asked for a pause."""
     sender = FakeSender(NotifyError("429", retry_after_s=0.4))
     box = outbox(sender, backoff_s=1e-6)
     box.post(message("a"), key="a")
@@ -70,8 +70,8 @@ def test_retry_after_is_kept_even_for_sev0(outbox):
     assert sender.tried == ["a", "b", "a"]
 
 
-def test_sev0_does_not_wait_for_somebody_elses_backoff(outbox):
-    """Our own pause was a guess; the worst news tries at once."""
+def test_backoff_does_not_delay_sev0(outbox):
+    """Our own pause is only a guess."""
     sender = FakeSender(NotifyError("500", retry_after_s=0.0))
     box = outbox(sender, backoff_s=1e6)
     box.post(message("a"), key="a")
@@ -85,8 +85,8 @@ def test_sev0_does_not_wait_for_somebody_elses_backoff(outbox):
     assert sender.titles[0] == "b"
 
 
-def test_a_tried_message_is_never_changed(outbox):
-    """The receiver may know it under its key already; what is new is a message of its own."""
+def test_tried_message_is_never_changed(outbox):
+    """The receiver may have it under its key; later news is a message of its own."""
     gate = Gate()
 
     def lost_answer():
@@ -104,8 +104,8 @@ def test_a_tried_message_is_never_changed(outbox):
     assert [(key, m.title) for key, m in sender.sent] == [("a", "opened"), ("b", "closed")]
 
 
-def test_the_end_does_not_wait_for_a_retry_that_comes_too_late(outbox):
-    """What must wait an hour is told at once as not delivered."""
+def test_close_does_not_wait_for_a_late_retry(outbox):
+    """It is reported as undelivered at once."""
     sender = FakeSender(NotifyError("429", retry_after_s=3600.0))
     box = outbox(sender)
     box.post(message("a"), key="a")
@@ -119,8 +119,8 @@ def test_the_end_does_not_wait_for_a_retry_that_comes_too_late(outbox):
     assert outcome(box) == {"a": False}
 
 
-def test_a_listener_in_trouble_does_not_silence_the_channel():
-    """The audit log may be full: people are still told."""
+def test_failing_listener_does_not_stop_the_channel():
+    """The audit log may be full."""
     sender = FakeSender()
 
     def listener(result):
@@ -138,8 +138,8 @@ def failing(tries=99):
     return [NotifyError("500", retry_after_s=0.0)] * tries
 
 
-def test_a_channel_that_fails_is_told_once_on_the_others_and_again_when_it_works(outbox):
-    """Also on a console that wants none of it; not over the channel itself, until it works."""
+def test_failure_and_recovery_are_reported_once(outbox):
+    """On the other channels, also on a console that takes no such severity."""
     now = [0.0]
     pager = FakeSender(*failing(2), name="pager")
     console = FakeSender(name="console", min_sev="SEV0")
@@ -181,8 +181,8 @@ def test_a_channel_that_fails_is_told_once_on_the_others_and_again_when_it_works
     assert slack.titles.count("pager works again") == 1
 
 
-def test_a_channel_that_never_answers_is_told_too(outbox):
-    """Its thread is inside the sender, so somebody else must look."""
+def test_hanging_channel_is_reported(outbox):
+    """Its thread is inside the sender, so another one must check."""
     now = [0.0]
     gate = Gate()
     hanging, console = FakeSender(gate, name="pager"), FakeSender(name="console")
@@ -197,8 +197,8 @@ def test_a_channel_that_never_answers_is_told_too(outbox):
     gate.go.set()
 
 
-def test_what_is_given_up_is_told_at_once_and_at_the_end_of_the_run(outbox):
-    """The console is let out last, so that it can say what the others could not."""
+def test_given_up_messages_are_reported_at_once_and_at_the_end(outbox):
+    """The console is closed last, to report the failures of the others."""
     pager = FakeSender(*failing(), name="pager", min_sev="SEV1")
     console = FakeSender(name="console")
     refused = FakeSender(NotifyError("410 Gone", retry_after_s=None), name="hook", min_sev="SEV0")
@@ -235,8 +235,8 @@ def test_what_is_given_up_is_told_at_once_and_at_the_end_of_the_run(outbox):
         ("SEV1", NotifyError("closed", retry_after_s=3600.0), "console", None),
     ],
 )
-def test_a_page_that_was_not_delivered_is_owed(outbox, severity, answer, name, owed):
-    """SEV0 and SEV1 only; not what the receiver refused for good, nor what a terminal missed."""
+def test_undelivered_pages_are_returned(outbox, severity, answer, name, owed):
+    """SEV0 and SEV1 only; not those refused for good, nor those of a console."""
     sender = FakeSender(answer, name=name)
     box = outbox(sender)
     box.post(message("a", severity), key="k")
@@ -249,8 +249,8 @@ def test_a_page_that_was_not_delivered_is_owed(outbox, severity, answer, name, o
     assert box.undelivered() == []
 
 
-def test_what_was_given_up_long_ago_and_what_was_never_tried_is_owed_too(outbox):
-    """With what joined it, and since when; also where nobody closed the outbox before."""
+def test_given_up_and_untried_pages_are_returned(outbox):
+    """With the merged messages and their age, also without `close`."""
     now = [0.0]
     sender = FakeSender(*[NotifyError("500", retry_after_s=0.0)] * 8, group_s=1e6)
     box = outbox(sender, backoff_s=1e-6, monotonic=lambda: now[0])
@@ -276,8 +276,8 @@ def test_what_was_given_up_long_ago_and_what_was_never_tried_is_owed_too(outbox)
     assert outcome(box) == dict.fromkeys("abcd", False)
 
 
-def test_without_a_thread_a_message_fails_and_the_next_one_tries_to_start_it(no_threads):
-    """Who relies on the channel is told as of any that does not work."""
+def test_message_fails_without_a_thread(no_threads):
+    """The next message tries to start it again; the failure is reported as any other."""
     results = []
     sender = FakeSender()
     box = Outbox([sender], results.append)

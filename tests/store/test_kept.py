@@ -52,7 +52,7 @@ def verified(run, capsys):
     return code, {part["part"]: (part["status"], part["text"]) for part in told["parts"]}
 
 
-def test_a_run_as_it_was_kept_is_good(sealed, capsys):
+def test_unchanged_run_is_good(sealed, capsys):
     """Policy, evidence and journal are compared, and what cannot be seen is said."""
     code, parts = verified(sealed, capsys)
 
@@ -75,7 +75,7 @@ def test_a_run_as_it_was_kept_is_good(sealed, capsys):
     ],
 )
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_changed_or_missing_file_is_told(sealed, capsys, part, file, said, gone):
+def test_changed_or_missing_file_is_reported(sealed, capsys, part, file, said, gone):
     """Exit code 1: the file, the digest in the log, and the one that it has."""
     path = sealed.path / file
     data = path.read_bytes()
@@ -90,7 +90,7 @@ def test_a_changed_or_missing_file_is_told(sealed, capsys, part, file, said, gon
     assert gone or said in parts[part][1]
 
 
-def test_what_was_appended_after_the_end_is_told(sealed, capsys):
+def test_events_added_after_the_end_are_reported(sealed, capsys):
     """A forged event behind the last one has a good checksum, and no digest."""
     forger = Journal.open(sealed.journal_path)
     forger.append(Frame(9, 0, 0, 9, (1.0, 2.0)))
@@ -102,7 +102,7 @@ def test_what_was_appended_after_the_end_is_told(sealed, capsys):
     assert "were added after the last one" in parts["journal"][1]
 
 
-def test_half_an_event_that_found_no_room_is_no_change(sealed, capsys):
+def test_partial_event_on_a_full_disk_is_no_change(sealed, capsys):
     """What a full disk leaves behind the last event is cut off by the next writer."""
     with max(sealed.journal_path.iterdir()).open("ab") as file:
         file.write(b"\x40\0\0\0half")
@@ -110,7 +110,7 @@ def test_half_an_event_that_found_no_room_is_no_change(sealed, capsys):
     assert verified(sealed, capsys)[0] == 0
 
 
-def test_a_run_that_goes_on_says_how_far_it_was_checked(run, capsys):
+def test_running_job_is_checked_up_to_the_last_digest(run, capsys):
     """The newest digest of the journal is that of a take-over, or there is none yet."""
     audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
     recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (1, WALL), print)
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_says_how_far_it_was_checked(run, capsys):
     recorder.note("recovered", 1, "", {"journal": recorder.journal})
     recorder.event(Frame(2, 0, 0, 2, (1.0,)))
 
-    assert "its first 1 events are those of record 0" in verified(run, capsys)[1]["journal"][1]
+    assert "its first 1 events match record 0" in verified(run, capsys)[1]["journal"][1]
     recorder.close()
 
 

@@ -1,8 +1,8 @@
 """`python -I checkpoint < request.json`: verifies checkpoints one after another.
 
 Request: `{"paths": [...], "load": true, "finite": true, "optimizer": false}`. The first line of the
-answer is `{"environment": {...}}`, then comes one line per path as `verify.verify` makes it, so
-that what was found before a crash is not lost. Exit status 3: torch cannot be imported here.
+answer is `{"environment": {...}}`, followed by one line of `verify.verify` per path, so that a
+crash loses no earlier result. Exit status 3: torch cannot be imported.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-sys.path.append(ROOT)  # for the next line only: what else lies there is not the job's
+sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
     from supervise_offline.checkpoint import environment, verify
 finally:
@@ -23,7 +23,7 @@ finally:
 
 
 def find_torch() -> Any:
-    """Import torch, if need be from where an interpreter that is not isolated looks too."""
+    """Import torch, if necessary from the paths that an isolated interpreter ignores."""
     try:
         return import_module("torch")
     except ImportError:
@@ -33,7 +33,7 @@ def find_torch() -> Any:
 
 
 def yield_memory() -> None:
-    """If memory runs out, be the one that is killed. Who starts it sets its niceness."""
+    """Be the first process to be killed when memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
@@ -43,7 +43,7 @@ def yield_memory() -> None:
 
 def main() -> None:
     """Answer the request."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is not meant for it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job
     yield_memory()
     request = json.load(sys.stdin)
     try:

@@ -1,26 +1,26 @@
-"""What is in a checkpoint's objects: tensors that must be finite, an optimizer, a step.
+"""The contents of a checkpoint: tensors that must be finite, an optimizer, a step.
 
 Nothing is copied: tensors may be mapped from a file larger than memory, and are read in pieces.
 """
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-PIECE = 1 << 22  # elements that are looked at at once
+PIECE = 1 << 22  # elements checked at once
 DEPTH = 12
 STEPS = ("iter_num", "global_step", "step", "iteration", "steps", "num_steps")
 OPTIMIZER = {"state", "param_groups"}
-NAMED = ("optim.", "optimizer.")  # how flattened optimizer states begin
-CALLBACKS = "callbacks."  # of Lightning; best scores so far are in there, which begin at infinity
+NAMED = ("optim.", "optimizer.")  # prefixes of flattened optimizer states
+CALLBACKS = "callbacks."  # of Lightning; contains best scores, which start at infinity
 
 
 class Contents:
-    """Gathers what the objects of one checkpoint hold.
+    """Collects the contents of one checkpoint.
 
     Attributes:
-        tensors, bytes: how many, and how large together.
-        step: under the first obvious integer key, None if there is none.
-        optimizer, rng: whether such a state was seen.
-        problems: what is wrong, one sentence each.
+        tensors, bytes: number and total size.
+        step: value of the first key in `STEPS`, None if there is none.
+        optimizer, rng: whether it has such a state.
+        problems: one sentence each.
     """
 
     def __init__(self, torch: Any, finite: bool) -> None:
@@ -35,8 +35,8 @@ class Contents:
         self.problems: List[str] = []
 
     def take(self, thing: Any, name: str) -> None:
-        """Look at an object and all that is in it. Tied tensors in it are looked at once."""
-        self._seen.clear()  # another object may lie where the last one lay
+        """Check an object recursively; tied tensors once."""
+        self._seen.clear()  # another object may reuse the address
         todo: List[Tuple[str, Any, int]] = [(name, thing, 0)]
         while todo:
             name, thing, depth = todo.pop()
@@ -60,14 +60,14 @@ class Contents:
             self.step = next((n for n in found if type(n) is int), None)
 
     def named(self, name: str) -> None:
-        """A part of the checkpoint has this name."""
+        """Record the name of a part of the checkpoint."""
         if "rng" in name.lower() or "random_state" in name.lower():
             self.rng = True
         if name.startswith(NAMED):
             self.optimizer = True
 
     def _tensor(self, tensor: Any, name: str) -> None:
-        """Count a tensor, and look whether it is finite."""
+        """Count a tensor, and check that it is finite."""
         if tensor.layout == self._torch.strided and tensor.device.type != "meta":
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             if tensor.numel() and key in self._seen:
@@ -82,7 +82,7 @@ class Contents:
                 self.problems.append(f"{name} has {wrong}")
 
     def _not_finite(self, tensor: Any, masks: bool) -> str:
-        """Return what a tensor holds that is no number, else "".
+        """Return which nonfinite values a tensor has, "" if none.
 
         Args:
             masks: minus infinity is allowed.
@@ -95,7 +95,7 @@ class Contents:
         elif tensor.layout != torch.strided:
             tensor = tensor.values()
         for piece in tensor.detach().reshape(-1).split(PIECE):
-            if piece.element_size() == 1:  # eight bits: torch has few operations on them
+            if piece.element_size() == 1:  # torch has few operations for eight bits
                 piece = piece.float()
             if bool(torch.isfinite(piece).all()):
                 continue

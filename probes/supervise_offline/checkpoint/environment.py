@@ -1,4 +1,4 @@
-"""What a checkpoint was made with: the versions of everything installed in the interpreter."""
+"""The versions of all packages of the interpreter that wrote a checkpoint."""
 
 import hashlib
 import platform

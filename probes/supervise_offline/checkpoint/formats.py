@@ -1,7 +1,7 @@
-"""Reads the files of a checkpoint without running any code that is in them.
+"""Reads the files of a checkpoint without running code in them.
 
-torch.save, safetensors, and the shards of torch.distributed.checkpoint. What only an unpickler that
-runs code could read is left alone.
+torch.save, safetensors, and the shards of torch.distributed.checkpoint. Files that need an
+unpickler with code execution are not read.
 
 Source: torch/serialization.py; the safetensors format (eight bytes of header length, a JSON header,
 the data); FileSystemReader in torch/distributed/checkpoint/filesystem.py.
@@ -21,7 +21,7 @@ from .contents import Contents
 
 PIECE = 1 << 22  # bytes
 METADATA = ".metadata"
-FLOATS = {  # of safetensors, whose other types are always finite
+FLOATS = {  # of safetensors; its other types are always finite
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -30,23 +30,19 @@ FLOATS = {  # of safetensors, whose other types are always finite
     "F8_E5M2": "float8_e5m2",
 }
 REFUSED = ("Unsupported global", "Unsupported class", "TorchScript", "not an allowed global")
-REFUSED_PLAIN = ("Unsupported operand", "Invalid magic number")  # by a pickle that is not torch's
+REFUSED_PLAIN = ("Unsupported operand", "Invalid magic number")  # for a pickle not by torch
 
 
 class NeedsCode(Exception):  # noqa: N818
-    """The file cannot be read without running code that it names."""
+    """The file cannot be read without running code from it."""
 
 
 class Damaged(Exception):  # noqa: N818
-    """The file is not what its name says."""
+    """The file is damaged."""
 
 
 def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
-    """Read what `torch.save` wrote.
-
-    Raises:
-        NeedsCode, Damaged: see there.
-    """
+    """Read a file of `torch.save`. Raises NeedsCode, Damaged."""
     with open(path, "rb") as file:
         start = file.read(4)
     zipped = start == b"PK\x03\x04"
@@ -56,7 +52,7 @@ def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
 
 
 def load(torch: Any, file: Any, zipped: bool, pickled: bool = False) -> Any:
-    """Return the object in a file or stream, mapped from the file where that is possible.
+    """Return the object in a file or stream, memory-mapped if possible.
 
     Raises:
         NeedsCode, Damaged: see there.
@@ -68,16 +64,18 @@ def load(torch: Any, file: Any, zipped: bool, pickled: bool = False) -> Any:
     except Exception as error:
         text = str(error)
         if isinstance(error, MemoryError) or "allocate memory" in text:
-            raise MemoryError(text) from None  # says nothing about the file
+            raise MemoryError(text) from None  # not a property of the file
         refused = REFUSED + (REFUSED_PLAIN if zipped or pickled else ())
-        if any(word in text for word in refused):
-            lines = [line for line in text.splitlines() if any(word in line for word in refused)]
+        if any(phrase in text for phrase in refused):
+            lines = [
+                line for line in text.splitlines() if any(phrase in line for phrase in refused)
+            ]
             raise NeedsCode(lines[0].strip()[:200]) from None
         raise Damaged(f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}") from None
 
 
 def _numpy_allowed(torch: Any) -> Any:
-    """Allow plain arrays, which random states are kept in."""
+    """Allow plain arrays, which contain random states."""
     numpy: Any = sys.modules.get("numpy")
     allow = getattr(torch.serialization, "safe_globals", None)
     if numpy is None or allow is None:
@@ -88,27 +86,27 @@ def _numpy_allowed(torch: Any) -> Any:
 
 
 def check_sums(path: str) -> None:
-    """Compare the sums in the archive with its bytes: a mapped tensor is never checked by torch.
+    """Verify the checksums of the archive: torch does not for a mapped tensor.
 
     Raises:
-        Damaged: a record does not have its sum. Torch can be told to write none; then no record
-            has, and nothing can be said.
+        Damaged: a record has a wrong checksum, while others are right. Torch can be configured to
+            write none.
     """
     right, wrong = 0, ""
     try:
         with zipfile.ZipFile(path) as archive:
             for record in archive.infolist():
-                if not _sum_is_right(archive, record):
+                if not _has_checksum(archive, record):
                     wrong = wrong or record.filename
                 elif record.file_size:
                     right += 1
     except (zipfile.BadZipFile, EOFError, ValueError, OSError) as error:
         raise Damaged(f"the archive is damaged: {error}") from None
     if wrong and right:
-        raise Damaged(f"the archive is damaged: {wrong} does not have its checksum")
+        raise Damaged(f"the archive is damaged: {wrong} has a wrong checksum")
 
 
-def _sum_is_right(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bool:
+def _has_checksum(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bool:
     try:
         with archive.open(record) as file:
             while file.read(PIECE):
@@ -136,7 +134,7 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
         except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
             raise Damaged(f"the header cannot be read: {error}") from None
         if 8 + room + end != size:
-            raise Damaged(f"it has {size} bytes, its header tells of {8 + room + end}")
+            raise Damaged(f"it has {size} bytes, its header describes {8 + room + end}")
         if not header:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
@@ -157,11 +155,11 @@ def _mapped_tensor(
     count = (last - first) // torch.empty(0, dtype=dtype).element_size()
     tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first)
     contents.take(tensor, name)
-    del tensor  # else the map cannot be closed
+    del tensor  # the map cannot be closed before
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads DCP's own description, and refuses whatever is not a plain class or type of it."""
+    """Reads DCP's metadata, and refuses all but its plain classes and types."""
 
     PLAIN = (
         *(("collections", "OrderedDict"), ("torch", "Size"), ("pathlib", "PosixPath")),
@@ -184,7 +182,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
     """Read all shards that `.metadata` lists, and return their names.
 
     Raises:
-        NeedsCode, Damaged: see there; a shard that is missing or short is damage.
+        NeedsCode, Damaged: see there; a missing or truncated shard is damage.
     """
     __import__("torch.distributed.checkpoint")
     try:
@@ -204,7 +202,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
         except OSError:
             raise Damaged(f"the shard {shard} is missing") from None
         if len(data) != length:
-            raise Damaged(f"the shard {shard} is cut short")
+            raise Damaged(f"the shard {shard} is truncated")
         try:
             thing = load(torch, io.BytesIO(data), zipped=True)
         except Damaged as error:
@@ -214,7 +212,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
 
 
 def _pieces(storage: Dict[Any, Any]) -> Iterator[Tuple[str, str, int, int]]:
-    """Yield (name, file, offset, length) of everything that was stored."""
+    """Yield (name, file, offset, length) of each stored item."""
     for index, info in storage.items():
         if getattr(info, "transform_descriptors", None):
             raise NeedsCode("its shards went through a transformation")

@@ -1,7 +1,6 @@
-"""Verifies one checkpoint: sizes and hashes of its files, and what is in them.
+"""Verifies one checkpoint: sizes, hashes and contents of its files.
 
-Three verdicts: good; bad, with sentences why; and unverified, where only running code that the file
-names could tell.
+Three verdicts: good; bad, with reasons; and unverified, if reading it would run code from the file.
 """
 
 import fnmatch
@@ -15,12 +14,12 @@ from .contents import Contents
 
 PIECE = 1 << 22  # bytes
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
-# What a training library puts beside the weights, and reads with an unpickler that runs code.
-ASIDE = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
+# Files that a training library writes beside the weights, and unpickles with code execution.
+AUXILIARY = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
 
 
 def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what was found.
+    """Return the verdict and the contents.
 
     Args:
         wanted: the flags `load`, `finite` and `optimizer`.
@@ -28,8 +27,8 @@ def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
     Returns:
         `ok`: true, false, or null for unverified. `problems` and `unread`: sentences.
         `files`: per name, relative to the directory of the checkpoint, `{"size", "sha256"}`.
-        `tensors`, and their `bytes`. `step` inside, or null. `optimizer`, `rng`: whether there is
-        such a state in it.
+        `tensors`, and their `bytes`. `step` inside, or null. `optimizer`, `rng`: whether it has
+        such a state.
     """
     contents = Contents(torch, bool(wanted.get("finite")))
     answer: Dict[str, Any] = {"path": path, "files": {}, "unread": []}
@@ -73,7 +72,7 @@ def digest(path: str) -> Dict[str, Any]:
 
 
 def _read(torch: Any, path: str, names: List[str], contents: Contents) -> List[str]:
-    """Read all files and return which could not be read without running code."""
+    """Read all files; return those that cannot be read without running code."""
     unread, read = [], set()
     alone = not os.path.isdir(path)
     folder = os.path.dirname(path) if alone else path
@@ -91,7 +90,7 @@ def _read(torch: Any, path: str, names: List[str], contents: Contents) -> List[s
         try:
             _read_one(torch, os.path.join(folder, name), name, alone, contents)
         except formats.NeedsCode as error:
-            if alone or not any(fnmatch.fnmatch(os.path.basename(name), p) for p in ASIDE):
+            if alone or not any(fnmatch.fnmatch(os.path.basename(name), p) for p in AUXILIARY):
                 unread.append(f"{name} is not loadable without running code: {error}")
         except formats.Damaged as error:
             contents.problems.append(f"{name} cannot be loaded: {error}")
@@ -129,6 +128,6 @@ def _judge(
     if unread or contents.problems:
         return
     if not contents.tensors:
-        unread.append("there is no tensor in it" if names else "there is no file in it")
+        unread.append("it contains no tensor" if names else "it contains no file")
     elif wanted.get("optimizer") and not contents.optimizer:
-        contents.problems.append("there is no optimizer state in it")
+        contents.problems.append("it contains no optimizer state")
