@@ -70,23 +70,20 @@ def test_nothing_big_or_built_is_published():
     assert built == []
 
 
-READMES = ("README.md", "*/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "*/DECISIONS.md")
-NOT_YET = frozenset(
-    f"{folder}README.md" for folder in ("benchmarks/", "policies/", "probes/", "runbooks/")
-) | {"CHANGELOG.md", "supervisor/DECISIONS.md"}
+READMES = ("*.md", "*/README.md", "*/DECISIONS.md", "docs/*.md")
 
 
 @pytest.mark.parametrize(
     "name", sorted(p.relative_to(ROOT).as_posix() for g in READMES for p in ROOT.glob(g))
 )
 def test_a_readme_fits_a_terminal(name):
-    """No line is wider than 100 columns, except a table row or one long link."""
-    wide = [
-        f"{name}:{number}"
-        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
-        if len(line) > 100 and not line.startswith("|")
-    ]
-    assert wide == [] or name in NOT_YET
+    """No line of prose is wider than 100 columns; a table row, or what a program prints, may be."""
+    wide, fenced = [], False
+    for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+        fenced ^= line.startswith("```")
+        if len(line) > 100 and not fenced and not line.startswith("|"):
+            wide.append(f"{name}:{number}")
+    assert wide == []
 
 
 STANDARD = frozenset(("_exit", "_getframe", "_replace", "_make", "_asdict", "_run_exitfuncs"))
