@@ -78,10 +78,10 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
     """Yield what a policy depends on: contents of its files, size and time of shipped ones."""
     yield path.read_bytes()
     for part in PARTS:
-        beside = sorted((path.parent / part).glob("*.yaml"))
-        if len(beside) > MAX_FILES:
+        own = sorted((path.parent / part).glob("*.yaml"))
+        if len(own) > MAX_FILES:
             raise ValueError("too many files")
-        for file in beside:
+        for file in own:
             yield file.name.encode() + b"\0" + file.read_bytes()
     ours = [shipped.folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
     probe = shipped.PACKAGE.parents[1] / "probes" / "supervise_probe"

@@ -1,11 +1,11 @@
-"""The standard streams of our own process, so that no reader of them can hold us up.
+"""The standard streams of this process, so that no blocked reader of them can delay it.
 
-Standard error is shared with the job and leads to whatever the person chose: a pipe that nobody
-empties, a terminal that hung up, a full disk. A thread of its own writes to it with plain blocking
-writes (O_NONBLOCK would change it for the job too). Everybody else only queues, and what does not
-fit is dropped and counted. Standard output is an ordinary stream: a command that prints waits for
-a slow reader, as any program does. The process ends by `leave`, past Python's own last flush,
-which could block for ever or put 120 in the place of the exit code.
+Standard error is shared with the job and may be a pipe without a reader, a closed terminal or a
+full disk. One thread writes to it with plain blocking writes (O_NONBLOCK would change it for the
+job too). All others only queue; what does not fit is dropped and counted. Standard output is an
+ordinary stream: a command that prints waits for a slow reader, as any program does. The process
+ends by `leave`, without Python's last flush, which could block forever or change the exit code to
+120.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import NoReturn, TextIO, cast
 
 import click
 
-PIPE_CLOSED = 128 + signal.SIGPIPE  # what a shell says of a program whose reader went away
+PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell reports a program whose reader went away
 CANNOT_WRITE = 74  # sysexits EX_IOERR
 MAX_BYTES = 256 << 10  # that wait to be written
-CHUNK_BYTES = 4096  # PIPE_BUF on Linux: a pipe takes so much whole, and each is progress
+CHUNK_BYTES = 4096  # PIPE_BUF on Linux: written atomically to a pipe
 STALL_S = 2.0  # `flush` gives up after that time without progress
 
 
 @dataclass(eq=False)
 class _Text:
-    """One text on its way; `lost` is how many lines are missing when it cannot be written."""
+    """One queued text; `lost` is the number of lines that are missing if it cannot be written."""
 
     data: bytes
     lost: int
@@ -45,7 +45,7 @@ class Stream(io.TextIOBase):
     """A text stream whose `write` never blocks and never raises.
 
     Args:
-        fd: where to write; -1 is a closed one, on which nothing arrives.
+        fd: where to write; -1 is a closed stream.
     """
 
     encoding = "utf-8"
@@ -57,20 +57,20 @@ class Stream(io.TextIOBase):
         self._change = threading.Condition()
         self._queue: deque[_Text] = deque()
         self._waiting_bytes = 0
-        self._begun = ""  # of a line whose end has not come
-        self._lost = 0  # lines since the last time that something was written
+        self._partial = ""  # a line without its end
+        self._lost = 0  # lines since the last successful write
         self._moved_s = 0.0  # when something was written, or the queue was empty
         self._thread: threading.Thread | None = None
 
     def write(self, text: str) -> int:
-        """Queue the whole lines of `text`; the rest waits for its end, or for `flush`."""
+        """Queue the whole lines of `text`; the rest waits for its end or for `flush`."""
         with self._change:
-            lines, end, self._begun = (self._begun + text).rpartition("\n")
+            lines, end, self._partial = (self._partial + text).rpartition("\n")
             self._put(lines + end)
         return len(text)
 
     def deliver(self, text: str) -> None:
-        """Write `text`, and wait until that is done. Raises OSError when it cannot be."""
+        """Write `text` and wait until it is written. Raises OSError."""
         with self._change:
             put = self._put(text)
             self._change.wait_for(lambda: put.done)
@@ -78,11 +78,11 @@ class Stream(io.TextIOBase):
             raise put.error
 
     def flush(self) -> None:
-        """Wait until all is written, but not on for STALL_S without progress; never raises."""
+        """Wait until all is written, or for STALL_S without progress; never raises."""
         with self._change:
-            begun, self._begun = self._begun, ""
-            self._put(begun)
-            least_s = time.monotonic() + 0.1  # we may have been stopped, the writer too
+            partial, self._partial = self._partial, ""
+            self._put(partial)
+            least_s = time.monotonic() + 0.1  # the process may have been stopped, with the writer
             while self._queue:
                 if not self._begin() and self._write_what_fits():
                     continue
@@ -110,10 +110,10 @@ class Stream(io.TextIOBase):
         if not data:
             put.done = True
         elif self._queue and self._waiting_bytes + len(data) > MAX_BYTES:
-            put.error, put.done = BlockingIOError("it takes nothing more"), True
+            put.error, put.done = BlockingIOError("the queue is full"), True
             self._lost += put.lost
         else:
-            self._say_what_is_lost()
+            self._report_lost()
             self._append(put)
             self._begin()
         return put
@@ -125,27 +125,27 @@ class Stream(io.TextIOBase):
         self._waiting_bytes += len(text.data)
         self._change.notify_all()
 
-    def _say_what_is_lost(self) -> None:
+    def _report_lost(self) -> None:
         if self._lost:
             what = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
-            said = f"supervise: {what} missing here: standard error could not be written\n"
-            self._append(_Text(said.encode(self.encoding, self.errors), self._lost))
+            notice = f"supervise: {what} missing here: standard error could not be written\n"
+            self._append(_Text(notice.encode(self.encoding, self.errors), self._lost))
             self._lost = 0
 
     def _settle(self, error: OSError | None) -> None:
-        """The first text was written, or cannot be."""
+        """Remove the first text: it was written, or cannot be."""
         text = self._queue.popleft()
         self._waiting_bytes -= len(text.data)
         self._moved_s = time.monotonic()
         text.error, text.done = error, True
         if error is not None:
-            self._lost += text.lost  # the next text is tried: a disk may have room again
+            self._lost += text.lost  # try the next text: a disk may have room again
         elif not self._queue:
-            self._say_what_is_lost()
+            self._report_lost()
         self._change.notify_all()
 
     def _begin(self) -> bool:
-        """Start the thread unless it runs; False where no more threads can be started."""
+        """Start the thread unless it runs; return False if no thread can start."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="stderr", daemon=True)
             try:
@@ -156,10 +156,7 @@ class Stream(io.TextIOBase):
         return True
 
     def _write_what_fits(self) -> bool:
-        """There is no thread: write what is taken at once, so that people can read why we end.
-
-        Returns whether it made progress.
-        """
+        """Without a thread: write what does not block. Return whether it made progress."""
         text = self._queue[0]
         if self._fd >= 0 and not _ready(self._fd, 0):
             return False
@@ -176,7 +173,7 @@ class Stream(io.TextIOBase):
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        # Else a terminal with `stty tostop` would stop us while the job has its foreground.
+        # Else `stty tostop` would stop this process while the job is in the foreground.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         while True:
             with self._change:
@@ -191,7 +188,7 @@ class Stream(io.TextIOBase):
         while left:
             try:
                 left = left[os.write(self._fd, left[:CHUNK_BYTES]) :]
-            except BlockingIOError:  # the job made it non-blocking, for us as well
+            except BlockingIOError:  # the job made it non-blocking, here too
                 _ready(self._fd, None)
             except OSError as error:
                 return error
@@ -207,10 +204,10 @@ def _ready(fd: int, timeout_ms: int | None) -> bool:
 
 
 def take_over() -> None:
-    """Make the standard streams of this process what this module says they are.
+    """Replace the standard streams of this process.
 
-    A closed one becomes /dev/null in this process, lest a file that we open takes its number and
-    gets what somebody prints. It stays closed for the job.
+    A closed one becomes /dev/null, so that no file opened later gets its number. It stays closed
+    for the job.
     """
     for fd in range(3):
         try:
@@ -224,8 +221,8 @@ def take_over() -> None:
         sys.stdin = _null("r")
     if sys.stdout is None:
         sys.stdout = _null("w")
-    theirs = sys.stderr
-    sys.stderr = Stream(-1) if theirs is None else Stream(theirs.fileno(), theirs.encoding)
+    stderr = sys.stderr
+    sys.stderr = Stream(-1) if stderr is None else Stream(stderr.fileno(), stderr.encoding)
 
 
 def _null(mode: str) -> TextIO:
@@ -233,7 +230,7 @@ def _null(mode: str) -> TextIO:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code`, or with what became of standard output."""
+    """End the process with `code`, or with the code of unwritable standard output."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
@@ -243,7 +240,7 @@ def leave(code: int) -> NoReturn:
 
 
 def unwritable(error: OSError | ValueError) -> int:
-    """Say why standard output cannot be written; return the exit code for that."""
+    """Report why standard output cannot be written; return the exit code."""
     sys.stdout = _null("w")
     if isinstance(error, BrokenPipeError):
         return PIPE_CLOSED

@@ -54,8 +54,8 @@ def listing(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
         return
-    for who, head in origin.BY.items():
-        rows = [row for row in found if row["measured_by"] == who]
+    for source, head in origin.BY.items():
+        rows = [row for row in found if row["measured_by"] == source]
         if rows:
             click.echo(f"{head}:")
             print_table([(f"  {row['id']}", row["unit"], row["meaning"]) for row in rows])

@@ -127,8 +127,8 @@ def _rule(about: Facts, metrics: Facts) -> list[str]:
     from ...catalog.export.origin import BY
 
     lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
-    for who, head in BY.items():
-        ids = [name for name in about["metrics"] if metrics[name]["measured_by"] == who]
+    for source, head in BY.items():
+        ids = [name for name in about["metrics"] if metrics[name]["measured_by"] == source]
         if ids:
             lines.append(f"{head}: {', '.join(ids)}")
     if about["muted_by"]:
