@@ -86,21 +86,21 @@ def take_over():
         recorder = Recorder(Journal.open(run.journal_path), log, lambda: (next(now), ""), print)
         reloader = Reloader(run, past.started, load_policy)
         settings = Settings([], past.policy, reloader, run, run.path, "T1", None, print, past=past)
-        desk, sender = EventProcessor(settings, recorder), FakeSender()
-        outbox = Outbox([sender], desk.delivered)
-        desk.open(Performer(job), outbox)
+        processor, sender = EventProcessor(settings, recorder), FakeSender()
+        outbox = Outbox([sender], processor.on_result)
+        processor.open(Performer(job), outbox)
         segments = SimpleNamespace(poll=lambda: list(events))
-        adoption = Adoption(past, run, desk, recorder, job, segments)
+        adoption = Adoption(past, run, processor, recorder, job, segments)
         rest = adoption.begin(FrameEnricher(lambda pid, leads: {}), outbox)
         for event in rest:
-            desk.take(event)
+            processor.process(event)
         until = time.monotonic() + 60
-        while desk.performing and time.monotonic() < until:
-            desk.returns()
+        while processor.performing and time.monotonic() < until:
+            processor.collect_results()
         outbox.close()
-        desk.take_results()
+        processor.record_results()
         opened.append(recorder)
-        return SimpleNamespace(desk=desk, sent=sender.sent, rest=rest, past=past)
+        return SimpleNamespace(processor=processor, sent=sender.sent, rest=rest, past=past)
 
     yield begin
     for recorder in opened:
@@ -153,7 +153,7 @@ def test_an_order_whose_training_is_over_is_not_given_again(keep_run, make_frame
     assert job.asked == [("lr_scale", f"{run.id}:inc-1/1/undo-lr_scale")]
     (abort,) = kinds(run, "abort")
     assert "the training session that it was meant for has ended" in abort["reason"]
-    assert taken.desk.state.incident is None
+    assert taken.processor.state.incident is None
     assert_replayed(run)
 
 
@@ -207,7 +207,7 @@ def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
     renewed = taken.past.paused_until_ns is not None
     assert renewed == (job.paused_until_ns is not None) == (died_at == "snapshot")
     assert job.asked == ([("pause", pause)] if died_at == "pause" else [])
-    assert taken.desk.state.machine == "holding" and not taken.desk.state.job.paused
+    assert taken.processor.state.machine == "holding" and not taken.processor.state.job.paused
     assert RecoveredRun.read(run, load_policy).paused_until_ns is None
     assert_replayed(run)
 
@@ -249,7 +249,7 @@ def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
 
     assert job.asked == [("stop", 78)]
     assert job.exit_code == 78
-    assert taken.desk.state.job.stopping
+    assert taken.processor.state.job.stopping
     (commit,) = [r for r in kinds(run, "commit") if "stop" in r["reason"]]
     assert commit["data"]["result"]["exit_code"] == 78
 
@@ -331,8 +331,8 @@ def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, c
 
     taken = take_over(run, job)
 
-    assert taken.desk.state.job.over
-    assert ends_with(job, taken.desk.state, taken.desk.policy) == passed_on
+    assert taken.processor.state.job.over
+    assert ends_with(job, taken.processor.state, taken.processor.policy) == passed_on
     reason = kinds(run, "incident")[-1]["reason"]
     assert ("job.relaunch.args --resume" in reason) is (code != 0)
     assert_replayed(run)

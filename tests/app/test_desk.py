@@ -1,4 +1,4 @@
-"""What the desk knows of a relaunch that is under way."""
+"""What the processor knows of a relaunch that is under way."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 
 
 @pytest.fixture
-def desk():
-    """A desk whose engine waits for a relaunch to step 19, because of a breach at step 60."""
+def processor():
+    """A processor whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(
         policy=Policy("p", "sha256:0", "enforce", {}, ()),
         run=None,
@@ -28,44 +28,44 @@ def desk():
         redactor=Redactor(),
     )
     quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
-    desk = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
+    processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     args = {"checkpoint": "a", "step": 19}
     intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
     run = RunbookExecution(1, BOOK, "SEV1", intent=intent)
-    desk.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)
-    return desk
+    processor.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)
+    return processor
 
 
-def test_what_may_be_better_lies_between_the_order_and_the_trouble(desk):
+def test_what_may_be_better_lies_between_the_order_and_the_trouble(processor):
     """As far from the first breach as the policy wants it, or from where an operator goes back."""
-    assert desk.range() == (19, 50)
-    desk.state.incident.run.requested.before = 40
-    assert desk.range() == (19, 30)
+    assert processor.candidate_steps() == (19, 50)
+    processor.state.incident.run.requested.before = 40
+    assert processor.candidate_steps() == (19, 30)
 
 
-def test_what_people_approved_is_settled(desk):
+def test_what_people_approved_is_settled(processor):
     """Looking for another one would only keep the job dead for longer."""
-    desk.state.incident.run.terms.approved = [{"verb": "relaunch", "args": {}}]
+    processor.state.incident.run.terms.approved = [{"verb": "relaunch", "args": {}}]
 
-    assert desk.range() is None
+    assert processor.candidate_steps() is None
 
 
-def test_a_relaunch_that_nobody_waits_for_is_told_so(desk):
+def test_a_relaunch_that_nobody_waits_for_is_told_so(processor):
     """Its deadline is over, or the end of the run was asked for."""
-    desk.state.incident.run.intent.action_id = None
+    processor.state.incident.run.intent.action_id = None
 
-    for question in (desk.range, desk.choose):
+    for question in (processor.candidate_steps, processor.choose_checkpoint):
         with pytest.raises(ActionError, match="nobody waits"):
             question()
 
 
-def test_an_operator_who_said_stop_is_not_answered_by_a_start(desk):
+def test_an_operator_who_said_stop_is_not_answered_by_a_start(processor):
     """The word waits for the end of the relaunch, in which the job is dead."""
-    desk.may_start()
+    processor.raise_if_stopped()
     wanted = [OperatorCommand(1, "anna", "resume", {}), OperatorCommand(2, "bob", "stop", {})]
-    desk.state.incident.deferred.commands = wanted
+    processor.state.incident.deferred.commands = wanted
 
     with pytest.raises(ActionError, match="bob said stop"):
-        desk.may_start()
-    desk.state.incident = None
-    desk.may_start()
+        processor.raise_if_stopped()
+    processor.state.incident = None
+    processor.raise_if_stopped()

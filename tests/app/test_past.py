@@ -89,7 +89,7 @@ def test_the_policy_of_a_reload_is_in_force(keep_run, make_frames, small):
 
     assert past.started.digest != past.policy.digest == load_policy(second).digest
     assert past.reload == (str(second), None)
-    assert (past.asked, past.heard) == (None, {"9-9"})
+    assert (past.asked, past.received) == (None, {"9-9"})
     assert past.state.incident is None  # 5.5 is none of its breaches
 
 

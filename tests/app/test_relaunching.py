@@ -54,8 +54,8 @@ class Edges:
         self.busy_s = 0.0
         self.settled = False
 
-    def look_after(self, within_s):
-        self.asked.append(("look_after", within_s > 0))
+    def verify_candidates(self, within_s):
+        self.asked.append(("verify_candidates", within_s > 0))
         if self.settled:
             return False
         if isinstance(self.error, ValueError):
@@ -86,7 +86,7 @@ class Edges:
             raise StoreError("it is gone")
         return {"path": "/ckpt.pt", "moved": ["ckpt-3"]}
 
-    def start_again(self, launch):
+    def restart(self, launch):
         self.asked.append(("launch", launch.path, launch.step))
         if isinstance(self.error, LaunchError):
             raise self.error
@@ -126,7 +126,7 @@ def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
 
     assert edges.asked == [
         ("prepare", "ckpt-2", None),
-        ("look_after", True),
+        ("verify_candidates", True),
         "verified",
         ("choose", -15),
         ("restore", "ckpt-2", -15),
@@ -162,7 +162,7 @@ def test_the_same_order_again_starts_nothing(control, edges):
 @pytest.mark.parametrize(
     ("done", "left"),
     [
-        (1, ["look_after", "verified", "choose", "prepare", "restore", "launch"]),
+        (1, ["verify_candidates", "verified", "choose", "prepare", "restore", "launch"]),
         (2, ["launch"]),
         (3, []),
     ],
@@ -282,7 +282,12 @@ def test_when_choosing_fails_the_order_is_carried_out(control, edges):
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
     assert seen["step"] == 99 and seen["failed"] == {"checkpoint-choice": "a bug"}
-    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "restore", "launch"]
+    assert [what for what, *_ in edges.asked] == [
+        "prepare",
+        "verify_candidates",
+        "restore",
+        "launch",
+    ]
 
 
 def test_a_choice_that_comes_too_late_is_not_made(control, edges):
@@ -319,7 +324,12 @@ def test_what_people_approved_is_not_looked_beyond(control, edges):
     edges.settled = True
 
     assert "failed" not in control.relaunch(ARGS, key="r:1", deadline_s=60)
-    assert [what for what, *_ in edges.asked] == ["prepare", "look_after", "restore", "launch"]
+    assert [what for what, *_ in edges.asked] == [
+        "prepare",
+        "verify_candidates",
+        "restore",
+        "launch",
+    ]
 
 
 def test_a_job_that_is_dead_already_is_not_stopped(control, edges):

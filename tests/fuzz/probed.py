@@ -30,7 +30,7 @@ from .recorded import NAMES, SECOND, WALL, answer, events, policy
 
 
 class Judge:
-    """Takes live events as the desk does: journal, engine, audit log; an error here is ours."""
+    """Handles live events as the processor does: journal, engine, audit log."""
 
     def __init__(self) -> None:
         self.policy = policy()
@@ -215,7 +215,7 @@ def use_segment(home: Path, raw: bytes) -> None:
         for turn in range(5):
             judge.hear(segments.poll())
             segments.tighten(turn % 2 == 0, 5 + turn)
-            segments.spare(turn, 5)
+            segments.retain_before(turn, 5)
             segments.interval_s()
             for rank in list(segments.ranks.values()):
                 with contextlib.suppress(SuperviseError):

@@ -142,7 +142,7 @@ def events() -> list[Event]:
 
 
 def record(path: Path, happened: Iterable[Event]) -> RunDir:
-    """Judge events and write them down, as the desk does; every action is done."""
+    """Judge events and write them down, as the processor does; every action is done."""
     chosen = policy()
     run = RunDir.create(path, argv=["train"], policy=chosen, wall=WALL)
     log = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)

@@ -99,7 +99,7 @@ def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path):
         found = looked.newest(0, leads=True)  # no step until now: it may load a model
         assert "host_mem_growth" not in found and found["host_mem_used"] > 0
         assert max(_growths(looked, 2 * FIRST)) > 2**30  # an hour of that is a lot
-        looked.begin_anew()  # as when the job is started again: a smaller one is no growth
+        looked.reset()  # as when the job is started again: a smaller one is no growth
         assert _growths(looked, 1) == []
     finally:
         child.kill()
@@ -113,7 +113,7 @@ def test_a_look_under_way_tells_nothing_of_the_launch_before(tmp_path):
         nonlocal looks
         looks += 1
         if looks == 2 * FIRST:
-            looked.begin_anew()
+            looked.reset()
         return [psutil.Process(child.pid)]
 
     try:
@@ -133,7 +133,7 @@ def test_what_was_told_of_the_launch_before_is_dropped_at_once(tmp_path):
     looked.newest(0, leads=True)
     assert _growths(looked, FIRST)
 
-    looked.begin_anew()
+    looked.reset()
 
     found = looked.newest(0, leads=True)
     assert "host_mem_growth" not in found and found["host_mem_used"] > 0

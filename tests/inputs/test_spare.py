@@ -18,19 +18,19 @@ def test_the_step_reaches_the_probe_until_it_expires(segment, writer):
     segment.lease(6)
     segment.tighten(7)
     assert writer.spare_before(0) == 0
-    segment.spare(80, 1000)
+    segment.retain_before(80, 1000)
     assert (writer.spare_before(999), writer.spare_before(1000)) == (80, 0)
     others = (writer.supervisor_ns(), writer.lease_until_ns(), writer.tight_until_ns())
     assert (*others, writer.commands_head()) == (5, 6, 7, 0)
     segment.send("key", "pause", {})
     assert (writer.commands_head(), writer.spare_before(999)) == (1, 80)
-    segment.spare(0, 2000)
+    segment.retain_before(0, 2000)
     assert writer.spare_before(999) == 0
 
 
 def test_torn_words_leave_the_last_ones(segment, writer):
     """The step, and until when."""
-    segment.spare(80, 1000)
+    segment.retain_before(80, 1000)
     assert writer.spare_before(1) == 80
     segment._file.write(wire.SPARE_AT, wire.CHECKED.pack(99, 1))
     segment._file.write(wire.SPARE_AT + wire.CHECKED.size, wire.CHECKED.pack(5000, 1))
@@ -43,7 +43,7 @@ class Rank:
     """A rank that takes wishes down."""
 
     def __init__(self, wishes):
-        self.spare = lambda *wish: wishes.append(wish)
+        self.retain_before = lambda *wish: wishes.append(wish)
 
 
 def test_a_change_is_written_at_once_and_the_same_once_a_second(tmp_path):
@@ -53,15 +53,15 @@ def test_a_change_is_written_at_once_and_the_same_once_a_second(tmp_path):
     def broken(*wish):
         raise SegmentError("it is short")
 
-    segments.ranks = {0: SimpleNamespace(spare=broken), 1: Rank(wishes)}
-    segments.spare(0, 10)
+    segments.ranks = {0: SimpleNamespace(retain_before=broken), 1: Rank(wishes)}
+    segments.retain_before(0, 10)
     assert wishes == []
-    segments.spare(80, 20)
-    segments.spare(80, 19 + SECOND)
+    segments.retain_before(80, 20)
+    segments.retain_before(80, 19 + SECOND)
     assert wishes == [(80, 20 + FIVE_MINUTES)]
-    segments.spare(70, 20 + SECOND)
-    segments.spare(70, 20 + 2 * SECOND)
+    segments.retain_before(70, 20 + SECOND)
+    segments.retain_before(70, 20 + 2 * SECOND)
     assert wishes[1:] == [(70, 20 + SECOND + FIVE_MINUTES), (70, 20 + 2 * SECOND + FIVE_MINUTES)]
-    segments.spare(0, 21 + 2 * SECOND)
-    segments.spare(0, 21 + 9 * SECOND)
+    segments.retain_before(0, 21 + 2 * SECOND)
+    segments.retain_before(0, 21 + 9 * SECOND)
     assert wishes[3:] == [(0, 21 + 2 * SECOND + FIVE_MINUTES)]

@@ -142,7 +142,7 @@ def test_a_rank_that_is_replaced_meanwhile_does_not_answer(controlled, fake_rank
     control._segments.ranks[0] = fake_rank(pid=pid)
 
     assert asked.wait(10) == {}
-    assert asked.gone == {0: "rank 0 went away"}
+    assert asked.lost == {0: "rank 0 went away"}
 
 
 def test_a_letter_that_cannot_be_written_is_an_error(controlled, fake_rank):
@@ -201,7 +201,7 @@ def test_a_pause_is_renewed_until_it_is_over(paused, eventually, how):
         rank.answer.clear()
         control.command("resume", {}, key="r", deadline_s=10)
     else:
-        control.on_loop(control.go_on, 10)
+        control.on_loop(control.on_pause_ended, 10)
 
     assert not control.paused
     time.sleep(0.05)  # one may be on its way
@@ -238,11 +238,11 @@ def test_a_supervisor_that_hangs_holds_no_job(fake_rank, fake_segments, start, e
 def test_that_a_job_goes_on_is_known_though_its_notice_was_lost(paused, eventually):
     """Its status says so."""
     control, rank = paused()
-    assert not control.on_loop(control.unpaused, 10)
+    assert not control.on_loop(control.has_unpaused, 10)
     rank.status = lambda: {"paused": True}
-    assert not control.on_loop(control.unpaused, 10)
+    assert not control.on_loop(control.has_unpaused, 10)
     rank.status = lambda: {"paused": False}
-    assert control.on_loop(control.unpaused, 10)
+    assert control.on_loop(control.has_unpaused, 10)
 
 
 def test_snapshot_goes_to_the_collector(controlled):

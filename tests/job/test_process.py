@@ -130,8 +130,8 @@ def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
     process, asked = start("sleep", "60"), []
     terminal = SimpleNamespace(take_back=asked.append)
 
-    Process(process.pid, process.group, terminal).step_back()
-    process.step_back()  # without a terminal there is nothing to give
+    Process(process.pid, process.group, terminal).return_terminal()
+    process.return_terminal()  # without a terminal there is nothing to give
 
     assert asked == [process.group]
 

@@ -51,24 +51,24 @@ class Adoption:
         self,
         past: RecoveredRun,
         run: RunDir,
-        desk: EventProcessor,
+        processor: EventProcessor,
         recorder: Recorder,
         control: Control,
         segments: Segments,
     ) -> None:
         self._past = past
         self._run = run
-        self._desk = desk
+        self._processor = processor
         self._recorder = recorder
         self._control = control
         self._segments = segments
 
-    def begin(self, company: FrameEnricher, outbox: Outbox) -> list[Event]:
+    def begin(self, enricher: FrameEnricher, outbox: Outbox) -> list[Event]:
         """Take over; return what the segments have had to say since, to be judged now."""
-        past, desk = self._past, self._desk
-        desk.resume(past)
+        past, processor = self._past, self._processor
+        processor.resume(past)
         for announced in past.announced.values():
-            company.recall(announced)
+            enricher.recall(announced)
         for number, at_ns, decision in past.unwritten:
             self._recorder.decision(decision, number, at_ns)
         repeated = self._repeat(outbox)
@@ -83,12 +83,12 @@ class Adoption:
             "channels": outbox.channels,
             "journal": self._recorder.journal,
         }
-        self._recorder.note("recovered", desk.state.step, "another supervisor took over", told)
+        self._recorder.note("recovered", processor.state.step, "another supervisor took over", told)
         now_ns = clock.monotonic_ns()
-        desk.take(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
+        processor.process(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
         self._perform_again()
         if past.asked is not None:
-            desk.reload(past.asked)
+            processor.reload(past.asked)
         return events
 
     def _stopped(self, *, alive: bool) -> bool:
@@ -102,7 +102,7 @@ class Adoption:
         if launched is not None and launched.attempt >= order["args"]["attempt"]:
             return False
         try:
-            return stopped_for(self._run, self._desk.key(order["id"]))
+            return stopped_for(self._run, self._processor.action_key(order["id"]))
         except StoreError:  # a relaunch did begin: who finds the job dead should look
             return not alive
 
@@ -111,7 +111,7 @@ class Adoption:
         posted: list[tuple[Decision, str, float]] = []
         settled: dict[str, set[str]] = {}
         for record in audit.read(self._run.audit_path):
-            self._desk.moved()  # a long log takes its time
+            self._processor.mark_progress()  # a long log takes its time
             data = record.get("data") or {}
             for channel in data.get("channels") or ():
                 settled.setdefault(channel, set())
@@ -120,32 +120,34 @@ class Adoption:
                 posted.append((_decision(record), key, record["mono_ns"] / 1e9))
             elif record["kind"] == "notify_result":
                 settled.setdefault(data["channel"], set()).update(data["keys"])
-        messages = [(self._desk.message(said), key, at_s) for said, key, at_s in posted]
+        messages = [(self._processor.message(said), key, at_s) for said, key, at_s in posted]
         return outbox.resume(messages, settled)
 
     def _perform_again(self) -> None:
-        run = self._desk.state.run()
+        run = self._processor.state.run()
         if run is None or run.intent.action_id is None:
             return
-        verb = verb_of(awaited_action(self._desk.state))
-        answered = self._control.answered(self._desk.key(run.intent.action_id))
-        gone = withdrawal.withdrawn(self._desk.policy, self._desk.state)
+        verb = verb_of(awaited_action(self._processor.state))
+        answered = self._control.answered(self._processor.action_key(run.intent.action_id))
+        gone = withdrawal.withdrawn(self._processor.policy, self._processor.state)
         if gone and not answered:
             lost = f"{gone}, and so is who asked for it"
-            self._desk.take(Finished(clock.monotonic_ns(), run.intent.action_id, False, {}, lost))
+            self._processor.process(
+                Finished(clock.monotonic_ns(), run.intent.action_id, False, {}, lost)
+            )
             return
         why = f"{run.intent.action_id} was under way: performed again under its key"
         action = {"id": run.intent.action_id, "verb": verb}
-        self._recorder.note("recovered", self._desk.state.step, why, {"action": action})
+        self._recorder.note("recovered", self._processor.state.step, why, {"action": action})
         if verb == "stop" and self._control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
             self._control.exit_code = run.intent.args["exit_code"]
-        self._desk.again()
+        self._processor.resume_action()
         until = time.monotonic() + ANSWER_S
         # What follows it waits for what the job has said since: a pause may have ended by itself.
         while answered and run.intent.action_id == action["id"] and time.monotonic() < until:
             self._control.pump(clock.monotonic_ns())
-            self._desk.returns()
+            self._processor.collect_results()
             time.sleep(0.005)
 
 

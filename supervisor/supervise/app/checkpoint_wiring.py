@@ -1,4 +1,4 @@
-"""The checkpoint guard of a run: what it is told of the run, and what it tells in return."""
+"""Connects the checkpoint service to the run: where the run is, what was saved, what is needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .run_recovery import RecoveredRun
 from .settings import Settings
 
 
-def guard(settings: Settings, desk: EventProcessor) -> CheckpointService:
-    """Return the guard of the job's checkpoints, by the policy that the job was started with.
+def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
+    """Return the checkpoint service of the policy that the job was started with.
 
     Raises:
         StoreError: the register of this run cannot be read.
@@ -31,15 +31,15 @@ def guard(settings: Settings, desk: EventProcessor) -> CheckpointService:
         policy.job["checkpoints"],
         settings.run.path,
         Path.cwd(),
-        lambda: moment(desk),
+        lambda: position(processor),
         facts=facts,
         data=policy.job["manifest"],
         runs=RUNS,
     )
 
 
-def hear(guard: CheckpointService, event: Event, policy: Policy) -> None:
-    """Let the guard hear what a probe said of a save.
+def forward_save(checkpoints: CheckpointService, event: Event, policy: Policy) -> None:
+    """Pass a save that a probe reported to the checkpoint service.
 
     Where a relaunch begins with a savepoint, nothing else can be gone back to.
     """
@@ -47,14 +47,14 @@ def hear(guard: CheckpointService, event: Event, policy: Policy) -> None:
         return
     resume = (policy.job.get("relaunch") or {}).get("resume")
     if resume != "savepoint" or event.data.get("how") == "savepoint":
-        guard.on_save(event)
+        checkpoints.on_save(event)
 
 
-def seek(guard: CheckpointService, policy: Policy, state: State) -> None:
-    """Let the guard verify at once what a refused relaunch waits for, if one does."""
+def verify_awaited(checkpoints: CheckpointService, policy: Policy, state: State) -> None:
+    """Have the checkpoint verified now that a refused relaunch waits for, if one does."""
     before = checkpoint_choice.needed_before(policy, state)
     if before is not None:
-        guard.verify_awaited(before)
+        checkpoints.verify_awaited(before)
 
 
 def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
@@ -71,18 +71,18 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     return not (meant or held or state.step in job.restarts.crashes)
 
 
-def take_up(guard: CheckpointService, past: RecoveredRun, policy: Policy) -> None:
-    """Let the guard go on for one whose supervisor died."""
-    guard.resume(past.checkpoints)
+def resume(checkpoints: CheckpointService, past: RecoveredRun, policy: Policy) -> None:
+    """Resume the checkpoint service of a supervisor that died."""
+    checkpoints.resume(past.checkpoints)
     for notice in past.saves.values():
-        hear(guard, notice, policy)
+        forward_save(checkpoints, notice, policy)
 
 
-def moment(desk: EventProcessor) -> RunPosition:
+def position(processor: EventProcessor) -> RunPosition:
     """Return where the run is."""
-    state = desk.state
+    state = processor.state
     leader = state.leader()
-    newest = next((row for row in reversed(desk.window) if row[1].rank == leader), None)
+    newest = next((row for row in reversed(processor.window) if row[1].rank == leader), None)
     values = {}
     if newest is not None:
         names, frame = newest

@@ -41,14 +41,14 @@ class EventProcessor:
         names: per rank, its newest table of metric names.
         window: the newest frames, each with its names.
         performing: verb of the action that is under way, "" when there is none.
-        moved_ns: when something was last begun or done here; older while the disk hangs.
+        progress_ns: when something was last begun or done here; older while the disk hangs.
         unwritten: how many events, and decisions, wait for the disk right now.
     """
 
     def __init__(
         self, settings: Settings, recorder: Recorder, wake: Callable[[], None] = lambda: None
     ) -> None:
-        """`wake` lets the loop come to `returns` at once."""
+        """`wake` lets the loop come to `collect_results` at once."""
         self._wake = wake
         self.policy = settings.policy
         self.recorder = recorder
@@ -57,7 +57,7 @@ class EventProcessor:
         self.names: dict[int, tuple[str, ...]] = {}
         self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
         self.performing = ""
-        self.moved_ns = clock.monotonic_ns()
+        self.progress_ns = clock.monotonic_ns()
         self.unwritten = (0, 0)
         self._run = settings.run
         self._redactor = settings.redactor
@@ -75,13 +75,13 @@ class EventProcessor:
         self.names.update(past.names)
         self.window.extend(past.window)
 
-    def take(self, event: Event) -> None:
+    def process(self, event: Event) -> None:
         """Number and write an event, judge it, write the decisions, then carry them out.
 
         What the job said in it loses its secrets first: what is judged is what is on record, and
         replay comes to the same.
         """
-        self.moved()
+        self.mark_progress()
         self.unwritten = (1, 0)
         event = self._redactor.event(event)
         number = self.recorder.event(event)
@@ -102,17 +102,17 @@ class EventProcessor:
         for decision, seq in zip(decisions, written, strict=True):
             self.last = decision
             if decision.kind == "intent":
-                self._start(decision.data["action"])
+                self._perform(decision.data["action"])
             elif decision.kind == "notify_intent":
-                self._post(decision, seq)
+                self._notify(decision, seq)
 
-    def moved(self) -> None:
+    def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""
-        self.moved_ns = clock.monotonic_ns()
+        self.progress_ns = clock.monotonic_ns()
 
     def told(self, command: OperatorCommand) -> None:
         """Process an operator's command; a valid `reload` puts another policy in force."""
-        self.take(command)
+        self.process(command)
         if command.command == "reload":
             self.reload(command)
 
@@ -120,17 +120,17 @@ class EventProcessor:
         """Let another policy take over, or tell why it cannot."""
         self.policy, events = self._reloader.reload(command, self.policy, self.state)
         for event in events:
-            self.take(event)
+            self.process(event)
 
-    def returns(self) -> None:
+    def collect_results(self) -> None:
         """Take what actions and messages came to since the last call."""
         finished = self.performer.poll()
         if finished is not None:
             self.performing = ""
-            self.take(finished)
-        self.take_results()
+            self.process(finished)
+        self.record_results()
 
-    def take_results(self) -> None:
+    def record_results(self) -> None:
         """Write down what became of messages."""
         while not self._results.empty():
             result = self._results.get_nowait()
@@ -146,12 +146,12 @@ class EventProcessor:
             reason, facts = self._late.get_nowait()
             self.recorder.note("note", self.state.step, reason, {"what": "late-page", **facts})
 
-    def late(self, reason: str, facts: Mapping[str, Any]) -> None:
+    def report_late_page(self, reason: str, facts: Mapping[str, Any]) -> None:
         """For any thread: a page of an earlier run was delivered, or given up."""
         self._late.put((reason, facts))
         self._wake()
 
-    def delivered(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """For the outbox's threads: a message was delivered, or given up."""
         self._results.put(result)
         self._wake()
@@ -160,7 +160,7 @@ class EventProcessor:
         """Return which channels do not deliver; people are told of each once, on the others."""
         return self._outbox.check_channels()
 
-    def relaunching(self) -> RunbookExecution:
+    def relaunch_execution(self) -> RunbookExecution:
         """Return the runbook whose relaunch is under way.
 
         Raises:
@@ -171,19 +171,19 @@ class EventProcessor:
             raise ActionError("nobody waits for the relaunch any more")
         return run
 
-    def range(self) -> tuple[int, int] | None:
+    def candidate_steps(self) -> tuple[int, int] | None:
         """Return between which steps that relaunch may find a better checkpoint; both are left out.
 
         None where people approved the one that was ordered. Raises ActionError, see `relauncher`.
         """
-        run, incident = self.relaunching(), self.state.incident
+        run, incident = self.relaunch_execution(), self.state.incident
         action = run.intent.action
         if run.terms.approved is not None or incident is None or not isinstance(action, Relaunch):
             return None
         breach_step = incident.breach_step if run.requested.before is None else run.requested.before
         return run.intent.args["step"], action.before(breach_step)
 
-    def choose(self) -> Mapping[str, Any]:
+    def choose_checkpoint(self) -> Mapping[str, Any]:
         """Let the engine aim the relaunch under way again; return its arguments.
 
         Raises:
@@ -191,46 +191,46 @@ class EventProcessor:
         """
         if self.recorder.trouble is None:
             text = "the job was stopped, and what it left was looked at"
-            self.take(Notice(clock.monotonic_ns(), "checkpoint-choice", text))
+            self.process(Notice(clock.monotonic_ns(), "checkpoint-choice", text))
         if self.recorder.trouble is not None:
             raise ActionError(self.recorder.trouble)
-        return self.relaunching().intent.args
+        return self.relaunch_execution().intent.args
 
-    def may_start(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise ActionError when an operator said `stop` while the job was dead."""
         incident = self.state.incident
         for told in incident.deferred.commands if incident is not None else ():
             if told.command == "stop":
                 raise ActionError(f"not started again: {told.operator} said stop")
 
-    def again(self) -> None:
+    def resume_action(self) -> None:
         """Perform the action that waits for its outcome, which somebody else began."""
         incident = self.state.incident
         assert incident is not None
         assert incident.run is not None
         verb = verb_of(steps.awaited_action(self.state))
         intent = incident.run.intent
-        self._start({"id": intent.action_id, "verb": verb, "args": intent.args})
+        self._perform({"id": intent.action_id, "verb": verb, "args": intent.args})
 
     def message(self, decision: Decision) -> Message:
         """Return what people are told by a decision to notify them."""
         return self._redactor.message(message_of(decision, self._run.id, self.recorder.head))
 
-    def key(self, action_id: str) -> str:
+    def action_key(self, action_id: str) -> str:
         """Return the key under which the job knows an action, whoever performs it."""
         return f"{self._run.id}:{action_id}"
 
-    def _start(self, action: Mapping[str, Any]) -> None:
+    def _perform(self, action: Mapping[str, Any]) -> None:
         trouble = self.recorder.trouble
         if trouble is not None and action["verb"] != "resume":
             # Law 2: a decision that is not on disk must not be acted on. But nothing of ours may
             # keep the job from going on because a disk is full: that law comes first.
-            self.take(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
+            self.process(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
             return
         self.performing = action["verb"]
-        action_awaited, key = steps.awaited_action(self.state), self.key(action["id"])
+        action_awaited, key = steps.awaited_action(self.state), self.action_key(action["id"])
         self.performer.start(action["id"], action_awaited, action["args"], key=key)
 
-    def _post(self, decision: Decision, seq: int | None) -> None:
+    def _notify(self, decision: Decision, seq: int | None) -> None:
         number = decision.step if seq is None else seq
         self._outbox.post(self.message(decision), key=f"{self._run.id}:{number}")

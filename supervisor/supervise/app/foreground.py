@@ -17,7 +17,7 @@ from ..outputs.outbox import Outbox
 from ..report.receipt import counted, shown
 from .loop import App
 
-LOOK_S = 0.5  # between two looks at the job; signals and the changes of a child come at once
+CHECK_S = 0.5  # between two looks at the job; signals and the changes of a child come at once
 TERMINAL_S = 0.05  # the same where the job has a terminal: nothing announces a change of its group
 PATIENCE_S = 6.0  # with a loop that does nothing; delivering messages takes up to 5
 RELAUNCH_S = 60.0  # the same where the job is to be started again; project default
@@ -39,11 +39,11 @@ class Foreground:
         self._outbox = outbox
         self._forwarder = forwarder
         self._now_s = 0.0  # while this process was stopped, no time passes for anybody in it
-        self._looked_s = time.monotonic()
-        self._moved = 0, 0.0  # the newest move of the loop, and when it was seen
+        self._checked_s = time.monotonic()
+        self._progress = 0, 0.0  # the newest move of the loop, and when it was seen
         self._hanging = False  # as people were told
         self._ended: tuple[Process, float, int] | None = None  # who, when, signals until then
-        self._hurry_s: float | None = None
+        self._cut_short_s: float | None = None
 
     def attend(self, work: Callable[[], int]) -> tuple[int, bool]:
         """Do `work` on a thread of its own; return the exit code, and whether it was all done.
@@ -67,32 +67,32 @@ class Foreground:
             return work(), True
         while True:
             process = self._app.process(self._first)
-            woken = wakeup.wait(TERMINAL_S if process.has_terminal else LOOK_S, process)
+            woken = wakeup.wait(TERMINAL_S if process.has_terminal else CHECK_S, process)
             process = self._app.serve(self._first)
             if woken:
                 self._app.wakeup.set()
             if codes:
                 return codes[0], True
-            still_s = self._still_s()
+            stalled_s = self._stalled_s()
             if process.returncode is None:
-                self._ended = self._hurry_s = None
-                self._tell_hanging(still_s > PATIENCE_S)
-            elif min(self._since_end_s(process), still_s) > self._patience_s():
-                return self._leave(process), False
+                self._ended = self._cut_short_s = None
+                self._report_hanging(stalled_s > PATIENCE_S)
+            elif min(self._since_end_s(process), stalled_s) > self._patience_s():
+                return self._abandon(process), False
 
     def _patience_s(self) -> float:
         """Return how long to wait for the loop; longer where it is about to start the job again."""
-        back = self._app.desk.performing == "relaunch" and self._forwarder.final is None
+        back = self._app.processor.performing == "relaunch" and self._forwarder.final is None
         return RELAUNCH_S if back else PATIENCE_S
 
-    def _still_s(self) -> float:
+    def _stalled_s(self) -> float:
         """Return for how long the loop has done nothing."""
         now_s = time.monotonic()
-        self._now_s += min(now_s - self._looked_s, LONGEST_S)
-        self._looked_s = now_s
-        if self._moved[0] != self._app.desk.moved_ns:
-            self._moved = self._app.desk.moved_ns, self._now_s
-        return self._now_s - self._moved[1]
+        self._now_s += min(now_s - self._checked_s, LONGEST_S)
+        self._checked_s = now_s
+        if self._progress[0] != self._app.processor.progress_ns:
+            self._progress = self._app.processor.progress_ns, self._now_s
+        return self._now_s - self._progress[1]
 
     def _since_end_s(self, process: Process) -> float:
         """Return for how long the job has ended; who signals since then does not want to wait."""
@@ -100,46 +100,48 @@ class Foreground:
         if self._ended is None or self._ended[0] is not process:
             self._ended = process, self._now_s, asked
         _, since_s, asked_before = self._ended
-        if self._hurry_s is None and asked > asked_before:
-            self._hurry_s = self._now_s + VERIFY_NOW_S
-        if self._hurry_s is not None and self._now_s >= self._hurry_s:
+        if self._cut_short_s is None and asked > asked_before:
+            self._cut_short_s = self._now_s + VERIFY_NOW_S
+        if self._cut_short_s is not None and self._now_s >= self._cut_short_s:
             self._outbox.abort_close()
         return self._now_s - since_s
 
-    def _tell_hanging(self, hanging: bool) -> None:
+    def _report_hanging(self, hanging: bool) -> None:
         if hanging == self._hanging:
             return
         self._hanging = hanging
         where = shown(self._app.settings.run)
         if hanging:
-            self._app.settings.tell(
+            self._app.settings.print_line(
                 f"supervise: the disk of {where} does not answer. The job goes on and gets its "
                 "signals; nothing is decided or acted on until the disk answers"
             )
         else:
-            self._app.settings.tell(
+            self._app.settings.print_line(
                 f"supervise: the disk of {where} answers again; recording goes on"
             )
 
-    def _leave(self, process: Process) -> int:
+    def _abandon(self, process: Process) -> int:
         """Let out what needs no disk, say what is lost, and return the exit code."""
         app = self._app
         code, where = app.exit_code(process), shown(app.settings.run)
-        said = f"supervise: exit code {code}; the disk of {where} does not answer. "
+        ending = f"supervise: exit code {code}; the disk of {where} does not answer. "
         if app.closed:
-            self._app.settings.tell(f"{said}The record is complete: supervise audit show {where}")
+            self._app.settings.print_line(
+                f"{ending}The record is complete: supervise audit show {where}"
+            )
             return code
         events, decisions = app.unrecorded(process)
-        _aside(lambda: app.deliver(self._outbox, DELIVER_S), LEAVE_S)
-        self._app.settings.tell(
-            f"{said}Not recorded: at least {counted(events, 'event')} and "
+        _run_within(lambda: app.deliver(self._outbox, DELIVER_S), LEAVE_S)
+        self._app.settings.print_line(
+            f"{ending}Not recorded: at least {counted(events, 'event')} and "
             f"{counted(decisions, 'decision')}, and what would follow from them\n"
             f"  once the disk answers, complete the record: supervise adopt {where}"
         )
         return code
 
 
-def _aside(call: Callable[[], object], within_s: float) -> None:
+def _run_within(call: Callable[[], object], within_s: float) -> None:
     """Call on a thread of its own, and wait for it no longer than that."""
     thread = threading.Thread(target=call, daemon=True)
     try:

@@ -45,7 +45,7 @@ class Launch:
         path: the checkpoint, "" without one.
         rewarm: `{"start", "steps"}` of the learning rate, or None.
         skip: `[first, last]` of steps whose update is dropped.
-        probe_batch: what the job told of it with the checkpoint, None: nothing.
+        probe_batch: what the job reported of it with the checkpoint, None: nothing.
     """
 
     attempt: int = 0
@@ -101,17 +101,17 @@ class Launcher:
     def start(self, policy: Policy, launch: Launch) -> Process:
         """Tell the probe what is new, and start the process; one that has been started is taken.
 
-        Call `write_down` once signals reach it: that waits for the disk.
+        Call `record_launch` once signals reach it: that waits for the disk.
 
         Raises:
             LaunchError: the command was not found or is not executable.
-            StoreError: the probe cannot be told, or the environment not be kept.
+            StoreError: the probe cannot be drills, or the environment not be kept.
             ActionError: it has been started by somebody else.
         """
         name = f"{self._run.id}:{launch.attempt}"
-        made = self._made(launch.attempt, name) if launch.attempt else None
+        made = self._existing(launch.attempt, name) if launch.attempt else None
         if made is not None:
-            return self._take(*made)
+            return self._adopt_existing(*made)
         config = probe_config(self._run, self._directory, policy, self._drills)
         argv, environ = list(self._argv), dict(self._environ)
         if not launch.attempt:
@@ -121,7 +121,7 @@ class Launcher:
             config |= _resuming(launch, how)
             if config["probe_batch"] is not None:
                 config["probe_batch"] = dict(launch.probe_batch or {})
-            argv += [launch.fill(word) for word in how["args"]]
+            argv += [launch.fill(arg) for arg in how["args"]]
             environ |= {key: launch.fill(value) for key, value in how["env"].items()}
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
@@ -131,14 +131,14 @@ class Launcher:
         self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
         return process
 
-    def write_down(self) -> None:
+    def record_launch(self) -> None:
         """Keep who the job is, for a supervisor after us; the job comes first, if that fails."""
         newest, self._newest = self._newest, None
         if newest is not None:
             with suppress(StoreError):
                 self._run.write_json(LAUNCHED, newest, durable=True)
 
-    def _made(self, attempt: int, name: str) -> tuple[int, int] | None:
+    def _existing(self, attempt: int, name: str) -> tuple[int, int] | None:
         """Return pid and start time of this launch, if a supervisor before us has made it."""
         last = last_launch(self._run)
         if last is not None and last["attempt"] == attempt:
@@ -147,7 +147,7 @@ class Launcher:
         ticks = None if pid is None else start_ticks(pid)
         return None if pid is None or ticks is None else (pid, ticks)
 
-    def _take(self, pid: int, ticks: int) -> Process:
+    def _adopt_existing(self, pid: int, ticks: int) -> Process:
         if self._adopt is None:
             raise ActionError(f"it has been started already, as process {pid}")
         return self._adopt(pid, ticks)
@@ -186,7 +186,7 @@ def redactor(
 
 
 def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the probe of a later launch is told beside the rest."""
+    """Return the settings that only the probe of a later launch gets."""
     own = how["resume"] != "args"
     return {
         "attempt": launch.attempt,
@@ -198,9 +198,9 @@ def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_config(
-    run: RunDir, directory: Path, policy: Policy, told: Sequence[Any]
+    run: RunDir, directory: Path, policy: Policy, drills: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return what the probe is told. Below `approve` it gets no means to change the job."""
+    """Return the probe's settings. Below `approve` it gets no means to change the job."""
     may_act = policy.mode in ACTING_MODES
     return {
         "run": run.id,
@@ -216,13 +216,13 @@ def probe_config(
         "peak_flops": policy.job.get("peak_flops"),
         "probe_batch": {} if may_act and policy.job.get("probe_batch") else None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
-        "drills": list(told),
+        "drills": list(drills),
         "lease_s": LEASE_S,
     }
 
 
 def _savepoints(run: RunDir, policy: Policy) -> dict[str, Any]:
-    """Return what the probe is told of savepoints: how many, and how many bytes where."""
+    """Return the probe's settings of savepoints: how many, and how many bytes where."""
     wanted = dict(policy.savepoints)
     nowhere = {"spill": None} if wanted.pop("spill", "disk") == "none" else {}
     most = {

@@ -1,8 +1,8 @@
 """The life of one run: builds the parts, owns the loop, decides nothing.
 
-One queue, one order, one thread: whatever happens becomes an event that the desk takes. Once the
-job runs, nothing here may end it: a fault of ours is reported, and the loop shrinks to waiting for
-the job.
+One queue, one order, one thread: whatever happens becomes an event, and the event processor handles
+it. Once the job runs, nothing here may end it: an error of ours is reported, and the loop only
+waits for the job.
 
 The loop writes to the disk, which may hang. So it has a thread of its own, and the main thread, see
 `foreground`, does what must not wait: `serve`, and the signals.
@@ -56,14 +56,14 @@ from .settings import Settings
 
 _log = logging.getLogger(__name__)
 BUSY_S = 0.02  # longest sleep while an action, an answer or the end of a process is awaited
-STILL_S = 5.0  # longer than any round takes while the disk answers; project default
+STALLED_S = 5.0  # longer than any round takes while the disk answers; project default
 
 
 class App:
     """Watches one job until it ends for good; a test can start it too.
 
     Attributes:
-        desk: judges events. control: the job as actions see it, None before it runs.
+        processor: judges events. control: the job as actions see it, None before it runs.
         closed: the last record is written.
         wakeup: wakes the loop.
     """
@@ -75,28 +75,32 @@ class App:
         self.recorder = recorder
         recorder.redact(settings.redactor)
         self.wakeup = Wakeup()
-        self.desk = EventProcessor(settings, recorder, self.wakeup.set)
+        self.processor = EventProcessor(settings, recorder, self.wakeup.set)
         self.control: Control | None = None
         self.closed = False
         self._launcher = launcher
         self._forwarder = forwarder
         taken = None if settings.past is None else settings.past.taken
         self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
-        self._status = Status(settings, self.desk, recorder)
-        self._guard = checkpoint_wiring.guard(settings, self.desk)
+        self._status = Status(settings, self.processor, recorder)
+        self._checkpoints = checkpoint_wiring.service(settings, self.processor)
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
         self._policy_watch: PolicyWatch | None = None
-        self._orphans = Orphans(self._segments, settings.run.marks_path, self.desk)
-        self._gone: Process | None = None  # the newest one whose end the engine knows of
-        self._looked_after: Process | None = None  # the newest one for which the guard hurried
-        self._called_off = False  # a relaunch, by who asked for the end: no policy ends the run
-        heard = () if settings.past is None else settings.past.heard
-        self._words = ControlInbox(settings.run.path, clock.monotonic_ns, heard)
-        self._courier = Courier(settings.run.id, os.environ, self.desk.late, settings.tell)
+        self._orphans = Orphans(self._segments, settings.run.marks_path, self.processor)
+        self._ended_process: Process | None = None  # the newest that the engine knows has ended
+        self._verified_process: Process | None = (
+            None  # the newest whose checkpoints were verified at its end
+        )
+        self._is_cancelled = False  # a relaunch, by a signal that ends the job
+        received = () if settings.past is None else settings.past.received
+        self._inbox = ControlInbox(settings.run.path, clock.monotonic_ns, received)
+        self._courier = Courier(
+            settings.run.id, os.environ, self.processor.report_late_page, settings.print_line
+        )
         self._starting = threading.Lock()  # held while the job is started again
-        self._left = 0  # events that were read and are not judged yet
-        self._newest = 0, 0  # round: when, and for how long we had been suspended by then
+        self._pending_events = 0  # read and not processed yet
+        self._last_round = 0, 0  # time of the newest round, and our time suspended until then
 
     def run(self, process: Process, outbox: Outbox) -> int:
         """Watch the job to its end, under whatever process; return the exit code to pass on."""
@@ -106,11 +110,13 @@ class App:
         except Exception:
             # The first law: our own fault must not cost the job anything.
             _log.exception("internal error; the job continues without supervision")
-            self.settings.tell("supervise: internal error; the job continues without supervision")
-            self.settings.tell(traceback.format_exc())
+            self.settings.print_line(
+                "supervise: internal error; the job continues without supervision"
+            )
+            self.settings.print_line(traceback.format_exc())
         process = self.process(process)
         while process.wait(0.5) is None:
-            self.desk.moved()
+            self.processor.mark_progress()
         return self.exit_code(process)
 
     def process(self, first: Process) -> Process:
@@ -119,13 +125,13 @@ class App:
 
     def open_incident(self) -> str | None:
         """Return the id of the open incident, None without one. Any thread."""
-        incident = self.desk.state.incident
+        incident = self.processor.state.incident
         return None if incident is None else incident.id
 
     def exit_code(self, process: Process) -> int:
         """Return the exit code to pass on for a process that has ended. Any thread."""
-        state, policy = self.desk.state, self.desk.policy
-        own = self._called_off or self._orphans.left or self._orphans.ended_well
+        state, policy = self.processor.state, self.processor.policy
+        own = self._is_cancelled or self._orphans.left or self._orphans.ended_well
         by_policy = None if own else ends_with(self.control, state, policy)
         returncode = process.returncode or 0
         if process.unknown and state.job.returncode is not None:
@@ -135,29 +141,29 @@ class App:
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
         kept = self.deliver(outbox)
-        self.desk.take_results()
+        self.processor.record_results()
         for late in self._forwarder.notices():
             about = {"what": "signal", "details": dict(late.data)}
-            self.recorder.note("note", self.desk.state.step, late.message, about)
+            self.recorder.note("note", self.processor.state.step, late.message, about)
         told = {"head": self.recorder.head, "journal": self.recorder.journal}
         data = {"exit_code": code, **told, **kept}
-        self.recorder.note("run_end", self.desk.state.step, f"exit code {code}", data)
+        self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data)
         self.recorder.close()
         self.closed = True
-        self.desk.moved()
+        self.processor.mark_progress()
 
     def deliver(self, outbox: Outbox, within_s: float = DRAIN_S) -> dict[str, Any]:
         """Let messages out, and keep pages that nobody got; return what the record says of them.
 
         Also called on a thread of its own, where the disk of the run hangs.
         """
-        self.desk.moved()
+        self.processor.mark_progress()
         self._courier.stop()
         outbox.close(within_s)
-        self.desk.moved()
+        self.processor.mark_progress()
         settings = self.settings
-        kept = keep(outbox.undelivered(), settings.policy.notify, os.environ, settings.tell)
-        self.desk.moved()
+        kept = keep(outbox.undelivered(), settings.policy.notify, os.environ, settings.print_line)
+        self.processor.mark_progress()
         return kept
 
     # ── for the main thread ───────────────────────────────────────────────────────────────────────
@@ -176,24 +182,24 @@ class App:
 
     def unrecorded(self, process: Process) -> tuple[int, int]:
         """Return how many events and decisions are not on disk, as far as we know of them."""
-        events, decisions = self.desk.unwritten
-        told = self._gone is process  # its end is one more event
-        known = self._left + self._segments.unread() + self._forwarder.waiting
+        events, decisions = self.processor.unwritten
+        told = self._ended_process is process  # its end is one more event
+        known = self._pending_events + self._segments.unread() + self._forwarder.waiting
         return events + known + (not told), decisions
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self, process: Process, outbox: Outbox) -> None:
-        run, desk = self.settings.run, self.desk
+        run, processor = self.settings.run, self.processor
         evidence = Evidence(
             run.incidents_path,
             run.marks_path,
-            lambda: list(desk.window),
-            onset=lambda: desk.state.incident,
+            lambda: list(processor.window),
+            onset=lambda: processor.state.incident,
             directory=Path.cwd(),
             redactor=self.settings.redactor,
         )
-        relaunch = Relauncher(run, self._guard, self)
+        relaunch = Relauncher(run, self._checkpoints, self)
         control = self.control = Control(
             process,
             self._segments,
@@ -202,28 +208,28 @@ class App:
             Quarantine(run.quarantine_path),
             wake=self.wakeup.set,
         )
-        desk.open(Performer(control, self.wakeup.set), outbox)
-        self._machine = Hardware(control.processes, Path.cwd(), hardware.driver())
-        self._company = FrameEnricher(self._beside)
-        self._machine.start()
+        processor.open(Performer(control, self.wakeup.set), outbox)
+        self._hardware = Hardware(control.processes, Path.cwd(), hardware.driver())
+        self._enricher = FrameEnricher(self._added_values)
+        self._hardware.start()
         if self.settings.past is not None:
-            self._take_over(self.settings.past, process, outbox)
+            self._adopt(self.settings.past, process, outbox)
         else:
-            self._launcher.write_down()
+            self._launcher.record_launch()
             self._status.started(process.pid)
-            self._launched(process, 0)
-        self._guard.start()
+            self._on_launch(process, 0)
+        self._checkpoints.start()
         self._watch_files(run)
-        self._newest = process.moment()
-        while not self._over(control):
-            self._round(control)
-            if not self._stood_still(control) and clock.monotonic_ns() >= self._tick_ns:
-                self._second(control)
+        self._last_round = process.now()
+        while not self._is_over(control):
+            self._run_round(control)
+            if not self._was_stalled(control) and clock.monotonic_ns() >= self._tick_ns:
+                self._run_second(control)
             self.wakeup.wait(self._pause_s(control), control.process)
         children.end_all()
         self._close_files()
-        self._machine.close()
-        self._guard.close()
+        self._hardware.close()
+        self._checkpoints.close()
         self._status.write(control, clock.monotonic_ns())
 
     def _watch_files(self, run: RunDir) -> None:
@@ -234,11 +240,14 @@ class App:
         patterns = self.settings.policy.job["checkpoints"]["glob"]
         targets = [
             Target(control, self.wakeup.set),
-            *checkpoint_targets(patterns, Path.cwd(), self._guard.scan_soon),
+            *checkpoint_targets(patterns, Path.cwd(), self._checkpoints.scan_soon),
         ]
         if self.settings.watch_policy:
             self._policy_watch = PolicyWatch(
-                run.path, self.settings.reloader, lambda: self.desk.policy, self.settings.tell
+                run.path,
+                self.settings.reloader,
+                lambda: self.processor.policy,
+                self.settings.print_line,
             )
             self._policy_watch.start()
             targets += self._policy_watch.targets()
@@ -254,217 +263,231 @@ class App:
         """Return how long to sleep unless something happens that wakes the loop."""
         pause_s = self._segments.interval_s()
         ended = control.process.returncode is not None
-        if ended or control.busy or self.desk.performing or self._guard.is_verifying_now:
+        if ended or control.busy or self.processor.performing or self._checkpoints.is_verifying_now:
             pause_s = min(pause_s, BUSY_S)
         return min(pause_s, (self._tick_ns - clock.monotonic_ns()) / 1e9)
 
-    def _over(self, control: Control) -> bool:
+    def _is_over(self, control: Control) -> bool:
         """Whether the process has ended, the engine knows it, and nothing will start it again."""
         process = control.process
         if process.wait(0.0) is None:
             return False
-        if process is not self._gone and self._outlived(process):
+        if process is not self._ended_process and self._is_outlived(process):
             return False
-        if process is not self._gone:
-            is_verifying_now = self._guard.is_verifying_now
-            while self._round(control) and not self._orphans.left:
+        if process is not self._ended_process:
+            is_verifying_now = self._checkpoints.is_verifying_now
+            while self._run_round(control) and not self._orphans.left:
                 pass  # a last burst may be longer than one poll takes
-            performing = self.desk.performing
+            performing = self.processor.performing
             if control.process is not process or performing == "stop":
                 return False  # another one runs; or what the stop comes to is told before the end
-            looked_at = performing == "relaunch" or not (is_verifying_now or self._hurries(process))
+            looked_at = performing == "relaunch" or not (
+                is_verifying_now or self._verifies_first(process)
+            )
             if self._forwarder.final is None and not looked_at:
                 return False  # what it left is verified before anybody chooses from it
-            if process is not self._gone:  # else it was told for a relaunch
-                self._ended(process)
+            if process is not self._ended_process:  # else it was reported for a relaunch
+                self._on_exit(process)
         final = self._forwarder.final is not None
-        if final and self.desk.performing == "relaunch":
-            self._round(control)  # the engine may not have heard of it yet
-            self._called_off = True
-        return final or self.desk.state.job.over
+        if final and self.processor.performing == "relaunch":
+            self._run_round(control)  # the engine may not know of it yet
+            self._is_cancelled = True
+        return final or self.processor.state.job.over
 
-    def _outlived(self, process: Process) -> bool:
+    def _is_outlived(self, process: Process) -> bool:
         """Whether others of the job train on without its first process, and nobody ends them."""
-        desk = self.desk
-        if desk.performing in ("relaunch", "stop"):
+        processor = self.processor
+        if processor.performing in ("relaunch", "stop"):
             return False
-        back = checkpoint_wiring.may_come_back(desk.policy, desk.state, process.returncode or 0)
-        return self._orphans.go_on(process, self._forwarder.final, comes_back=back)
+        back = checkpoint_wiring.may_come_back(
+            processor.policy, processor.state, process.returncode or 0
+        )
+        return self._orphans.continue_run(process, self._forwarder.final, comes_back=back)
 
-    def _hurries(self, process: Process) -> bool:
+    def _verifies_first(self, process: Process) -> bool:
         """Let the guard look at once at what a job left that may come back; False: it did."""
-        desk, code = self.desk, process.returncode or 0
-        comes_back = checkpoint_wiring.may_come_back(desk.policy, desk.state, code)
-        if process is self._looked_after or not comes_back:
+        processor, code = self.processor, process.returncode or 0
+        comes_back = checkpoint_wiring.may_come_back(processor.policy, processor.state, code)
+        if process is self._verified_process or not comes_back:
             return False
-        self._looked_after = process
-        self._guard.verify_now()
+        self._verified_process = process
+        self._checkpoints.verify_now()
         return True
 
-    def _round(self, control: Control) -> int:
+    def _run_round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
-        self.desk.moved()
-        desk, found = self.desk, self._read()
-        if control.unpaused():  # what it said of that was lost
-            self._judge([Notice(clock.monotonic_ns(), pausing.ENDED, "the job is not paused")])
+        self.processor.mark_progress()
+        processor, found = self.processor, self._read()
+        if control.has_unpaused():  # its notice of that was lost
+            self._process([Notice(clock.monotonic_ns(), pausing.ENDED, "the job is not paused")])
         control.pump(
             clock.monotonic_ns(),
-            withdrawn=withdrawal.withdrawn(desk.policy, desk.state),
-            standstill=withdrawal.answers_stall(desk.state),
+            withdrawn=withdrawal.withdrawn(processor.policy, processor.state),
+            standstill=withdrawal.answers_stall(processor.state),
         )
-        for sentence in (*control.late(), *self._machine.troubles()):
-            desk.take(Notice(clock.monotonic_ns(), "note", sentence))
-        for event in self._guard.poll():
-            desk.take(event)
+        for sentence in (*control.late(), *self._hardware.troubles()):
+            processor.process(Notice(clock.monotonic_ns(), "note", sentence))
+        for event in self._checkpoints.poll():
+            processor.process(event)
         for event in self._forwarder.notices():
-            desk.take(event)
-        for told in self._words.poll():
-            desk.told(told)
-        desk.returns()
-        self._segments.spare(
-            savepoint_retention.retain_before(desk.policy, desk.state), clock.monotonic_ns()
+            processor.process(event)
+        for told in self._inbox.poll():
+            processor.told(told)
+        processor.collect_results()
+        self._segments.retain_before(
+            savepoint_retention.retain_before(processor.policy, processor.state),
+            clock.monotonic_ns(),
         )
         return found
 
     def _read(self) -> int:
         """Take what the segments have; return how many events that were."""
         events = self._segments.poll()
-        self._judge(events)
+        self._process(events)
         return len(events)
 
-    def _judge(self, events: Sequence[Event]) -> None:
-        for self._left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
-            for completed in self._company.complete(event):
-                self.desk.take(completed)
-            checkpoint_wiring.hear(self._guard, event, self.desk.policy)
+    def _process(self, events: Sequence[Event]) -> None:
+        for self._pending_events, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
+            for completed in self._enricher.complete(event):
+                self.processor.process(completed)
+            checkpoint_wiring.forward_save(self._checkpoints, event, self.processor.policy)
             if self.control and isinstance(event, Notice) and event.kind == pausing.ENDED:
-                self.control.go_on()
+                self.control.on_pause_ended()
 
-    def _beside(self, pid: int, leads: bool) -> dict[str, float]:
+    def _added_values(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what joins the next frame of this process: its machine, and a checkpoint."""
-        return self._machine.newest(pid, leads) | (self._guard.frame_values() if leads else {})
+        return self._hardware.newest(pid, leads) | (
+            self._checkpoints.frame_values() if leads else {}
+        )
 
-    def _stood_still(self, control: Control) -> bool:
+    def _was_stalled(self, control: Control) -> bool:
         """Whether the newest round took long: what came meanwhile is read before time is told."""
-        before, suspended_before = self._newest
-        now_ns, suspended_ns = self._newest = control.process.moment()
-        still_s = (now_ns - before - max(0, suspended_ns - suspended_before)) / 1e9
-        if still_s > STILL_S:
-            text = f"stood still for {still_s:.0f} s: the disk, or this machine, did not answer"
-            self.desk.take(Notice(now_ns, "note", text))
-        return still_s > STILL_S
+        before, suspended_before = self._last_round
+        now_ns, suspended_ns = self._last_round = control.process.now()
+        stalled_s = (now_ns - before - max(0, suspended_ns - suspended_before)) / 1e9
+        if stalled_s > STALLED_S:
+            what = "the disk or this machine did not respond"
+            text = f"supervisor stalled for {stalled_s:.0f} s: {what}"
+            self.processor.process(Notice(now_ns, "note", text))
+        return stalled_s > STALLED_S
 
-    def _second(self, control: Control) -> None:
+    def _run_second(self, control: Control) -> None:
         """Once a second: time, heartbeat, status, and the question where the probe is."""
-        desk = self.desk
-        now_ns, suspended_ns = control.process.moment()
+        processor = self.processor
+        now_ns, suspended_ns = control.process.now()
         self._tick_ns = now_ns + TICK_NS
         suspended_s = (suspended_ns - self._suspended_ns) / 1e9
         if suspended_s > 0:
             self._suspended_ns = suspended_ns
             told = f"stopped and continued from the terminal after {suspended_s:.0f} s"
-            desk.take(Notice(now_ns, "suspended", told))
+            processor.process(Notice(now_ns, "suspended", told))
         beats = []
         for segment in self._segments.ranks.values():
             with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
                 beats.append((segment.pid, segment.beat()))
-        if not self._guard.is_verifying_now:  # the silence of a job that has ended means nothing
+        if (
+            not self._checkpoints.is_verifying_now
+        ):  # the silence of a job that has ended means nothing
             judged, notices = self._phases.seen(beats, now_ns)
             for notice in notices:
-                desk.take(notice)
-            desk.take(Tick(now_ns, judged))
-        checkpoint_wiring.seek(self._guard, desk.policy, desk.state)
+                processor.process(notice)
+            processor.process(Tick(now_ns, judged))
+        checkpoint_wiring.verify_awaited(self._checkpoints, processor.policy, processor.state)
         changed = self._segments.tighten(
-            sampling_rate.needs_dense_sampling(desk.policy, desk.state), now_ns
+            sampling_rate.needs_dense_sampling(processor.policy, processor.state), now_ns
         )
         if changed is not None:
-            self.recorder.note("sampling", desk.state.step, changed, {})
-        self._status.look_for_probe(now_ns)
+            self.recorder.note("sampling", processor.state.step, changed, {})
+        self._status.check_probe(now_ns)
         self._status.write(control, now_ns)
 
     # ── the life of a process ─────────────────────────────────────────────────────────────────────
 
-    def _launched(self, process: Process, attempt: int) -> None:
+    def _on_launch(self, process: Process, attempt: int) -> None:
         """The job is this process from now on."""
         now_ns = clock.monotonic_ns()
         self._status.launched(now_ns)
         self._suspended_ns = 0
-        self.desk.names.clear()
-        self.desk.take(Launched(now_ns, process.pid, attempt))
+        self.processor.names.clear()
+        self.processor.process(Launched(now_ns, process.pid, attempt))
 
-    def _take_over(self, past: RecoveredRun, process: Process, outbox: Outbox) -> None:
+    def _adopt(self, past: RecoveredRun, process: Process, outbox: Outbox) -> None:
         """The job is this process, and a supervisor before us watched it until it died itself."""
         assert self.control is not None
         adoption = Adoption(
-            past, self.settings.run, self.desk, self.recorder, self.control, self._segments
+            past, self.settings.run, self.processor, self.recorder, self.control, self._segments
         )
         if past.launched is not None:
-            self._status.launched(past.launched.at_ns, told=past.blind)
-            self._gone = process if past.exited else None
-        events = adoption.begin(self._company, outbox)
+            self._status.launched(past.launched.at_ns, reported=past.blind)
+            self._ended_process = process if past.exited else None
+        events = adoption.begin(self._enricher, outbox)
         if past.launched is None:
-            self._launched(process, 0)
-        checkpoint_wiring.take_up(self._guard, past, self.desk.policy)
-        self._judge(events)
+            self._on_launch(process, 0)
+        checkpoint_wiring.resume(self._checkpoints, past, self.processor.policy)
+        self._process(events)
 
     # ── for a relaunch, in a round, with all processes of the job dead ────────────────────────────
 
-    def look_after(self, within_s: float) -> bool:
+    def verify_candidates(self, within_s: float) -> bool:
         """Let the guard verify what the relaunch may go back to, unless that is settled."""
         assert self.control is not None
-        process, steps = self.control.process, self.desk.range()
-        if steps is not None and process is not self._looked_after:
-            self._looked_after = process
-            self._guard.verify_now(min(VERIFY_NOW_S, within_s), above=steps[0], before=steps[1])
+        process, steps = self.control.process, self.processor.candidate_steps()
+        if steps is not None and process is not self._verified_process:
+            self._verified_process = process
+            self._checkpoints.verify_now(
+                min(VERIFY_NOW_S, within_s), above=steps[0], before=steps[1]
+            )
         return steps is not None
 
     def choose(self) -> Mapping[str, Any]:
         """Let the engine choose the checkpoint; return the arguments of the relaunch under way."""
-        self._last_words()
-        for event in self._guard.poll():
-            self.desk.take(event)
-        return self.desk.choose()
+        self._read_to_end()
+        for event in self._checkpoints.poll():
+            self.processor.process(event)
+        return self.processor.choose_checkpoint()
 
-    def start_again(self, launch: Launch) -> int:
+    def restart(self, launch: Launch) -> int:
         """Start the job; return its pid."""
         control, forwarder = self.control, self._forwarder
         assert control is not None
-        self._last_words()
+        self._read_to_end()
         self._segments.forget()
         forwarder.detach()
         if forwarder.final is not None:
             control.exit_code = None
             raise ActionError(f"not started again after {forwarder.final}")
-        self.desk.may_start()
-        self._guard.lower_priority()
+        self.processor.raise_if_stopped()
+        self._checkpoints.lower_priority()
         with self._starting:
-            process = self._launcher.start(self.desk.policy, launch)
+            process = self._launcher.start(self.processor.policy, launch)
             forwarder.attach(process)
             control.replace(process)
-        self._launcher.write_down()
-        self._machine.begin_anew()
-        if self.desk.state.job.launched != launch.attempt:  # else a supervisor before us told it
-            self._launched(process, launch.attempt)
+        self._launcher.record_launch()
+        self._hardware.reset()
+        if (
+            self.processor.state.job.launched != launch.attempt
+        ):  # else an earlier supervisor reported it
+            self._on_launch(process, launch.attempt)
         return process.pid
 
-    def _last_words(self) -> None:
+    def _read_to_end(self) -> None:
         """Take all that the old process had to say, its end too."""
         assert self.control is not None
         while self._read():
             pass
         process = self.control.process
-        if process.returncode is not None and process is not self._gone:
-            self._ended(process)
+        if process.returncode is not None and process is not self._ended_process:
+            self._on_exit(process)
 
-    def _ended(self, process: Process) -> None:
+    def _on_exit(self, process: Process) -> None:
         """Tell the end of a process that was read to its end."""
-        self._gone = process
+        self._ended_process = process
         now_ns = clock.monotonic_ns()
-        self._status.look_for_probe(now_ns, last=True)
+        self._status.check_probe(now_ns, last=True)
         if process.interrupted:
-            self.desk.take(typed(now_ns))
+            self.processor.process(typed(now_ns))
         if process.unknown:
             text = f"how the job ended cannot be known: {process.returncode} stands for its code"
-            self.desk.take(Notice(now_ns, "note", text))
-        self.desk.take(Exited(now_ns, process.returncode or 0))
+            self.processor.process(Notice(now_ns, "note", text))
+        self.processor.process(Exited(now_ns, process.returncode or 0))

@@ -45,16 +45,16 @@ class Orphans:
         left: processes were left running. ended_well: those that went on ended with code 0.
     """
 
-    def __init__(self, segments: Segments, marks: Path, desk: EventProcessor) -> None:
+    def __init__(self, segments: Segments, marks: Path, processor: EventProcessor) -> None:
         self.left = self.ended_well = False
         self._segments = segments
         self._marks = marks
-        self._desk = desk
+        self._processor = processor
         self._process: Process | None = None  # whose orphans these are
         self._since_s = self._look_s = 0.0
-        self._told = self._over = False
+        self._is_reported = self._over = False
 
-    def go_on(self, process: Process, final: str | None, *, comes_back: bool) -> bool:
+    def continue_run(self, process: Process, final: str | None, *, comes_back: bool) -> bool:
         """Whether others train on after `process` has ended, and are to be watched.
 
         Args:
@@ -65,23 +65,23 @@ class Orphans:
         now_s = time.monotonic()
         if process is not self._process:
             self._process, self._since_s, self._look_s = process, now_s, 0.0
-            self._told = self._over = self.left = self.ended_well = False
+            self._is_reported = self._over = self.left = self.ended_well = False
             self._over = comes_back and self._segments.wrote(process.pid)
         if self._over or now_s < self._look_s:
             return not self._over
         self._look_s = now_s + LOOK_S
         trains, may = self._look(process)
-        watch_s = _watch_s(self._desk.policy)
+        watch_s = _watch_s(self._processor.policy)
         if trains and now_s - self._since_s >= min(watch_s, GRACE_S):
             if now_s - self._since_s >= watch_s:
                 self._leave(process, trains)
-            elif not self._told:
-                self._tell(process, trains, watch_s)
+            elif not self._is_reported:
+                self._report_orphans(process, trains, watch_s)
         elif not trains and not (may and watch_s):
             self._over = True
-            if self._told and self._segments.ended_well():
+            if self._is_reported and self._segments.ended_well():
                 self.ended_well = True
-                self._say("relaunch-unavailable", "the processes that went on ended with code 0")
+                self._report("relaunch-unavailable", "the processes that went on ended with code 0")
         if not self._over and not process.outlived:
             process.outlived = True
             if final is not None:
@@ -110,27 +110,29 @@ class Orphans:
     def _marked(self, mark: str, pid: int) -> bool:
         return (self._marks / f"{mark}.{pid}").exists()
 
-    def _tell(self, process: Process, trains: Mapping[int, int | None], watch_s: float) -> None:
-        self._told = True
+    def _report_orphans(
+        self, process: Process, trains: Mapping[int, int | None], watch_s: float
+    ) -> None:
+        self._is_reported = True
         message = f"the job's first process ended ({ending(process.returncode or 0)}), and "
         message += f"{_named(trains)} without it"
         verdict = f"the run goes on with what is left, for at most {watch_s / 60:g} minutes"
-        self._say("orphans", message, trains, verdict=verdict)
+        self._report("orphans", message, trains, verdict=verdict)
 
     def _leave(self, process: Process, trains: Mapping[int, int | None]) -> None:
         self._over = self.left = True
         message = f"left running: {_named(trains)} without the job's first process"
         verdict = "nobody watches them any more, and the job is not started again"
-        self._say("orphans-left", message, trains, verdict=verdict)
+        self._report("orphans-left", message, trains, verdict=verdict)
 
-    def _say(
+    def _report(
         self, kind: str, message: str, trains: Mapping[int, int | None] | None = None, **more: str
     ) -> None:
         data: dict[str, object] = dict(more)
         if trains:
             data["processes"] = {str(pid): rank for pid, rank in trains.items()}
             data["end"] = " ".join(["kill", *map(str, sorted(trains))])
-        self._desk.take(Notice(clock.monotonic_ns(), kind, message, data=data))
+        self._processor.process(Notice(clock.monotonic_ns(), kind, message, data=data))
 
 
 def _watch_s(policy: Policy) -> float:

@@ -26,7 +26,7 @@ RESCAN_S = 30.0  # a network file system tells nothing; project default
 OPERATOR = "watch-policy"
 
 _log = logging.getLogger(__name__)
-Looks = frozenset[tuple[str, int, int]]
+Snapshot = frozenset[tuple[str, int, int]]
 
 
 class PolicyWatch:
@@ -36,7 +36,7 @@ class PolicyWatch:
         run: the run directory.
         reloader: knows the file, and loads it.
         in_force: returns the policy in force. Called on any thread.
-        tell: shows a line to the person at the terminal.
+        print_line: shows a line to the person at the terminal.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class PolicyWatch:
         run: Path,
         reloader: Reloader,
         in_force: Callable[[], Policy],
-        tell: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         self._run = run
         self._reloader = reloader
         self._source = reloader.source
         self._in_force = in_force
-        self._tell = tell
+        self._print_line = print_line
         self._closed = False
         self._changed = threading.Event()
-        self._looks = self._look()
+        self._seen = self._snapshot()
         self._refused = ""  # as it was told
         self._thread = threading.Thread(target=self._work, name="policy watch", daemon=True)
 
@@ -62,7 +62,7 @@ class PolicyWatch:
         try:
             self._thread.start()
         except RuntimeError as error:  # at the limit of processes and threads
-            self._tell(f"supervise: the policy file is not watched: {error}")
+            self._print_line(f"supervise: the policy file is not watched: {error}")
 
     def close(self) -> None:
         """End; does not wait."""
@@ -87,7 +87,7 @@ class PolicyWatch:
         except SuperviseError as error:
             if str(error) != self._refused:
                 self._refused = str(error)
-                self._tell(
+                self._print_line(
                     f"supervise: {self._source} was changed and does not load; policy "
                     f"{before.name} stays in force: supervise policy check {self._source}"
                 )
@@ -104,10 +104,10 @@ class PolicyWatch:
         while not self._closed:
             if self._changed.wait(RESCAN_S):
                 self._settle()
-            looks = self._look()
-            if self._closed or looks == self._looks:
+            seen = self._snapshot()
+            if self._closed or seen == self._seen:
                 continue
-            self._looks = looks
+            self._seen = seen
             try:
                 self.check()
             except Exception:  # the run goes on under its policy
@@ -120,10 +120,10 @@ class PolicyWatch:
             self._changed.wait(QUIET_S)
 
     def _folders(self) -> Iterable[Path]:
-        beside = Path(self._source).parent
-        return (beside, beside / "packs", beside / "runbooks")
+        folder = Path(self._source).parent
+        return (folder, folder / "packs", folder / "runbooks")
 
-    def _look(self) -> Looks:
+    def _snapshot(self) -> Snapshot:
         """Return name, size and time of the file, and of the packs and runbooks beside it."""
         _, *parts = self._folders()
         found = set()

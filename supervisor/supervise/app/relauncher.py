@@ -41,7 +41,7 @@ from .launcher import Launch
 
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
-MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be heard of
+MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be seen
 STOPPING = "stopping"  # the mark of an order whose job is being stopped
 LOOK_S = 0.05  # between two looks whether the guard is done
 
@@ -85,7 +85,7 @@ class Guard(Protocol):
 class Loop(Protocol):
     """What this needs of the main loop, and only there. The job's processes are dead."""
 
-    def look_after(self, within_s: float) -> bool:
+    def verify_candidates(self, within_s: float) -> bool:
         """Let the guard verify at once what the relaunch may go back to; False: it is settled."""
         ...
 
@@ -93,7 +93,7 @@ class Loop(Protocol):
         """Let the engine choose among what is verified by now; return the order's arguments."""
         ...
 
-    def start_again(self, launch: Launch) -> int:
+    def restart(self, launch: Launch) -> int:
         """Make the launch the job's; return its pid."""
         ...
 
@@ -194,7 +194,7 @@ class Relauncher:
 
             return job.on_loop(work, max(0.0, latest(order) - time.monotonic()))
 
-        if not in_time(self._loop.look_after):
+        if not in_time(self._loop.verify_candidates):
             return order
         while self._guard.is_verifying_now and time.monotonic() < latest(order):
             time.sleep(LOOK_S)
@@ -215,7 +215,7 @@ class Relauncher:
         def start() -> None:
             if time.monotonic() > until - MARGIN_S:
                 raise ActionError("it came too late to be started again")
-            pid = self._carefully(lambda: self._loop.start_again(launch))
+            pid = self._carefully(lambda: self._loop.restart(launch))
             done.update(pid=pid, attempt=launch.attempt)
             job.exit_code = None
             with suppress(ActionError):  # it runs, whatever the disk says
@@ -227,7 +227,7 @@ class Relauncher:
         """End the job, and say how it ended: `stopped` by one who died over that cannot be told."""
         before_us = done.pop(STOPPING, False)
         self._write(name, {**done, STOPPING: before_us or job.process.returncode is None})
-        job.on_loop(job.process.step_back, LOOP_S)  # a Ctrl-C from now on is about the whole run
+        job.on_loop(job.process.return_terminal, LOOP_S)  # a Ctrl-C from now on ends the whole run
         seen = halt(job, grace_s=GRACE_S, term_s=TERM_S)
         if seen["returncode"] is None or seen["survivors"]:
             raise ActionError(f"processes of the job are still alive after KILL: {seen}")

@@ -50,7 +50,7 @@ class RecoveredRun:
         blind: whether it was told that no probe reports.
         checkpoints: id -> whether the newest word on it calls it good.
         saves: path -> the newest notice of a save that nothing was said of since.
-        heard: keys of the words of operators that were taken.
+        received: keys of the words of operators that were taken.
         reload: file ("": none) and mode that reloads have named; `asked` is one without an answer.
         paused_until_ns: how long the pause in force may be renewed, None without one.
         relaunch: the newest relaunch that was intended, `{"id", "args"}`, None without one.
@@ -70,7 +70,7 @@ class RecoveredRun:
         self.blind = False
         self.checkpoints: dict[str, bool] = {}
         self.saves: dict[str, Notice] = {}
-        self.heard: set[str] = set()
+        self.received: set[str] = set()
         self.reload: tuple[str, str | None] = ("", None)
         self.paused_until_ns: int | None = None
         self.relaunch: dict[str, Any] | None = None
@@ -129,7 +129,7 @@ class RecoveredRun:
         elif isinstance(event, Notice):
             self._noticed(event)
         elif isinstance(event, OperatorCommand):
-            self.heard |= {str(event.args["key"])} if "key" in event.args else set()
+            self.received |= {str(event.args["key"])} if "key" in event.args else set()
             self.asked = event if event.command == "reload" else self.asked
         elif isinstance(event, Reloaded) and self.asked is not None:
             policy, mode = self.reload

@@ -1,4 +1,4 @@
-"""What is told of a run beside its decisions: its start, its newest status, a missing probe."""
+"""Reports the start of a run, its newest status and a missing probe."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ PROBE_DEADLINE_S = (
 class Status:
     """Writes `state.json`, and says once per launch that no probe reports."""
 
-    def __init__(self, settings: Settings, desk: EventProcessor, recorder: Recorder) -> None:
+    def __init__(self, settings: Settings, processor: EventProcessor, recorder: Recorder) -> None:
         self._settings = settings
-        self._desk = desk
+        self._processor = processor
         self._recorder = recorder
         self._tier = settings.tier
         self._launched_ns = 0
-        self._told = False
+        self._is_reported = False
 
     def started(self, pid: int) -> None:
         """Write down what was started."""
-        policy = self._desk.policy
+        policy = self._processor.policy
         facts: dict[str, Any] = {
             "argv": list(self._settings.argv),
             "pid": pid,
@@ -48,21 +48,25 @@ class Status:
         }
         self._recorder.note("run_start", -1, "the job was started", facts)
 
-    def launched(self, at_ns: int, *, told: bool = False) -> None:
-        """A process was launched; `told`: it is known already that no probe reports from it."""
-        self._launched_ns, self._told = at_ns, told
+    def launched(self, at_ns: int, *, reported: bool = False) -> None:
+        """A process was launched; `reported`: a missing probe was reported already."""
+        self._launched_ns, self._is_reported = at_ns, reported
 
-    def look_for_probe(self, now_ns: int, *, last: bool = False) -> None:
+    def check_probe(self, now_ns: int, *, last: bool = False) -> None:
         """Tell why nothing was seen, when a probe should have reported by now; `last`: at all."""
-        waited_s = (now_ns - self._launched_ns) / 1e9
-        known = self._settings.tier == "T0" and waited_s > TICK_NS / 1e9
-        if self._told or self._desk.names or not (last or known or waited_s > PROBE_DEADLINE_S):
+        elapsed_s = (now_ns - self._launched_ns) / 1e9
+        known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
+        if (
+            self._is_reported
+            or self._processor.names
+            or not (last or known or elapsed_s > PROBE_DEADLINE_S)
+        ):
             return
-        self._told, self._tier = True, "T0"
+        self._is_reported, self._tier = True, "T0"
         marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
         message = status_snapshot.no_probe(marks, self._settings.tier_reason)
         if message is not None:
-            self._desk.take(Notice(now_ns, "no-probe", message))
+            self._processor.process(Notice(now_ns, "no-probe", message))
 
     def write(self, control: Control, now_ns: int) -> None:
         """Write the newest status."""
@@ -71,15 +75,15 @@ class Status:
         except SegmentError:
             ranks = {}
         found = status_snapshot.snapshot(
-            self._desk.policy,
-            self._desk.state,
+            self._processor.policy,
+            self._processor.state,
             ranks,
             wall=clock.wall(),
             now_ns=now_ns,
-            tier="T1" if self._desk.names else self._tier,
-            last=self._desk.last,
+            tier="T1" if self._processor.names else self._tier,
+            last=self._processor.last,
             trouble=self._recorder.trouble,
-        ) | channels(self._desk.broken_channels(), now_ns)
+        ) | channels(self._processor.broken_channels(), now_ns)
         try:
             self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
         except StoreError as error:

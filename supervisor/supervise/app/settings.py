@@ -23,7 +23,7 @@ class Settings:
         reloader: loads another policy when an operator asks for it.
         tier, tier_reason: the forecast of `job.environment.tier`.
         facts: what goes into the audit log's `run_start` beside the command and the policy.
-        tell: shows a line to the person at the terminal.
+        print_line: shows a line to the person at the terminal.
         redactor: takes the job's secrets out of all that is recorded or told.
         watch_policy: reload the policy file when it is edited.
         past: what the run has come to, when a supervisor before this one died; None: it begins.
@@ -36,7 +36,7 @@ class Settings:
     shm: Path
     tier: str
     tier_reason: str | None
-    tell: Callable[[str], None]
+    print_line: Callable[[str], None]
     facts: Mapping[str, Any] = field(default_factory=dict)
     past: RecoveredRun | None = None
     watch_policy: bool = False

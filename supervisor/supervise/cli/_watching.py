@@ -93,7 +93,7 @@ def watch_started(
         redactor=started.redactor,
     )
     app = App(settings, launcher, forwarder, recorder)
-    outbox = Outbox(senders, app.desk.delivered)
+    outbox = Outbox(senders, app.processor.on_result)
     print_line(receipt.opening(run, policy, started.tier, started.tier_reason))
     return watch(app, process, outbox, forwarder, print_line)
 

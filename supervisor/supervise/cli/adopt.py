@@ -146,4 +146,4 @@ def _supervisor(
     senders, unset = build({"console": {}, **past.started.notify}, os.environ)
     for warning in unset:
         print_line(f"supervise: warning: {warning}")
-    return app, Outbox(senders, app.desk.delivered), forwarder
+    return app, Outbox(senders, app.processor.on_result), forwarder

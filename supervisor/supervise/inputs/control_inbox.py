@@ -18,15 +18,15 @@ from ..store import files
 from .directory_change import DirectoryChange
 
 DIRECTORY = "control"
-MAX_BYTES = 64 << 10  # of one word; a list of thousands of shards fits
+MAX_BYTES = 64 << 10  # of one command; a list of thousands of shards fits
 
 
-def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns: int) -> Path:
-    """Leave a word for the supervisor of `run`. Raises OSError."""
+def post(run: Path, command: str, operator: str, args: Mapping[str, Any], *, at_ns: int) -> Path:
+    """Post a command to the supervisor of `run`. Raises OSError."""
     directory = run / DIRECTORY
     files.make_directory(directory)
     path = directory / f"{at_ns:020d}-{os.getpid()}.json"
-    text = json.dumps({"command": word, "operator": operator, "args": dict(args)})
+    text = json.dumps({"command": command, "operator": operator, "args": dict(args)})
     files.replace(path, text.encode(), durable=False)
     return path
 
@@ -34,22 +34,22 @@ def post(run: Path, word: str, operator: str, args: Mapping[str, Any], *, at_ns:
 class ControlInbox:
     """Reads the words left for one run.
 
-    A word's file stays until the next poll, when it is in the journal: a supervisor that dies in
+    A command's file stays until the next poll, when it is in the journal: a supervisor that dies in
     between loses none. The one after it knows by their keys which words were taken.
 
     Args:
-        heard: `args["key"]` of the words that a supervisor before this one has taken.
+        received: `args["key"]` of the commands that an earlier supervisor processed.
     """
 
-    def __init__(self, run: Path, clock: Callable[[], int], heard: Collection[str] = ()) -> None:
+    def __init__(self, run: Path, clock: Callable[[], int], received: Collection[str] = ()) -> None:
         self._directory = run / DIRECTORY
         self._clock = clock
-        self._heard = frozenset(heard)
+        self._received = frozenset(received)
         self._taken: set[Path] = set()
         self._change = DirectoryChange(self._directory)
 
     def poll(self) -> list[OperatorCommand]:
-        """Return the words that came since the last call; what is no word of ours is dropped."""
+        """Return the commands since the last call; files that hold none are dropped."""
         if not self._taken and not self._change.due(self._clock()):
             return []
         try:
@@ -65,16 +65,16 @@ class ControlInbox:
                     continue
                 self._taken.add(path)
                 raw = files.read(path, limit=MAX_BYTES)
-                said = json.loads(raw, parse_constant=_refuse)
-                args = {key: _flat(value) for key, value in said["args"].items()}
-                if args.get("key") not in self._heard:
+                content = json.loads(raw, parse_constant=_refuse)
+                args = {key: _flat(value) for key, value in content["args"].items()}
+                if args.get("key") not in self._received:
                     found.append(
                         OperatorCommand(
-                            self._clock(), str(said["operator"]), str(said["command"]), args
+                            self._clock(), str(content["operator"]), str(content["command"]), args
                         )
                     )
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue  # no word of ours, or already removed
+                continue  # not a command, or already removed
         return found
 
 

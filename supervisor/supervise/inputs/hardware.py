@@ -99,7 +99,7 @@ class Hardware:
         if self._thread.is_alive():
             self._thread.join(timeout=1.0)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """The job was started again: how its memory grew before says nothing about it."""
         with self._launch:
             self._growth, self._steps = Growth(), False

@@ -41,32 +41,32 @@ class AdoptedProcess(Process):
         """
         self._ticks = ticks
         self._recorded = recorded
-        self._afterlife = PidfdExitStatus(pid)
+        self._exit_status = PidfdExitStatus(pid)
         self.tree = AdoptedTree(pid, ticks, run_id)
         super().__init__(pid, group_of(pid) or pid)
         # Held is the job, and not another process that has got its pid since.
         self._held = start_ticks(pid) == ticks
-        self._look()
+        self._collect_exit()
 
-    def _look(self) -> int | None:
+    def _collect_exit(self) -> int | None:
         with self._lock:
             if self.returncode is None:
                 stat = stat_fields(self.pid)
                 if stat is None or int(stat[STARTED]) != self._ticks:
-                    known = self._afterlife.returncode() if self._held else None
+                    known = self._exit_status.returncode() if self._held else None
                     self._end(known if known is not None else self._recorded(self.pid, self._ticks))
                 elif stat[STATE] in (b"Z", b"X"):
                     self._end(os.waitstatus_to_exitcode(int(stat[EXIT])))
             return self.returncode
 
     def _end(self, returncode: int | None) -> None:
-        self._afterlife.close()
+        self._exit_status.close()
         self.unknown = returncode is None
         self.returncode = UNKNOWN if returncode is None else returncode
 
     def signal(self, signum: int, *, group: bool = False) -> bool:
         """Send `signum` as `Process` does, after a look whether the pid is still the job's."""
-        self._look()
+        self._collect_exit()
         return super().signal(signum, group=group)
 
     def _job_control(self) -> None:

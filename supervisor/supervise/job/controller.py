@@ -10,7 +10,7 @@ loop: they would wait for themselves. While the job is paused, a third thread re
 A command is sent once, to every rank or to none. Its key makes it idempotent: the probe answers a
 key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
 ranks may differ, and the error says so. The end of the job ends every wait at once. A letter cannot
-be called back: what is answered after its deadline is told by `late`, since it took effect.
+be called back: an answer after its deadline is reported by `late`, since it took effect.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Control:
         self._open: list[PendingCommand] = []
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
-        self._heard: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
+        self._earlier_acks: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
         self._lease = lease or Lease()
         self._wake = wake
 
@@ -112,16 +112,16 @@ class Control:
 
     @property
     def paused(self) -> bool:
-        """True between an acknowledged `pause` and `resume`, or `go_on`."""
+        """True between an acknowledged `pause` and `resume`, or `on_pause_ended`."""
         return self._lease.held
 
-    def unpaused(self) -> bool:
+    def has_unpaused(self) -> bool:
         """On the main loop: whether the job says that it goes on, though nobody said resume."""
         return self.paused and any(
             view["status"].get("paused") is False for view in self.ranks().values()
         )
 
-    def go_on(self) -> None:
+    def on_pause_ended(self) -> None:
         """The pause has ended by itself."""
         self._lease.end()
 
@@ -138,12 +138,12 @@ class Control:
             self._lease.beat(time.monotonic_ns(), self._segments.ranks.values())
             self._lease.hold(paused_until_ns)
         for rank, segment in self._segments.ranks.items():
-            self._heard |= {(rank, ack.key): ack for ack in segment.acks()}
+            self._earlier_acks |= {(rank, ack.key): ack for ack in segment.acks()}
 
     def answered(self, key: str) -> bool:
         """Whether every rank has answered this order to a supervisor before us."""
         ranks = self._segments.ranks
-        return bool(ranks) and all((rank, key) in self._heard for rank in ranks)
+        return bool(ranks) and all((rank, key) in self._earlier_acks for rank in ranks)
 
     def replace(self, process: Process) -> None:
         """On the main loop: the job is another process from now on; the old one has ended."""
@@ -158,7 +158,7 @@ class Control:
                     asked.answers[rank] = ack
             for rank, segment in (asked.sent or {}).items():
                 if ranks.get(rank) is not segment:  # after an exec the pid would be the same
-                    asked.gone.setdefault(rank, f"rank {rank} went away")
+                    asked.lost.setdefault(rank, f"rank {rank} went away")
             if ended is not None:
                 asked.refusal = f"the job has ended ({ending(ended)})"
         for rank, ack in acks:
@@ -177,7 +177,7 @@ class Control:
             return  # given up before the main loop came to it
         ranks = self._segments.ranks
         if self.answered(asked.key):
-            asked.answers |= {rank: self._heard[rank, asked.key] for rank in ranks}
+            asked.answers |= {rank: self._earlier_acks[rank, asked.key] for rank in ranks}
             asked.sent = dict(ranks)
         elif self.process.returncode is not None:
             asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
@@ -194,7 +194,7 @@ class Control:
                 try:
                     segment.send(asked.key, asked.verb, args)
                 except (SuperviseError, WireError, OSError, ValueError) as error:
-                    asked.gone[rank] = f"rank {rank} cannot be written to: {error}"
+                    asked.lost[rank] = f"rank {rank} cannot be written to: {error}"
             asked.sent = sent
         with self._wakeup:
             self._wakeup.notify_all()
@@ -218,7 +218,7 @@ class Control:
         return asked
 
     def forget(self, asked: PendingCommand) -> None:
-        """Wait no longer for `asked`; an answer that still comes is told by `late`."""
+        """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
         with self._wakeup:
             self._open.remove(asked)
             if set(asked.sent or {}) - set(asked.answers):
@@ -276,10 +276,10 @@ class Control:
             self._lease.end()  # also when it fails: then the lease itself ends the pause
         # A command that the job meets only after we gave up must not take effect unseen.
         until_ns = time.monotonic_ns() + int(deadline_s * 1e9)
-        told = {**args, "until_ns": until_ns}
+        sent_args = {**args, "until_ns": until_ns}
         if verb == "pause":
-            told["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
-        asked = self.ask(verb, told, key=key)
+            sent_args["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
+        asked = self.ask(verb, sent_args, key=key)
         try:
             answers = asked.wait(deadline_s)
         finally:

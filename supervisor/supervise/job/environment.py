@@ -147,12 +147,12 @@ def inner_restarts(argv: Sequence[str]) -> int:
 
     Source: `--max-restarts` of torch.distributed.run, 0 by default.
     """
-    words = list(argv)
-    for place, word in enumerate(words):
-        name, _, given = word.partition("=")
+    args = list(argv)
+    for place, arg in enumerate(args):
+        name, _, given = arg.partition("=")
         if name in ("--max-restarts", "--max_restarts"):
-            given = given or "".join(words[place + 1 : place + 2])
-            known = any(re.search(r"torchrun|torch\.distributed", w) for w in words[:place])
+            given = given or "".join(args[place + 1 : place + 2])
+            known = any(re.search(r"torchrun|torch\.distributed", w) for w in args[:place])
             return int(given) if known and given.isdecimal() else 0
     return 0
 
@@ -172,42 +172,42 @@ def _reason(argv: list[str], path: str, depth: int = 0) -> str | None:
     shebang = _shebang(Path(found))
     if shebang:
         return _reason([*shebang, found, *argv[1:]], path, depth + 1)
-    if any(_PYTHON.match(Path(word).name) or word.endswith(".py") for word in argv[1:]):
+    if any(_PYTHON.match(Path(arg).name) or arg.endswith(".py") for arg in argv[1:]):
         return _behind_launcher(argv[1:])
     return f"{name} is not Python"
 
 
-def _behind_launcher(words: list[str]) -> str | None:
-    for place, word in enumerate(words):
-        if _PYTHON.match(Path(word).name):
-            return _python_flags(words[place + 1 :])
+def _behind_launcher(args: list[str]) -> str | None:
+    for place, arg in enumerate(args):
+        if _PYTHON.match(Path(arg).name):
+            return _python_flags(args[place + 1 :])
     return None
 
 
-def _python_flags(words: list[str]) -> str | None:
+def _python_flags(args: list[str]) -> str | None:
     """Walk over the interpreter's own options, up to the script, `-c` or `-m`."""
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-") or word in ("-", "--"):
+    rest = iter(args)
+    for arg in rest:
+        if not arg.startswith("-") or arg in ("-", "--"):
             return None
-        if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
+        if arg.startswith("--"):
+            if arg == "--check-hash-based-pycs":
                 next(rest, None)
             continue
-        for at, letter in enumerate(word[1:], start=1):
+        for at, letter in enumerate(arg[1:], start=1):
             if letter in _KEEPS_OUT:
                 return _KEEPS_OUT[letter]
             if letter in "cm":
                 return None  # what follows belongs to the program
             if letter in "WX":
-                if at == len(word) - 1:
+                if at == len(arg) - 1:
                     next(rest, None)
                 break
     return None
 
 
 def _shebang(path: Path) -> list[str]:
-    """Return the words of the `#!` line of `path`, without `env`; empty when there is none."""
+    """Return the args of the `#!` line of `path`, without `env`; empty when there is none."""
     try:
         with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
             head = file.read(512).decode("utf-8", "replace")
@@ -216,11 +216,11 @@ def _shebang(path: Path) -> list[str]:
     if not head.startswith("#!"):
         return []
     lines = head.splitlines()
-    words = lines[0][2:].split()
-    if words and Path(words[0]).name == "env":
-        words = [word for word in words[1:] if word != "-S" and "=" not in word]
+    args = lines[0][2:].split()
+    if args and Path(args[0]).name == "env":
+        args = [arg for arg in args[1:] if arg != "-S" and "=" not in arg]
     # pip writes `#!/bin/sh` and `'''exec' "/a very long path/python" "$0" "$@"` on the second line
     if len(lines) > 1 and lines[1].startswith("'''exec'"):
         call = shlex.split(lines[1].removeprefix("'''exec'"))
-        words = list(takewhile(lambda word: word != "$0", call))
-    return words
+        args = list(takewhile(lambda arg: arg != "$0", call))
+    return args

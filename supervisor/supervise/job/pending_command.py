@@ -58,7 +58,7 @@ class PendingCommand:
         self.key = key
         self.sent: dict[int, Rank] | None = None  # None until the main loop sent it
         self.answers: dict[int, Ack] = {}
-        self.gone: dict[int, str] = {}  # rank -> why it will not answer
+        self.lost: dict[int, str] = {}  # rank -> why it will not answer
         self.refusal: str | None = None  # why it was not sent at all
         self.withdrawn = False  # that is because the action is to ask nothing more of the job
         self._wakeup = wakeup
@@ -72,7 +72,7 @@ class PendingCommand:
     def _settled(self) -> bool:
         if self.refusal is not None:
             return True
-        return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.gone.keys()
+        return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.lost.keys()
 
 
 def judge(asked: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) -> None:
@@ -90,7 +90,7 @@ def judge(asked: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) 
         raise ActionError(f"{verb} was not sent: {why}", refused=meant)
     if not silent:
         return
-    why = asked.refusal or "; ".join(asked.gone[rank] for rank in silent if rank in asked.gone)
+    why = asked.refusal or "; ".join(asked.lost[rank] for rank in silent if rank in asked.lost)
     why = why or f"no answer within {deadline_s:g} s from rank {', '.join(map(str, silent))}"
     partly = f" after {len(answers)} of {len(asked.sent)} ranks did it: they may differ now"
     raise ActionError(f"{verb}: {why}{partly if answers else ''}")

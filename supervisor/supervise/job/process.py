@@ -104,7 +104,7 @@ class Process:
 
     def poll(self) -> int | None:
         """Return the returncode, None while it runs. Main thread only; serves job control too."""
-        if self._look() is None:
+        if self._collect_exit() is None:
             self._job_control()
         self.tree.reap()
         return self.returncode
@@ -112,7 +112,7 @@ class Process:
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end, at most `timeout_s`; return the returncode or None. Any thread."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._look() is None and (deadline is None or time.monotonic() < deadline):
+        while self._collect_exit() is None and (deadline is None or time.monotonic() < deadline):
             time.sleep(_PAUSE_S)
         return self.returncode
 
@@ -133,7 +133,7 @@ class Process:
                 return False
             return True
 
-    def moment(self) -> tuple[int, int]:
+    def now(self) -> tuple[int, int]:
         """Return the time, and `suspended_ns` at that time: no Ctrl-Z comes in between."""
         with self._lock:
             return time.monotonic_ns(), self.suspended_ns
@@ -148,7 +148,7 @@ class Process:
         if now != self.group:
             self.tree.signal(signum, group=self.group)
 
-    def _front(self) -> int:
+    def _foreground_group(self) -> int:
         """Return the group that belongs in the foreground: its own, if it made itself one."""
         try:
             return self.pid if os.getpgid(self.pid) == self.pid else self.group
@@ -174,19 +174,19 @@ class Process:
         survivors = [process.pid for process in left]
         return {"how": how, "returncode": self.returncode, "survivors": survivors}
 
-    def step_back(self) -> None:
+    def return_terminal(self) -> None:
         """Take the foreground from it: what is typed now, Ctrl-C above all, comes to us."""
         if self._terminal is not None:
-            self._terminal.take_back(self._front())
+            self._terminal.take_back(self._foreground_group())
 
     def continued(self) -> None:
         """We were continued (`fg` or `bg`): hand the terminal on and continue the job."""
         self._continues += 1
         if self._terminal is not None and self.returncode is None:
-            self._terminal.lend(self._front())
+            self._terminal.lend(self._foreground_group())
         self.signal(signal.SIGCONT, group=True)
 
-    def _look(self) -> int | None:
+    def _collect_exit(self) -> int | None:
         """Notice the end of the first process and collect it."""
         with self._lock:
             if self.returncode is not None:
@@ -198,7 +198,7 @@ class Process:
                 return self.returncode
             if info is None:
                 return None
-            group = self._front()  # as long as it is not collected
+            group = self._foreground_group()  # as long as it is not collected
             exited = info.si_code == os.CLD_EXITED
             self.returncode = info.si_status if exited else -info.si_status
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
@@ -209,7 +209,7 @@ class Process:
             return self.returncode
 
     def _job_control(self) -> None:
-        if self._terminal is not None and (front := self._front()) != self.group:
+        if self._terminal is not None and (front := self._foreground_group()) != self.group:
             self._terminal.follow(self.group, front)
         try:
             info = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
@@ -223,8 +223,10 @@ class Process:
 
     def _stop_together(self, terminal: Terminal, signum: int) -> None:
         asked_for_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
-        if not (asked_for_it and terminal.lend(self._front())):  # else it was only too quick for us
-            terminal.take_back(self._front())
+        if not (
+            asked_for_it and terminal.lend(self._foreground_group())
+        ):  # else it was only too quick for us
+            terminal.take_back(self._foreground_group())
             with self._lock:
                 since, continues = time.monotonic_ns(), self._continues
                 stop_ourselves(signum)

@@ -3,7 +3,7 @@
 torchrun gives each worker a session of its own, so a signal to the job's process group does not
 reach them. What reaches all of them is parentage: the job's first process, its descendants, and the
 orphans that came to us as their subreaper. Processes are known by pid and start time, never by pid
-or name alone. Helpers of our own stay in our process group, which is how they are told apart.
+or name alone. Helpers of our own stay in our process group, which is how they are signalled apart.
 
 Nothing is remembered between calls, so that every method may be called from any thread and from a
 signal handler.
@@ -63,11 +63,11 @@ class Tree:
         left, since a process may fork between the look and the blow.
         """
         deadline = time.monotonic() + within_s
-        told: set[psutil.Process] = set()
+        signalled: set[psutil.Process] = set()
         while members := self.members():
             for process in members:
-                if signum == signal.SIGKILL or process not in told:
-                    told.add(process)
+                if signum == signal.SIGKILL or process not in signalled:
+                    signalled.add(process)
                     _send(process, signum)
                     if signum != signal.SIGKILL:
                         _send(process, signal.SIGCONT)  # a stopped process hears nothing else

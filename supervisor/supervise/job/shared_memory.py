@@ -98,7 +98,7 @@ def remove(path: Path) -> None:
 
 def sweep(root: Path) -> list[Path]:
     """Remove directories of ours whose supervisor and jobs are all dead; return them."""
-    gone = []
+    removed = []
     for path in root.glob(f"supervise-{os.getuid()}-*"):
         try:
             if not files.is_own_directory(path):
@@ -110,8 +110,8 @@ def sweep(root: Path) -> list[Path]:
         except OSError:  # no directory, not ours to look into, or just being removed
             continue
         remove(path)
-        gone.append(path)
-    return gone
+        removed.append(path)
+    return removed
 
 
 def _users(path: Path) -> list[int]:

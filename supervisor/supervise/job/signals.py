@@ -73,7 +73,7 @@ class Forwarder:
         self._early: list[tuple[int, bool]] = []
         self._ending = 0
         self._before: dict[int, Any] = {}
-        self._taken: deque[Notice] = deque()
+        self._notices: deque[Notice] = deque()
         self._children_before: Any = None
         self._fd_before = -1
 
@@ -126,19 +126,19 @@ class Forwarder:
         Their data: `signal`, the name; `final`, it asks for the end of the job; `killed`, it was
         not passed on but every process was killed for it; `typed`, it is a Ctrl-C that came to us.
         """
-        return [self._taken.popleft() for _ in range(len(self._taken))]
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     @property
     def waiting(self) -> int:
         """How many signals `notices` would return."""
-        return len(self._taken)
+        return len(self._notices)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         with self._lock:
             self._ending += signum in _ENDING
             kill = signum in _ENDING and self._ending >= PATIENCE
             if signum not in _SILENT:
-                self._taken.append(self._notice(signum, kill=kill))
+                self._notices.append(self._notice(signum, kill=kill))
             self.asked += signum in FINAL
             if self.final is None and signum in FINAL:
                 self.final = signal.Signals(signum).name

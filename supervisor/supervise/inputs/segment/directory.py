@@ -3,7 +3,7 @@
 A segment that cannot be used is reported once and left alone; the others go on. A rank that comes
 back under another process, after a relaunch, or as another program of the same process, after an
 exec, is read to its end and then replaced. While the process of a rank lives, another one that
-trains under the same rank (a child that trains a model of its own) waits, and that is said once.
+trains under the same rank (a child with a model of its own) waits; that is reported once.
 
 Decides nothing.
 """
@@ -30,7 +30,7 @@ _MARK_NAME = re.compile(r"off\.(\d+)")
 _MARK_GRACE_NS = 1_000_000_000  # an empty mark may still be in the writing
 _MARK_BYTES = 2048
 _TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
-_SPARE_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
+_RETAIN_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
 _AGAIN_NS = 1_000_000_000  # between two wishes that are the same
 _SHORTEST_S, _LONGEST_S = 0.020, 0.250  # between two polls; project defaults
 _QUIET = 4  # median steps without a frame before the polls become fewer; project default
@@ -64,7 +64,7 @@ class Segments:
         self._frames_ns = 0  # when the newest events came
         self._step_s = 0.0
         self._tight = False
-        self._spared = (0, 0)  # the step, and when that was written
+        self._retained = (0, 0)  # the step, and when that was written
 
     def poll(self) -> list[Event]:
         """Return everything new, in rank order; never raises.
@@ -117,18 +117,18 @@ class Segments:
             return "samples are taken more densely while there is an incident"
         return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
 
-    def spare(self, before_step: int, now_ns: int) -> None:
+    def retain_before(self, before_step: int, now_ns: int) -> None:
         """Let the newest savepoint of a step before that stay; 0: none. Call it every round.
 
         Steps may be short: a change is written at once, the same wish once a second.
         """
-        step, at_ns = self._spared
+        step, at_ns = self._retained
         if before_step == step and (not step or now_ns < at_ns + _AGAIN_NS):
             return
-        self._spared = (before_step, now_ns)
+        self._retained = (before_step, now_ns)
         for segment in self.ranks.values():
             with suppress(SegmentError):  # the poll tells of a broken segment
-                segment.spare(before_step, now_ns + _SPARE_NS)
+                segment.retain_before(before_step, now_ns + _RETAIN_NS)
 
     def forget(self) -> None:
         """Remove the segments of processes that are dead; what they wrote was read.
@@ -157,7 +157,7 @@ class Segments:
         return any(segment.pid == pid for segment in self.ranks.values())
 
     def ended_well(self) -> bool:
-        """Whether each rank said that it ends with code 0."""
+        """Whether each rank recorded its exit with code 0."""
         return bool(self.ranks) and all(map(_ended_well, self.ranks.values()))
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class Segments:
 
 
 def _trains(segment: Segment) -> bool:
-    """Whether the process that writes `segment` lives, and has not said that it ends.
+    """Whether the process that writes `segment` is alive and has not recorded its exit.
 
     False where that cannot be known (in another process namespace, without /proc).
     """
@@ -302,7 +302,7 @@ def _trains(segment: Segment) -> bool:
 
 
 def _ended_well(segment: Segment) -> bool:
-    """Whether the process that wrote `segment` said that it ends with code 0."""
+    """Whether the process that wrote `segment` recorded its exit with code 0."""
     try:
         end = segment.end()
     except SegmentError:

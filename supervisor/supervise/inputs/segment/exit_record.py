@@ -1,4 +1,4 @@
-"""How a job ended, in the words of its own processes: for a supervisor that cannot reap it."""
+"""How a job ended, as its own processes recorded it: for a supervisor that cannot reap it."""
 
 from __future__ import annotations
 

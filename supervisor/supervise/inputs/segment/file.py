@@ -17,7 +17,7 @@ from ...errors import SegmentError
 from ...store import files
 from . import limits
 
-_WORDS_SIZE = wire.END_AT  # the fixed header and all words, in one read
+_COUNTERS_SIZE = wire.END_AT  # the fixed header and all counters, in one read
 FAULTY_HINT = "the probe is broken, or somebody else writes there: this rank is not watched"
 _VERSION_HINT = "the job runs the probe of another release; start both from the same installation"
 
@@ -36,7 +36,7 @@ class SegmentFile:
             SegmentError: it cannot be opened, or is short, foreign, damaged or of another version.
         """
         self.path = path
-        self._size = _WORDS_SIZE
+        self._size = _COUNTERS_SIZE
         self._writing = threading.Lock()  # a pause is renewed by a thread of its own
         try:
             self._fd = files.open_file(path, os.O_RDWR)
@@ -53,13 +53,13 @@ class SegmentFile:
             self.close()
             raise
 
-    def words(self) -> bytes:
-        """Return the fixed header and all words; the offsets are those of `wire`."""
+    def counters(self) -> bytes:
+        """Return the fixed header and all counters; the offsets are those of `wire`."""
         self._check_size()
-        words = self.read(0, _WORDS_SIZE)
-        if not words.startswith(self._fixed):
+        counters = self.read(0, _COUNTERS_SIZE)
+        if not counters.startswith(self._fixed):
             raise self.fault("had its header overwritten")
-        return words
+        return counters
 
     def read(self, at: int, size: int) -> bytes:
         """Return exactly `size` bytes at offset `at`."""
@@ -80,9 +80,9 @@ class SegmentFile:
             except OSError as error:
                 raise self.fault(f"cannot be written: {error.strerror}") from error
 
-    def write_checked(self, at: int, *words: int) -> None:
-        """Write checked words, one behind the other."""
-        pairs = (wire.CHECKED.pack(word, word ^ wire.ALL_ONES) for word in words)
+    def write_checked(self, at: int, *counters: int) -> None:
+        """Write checked words, one after the other."""
+        pairs = (wire.CHECKED.pack(word, word ^ wire.ALL_ONES) for word in counters)
         self.write(at, b"".join(pairs))
 
     def document(self, at: int, size: int) -> tuple[int, Any]:
@@ -131,6 +131,6 @@ def parse(raw: bytes) -> Any:
         return None
 
 
-def word(words: bytes, at: int) -> int:
-    """Return the number at offset `at` of `SegmentFile.words()`."""
-    return int.from_bytes(words[at : at + 8], "little")
+def read_u64(counters: bytes, at: int) -> int:
+    """Return the number at offset `at` of `SegmentFile.counters()`."""
+    return int.from_bytes(counters[at : at + 8], "little")

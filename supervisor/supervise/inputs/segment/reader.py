@@ -20,7 +20,7 @@ from supervise_probe import wire
 from ...core.model.events import Announced, Beat, Event, Frame, Gap, Notice
 from ...errors import SegmentError
 from . import limits
-from .file import FAULTY_HINT, SegmentFile, parse, word
+from .file import FAULTY_HINT, SegmentFile, parse, read_u64
 
 _STEP_TIMES = 31  # enough for a median that one slow step does not move
 
@@ -57,7 +57,7 @@ class Segment:
         self._slot_size = header.slot_size
         self._frames = wire.Ring(header.slots, self._slot, wire.unpack_slot)
         self._letters = wire.Ring(wire.LETTER_SLOTS, self._letter, wire.unpack_letter)
-        self._told = 0  # letters below this number were told by another reader
+        self._reported = 0  # letters below this number were reported by another reader
         self._held: list[tuple[int, int, wire.Slot | None]] = []  # frames waiting for their names
         self._tries = 0
         self._odd: str | None = None  # what cannot be of the newest frame
@@ -95,11 +95,11 @@ class Segment:
         Raises:
             SegmentError: the file was cut short or overwritten; it is of no further use.
         """
-        words = self._file.words()
+        counters = self._file.counters()
         events: list[Event] = []
-        self._take_names(words, events)
-        self._take_frames(word(words, wire.HEAD_AT), limit, events)
-        self._take_letters(word(words, wire.LETTERS_HEAD_AT), events)
+        self._take_names(counters, events)
+        self._take_frames(read_u64(counters, wire.HEAD_AT), limit, events)
+        self._take_letters(read_u64(counters, wire.LETTERS_HEAD_AT), events)
         return events
 
     def unread(self) -> int:
@@ -108,7 +108,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        return max(0, word(self._file.words(), wire.HEAD_AT) - self._frames.next)
+        return max(0, read_u64(self._file.counters(), wire.HEAD_AT) - self._frames.next)
 
     def resume(self, frames: int, letters: int) -> None:
         """Go on behind another reader, which has told `frames` frames and all notices before the
@@ -119,8 +119,8 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        head = word(self._file.words(), wire.LETTERS_HEAD_AT)
-        self._frames.next, self._told = frames, letters
+        head = read_u64(self._file.counters(), wire.LETTERS_HEAD_AT)
+        self._frames.next, self._reported = frames, letters
         self._letters.next = min(letters, max(0, head - wire.LETTER_SLOTS))
 
     def beat(self) -> Beat:
@@ -129,7 +129,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        seen = wire.checked(self._file.words(), wire.BEAT_AT)
+        seen = wire.checked(self._file.counters(), wire.BEAT_AT)
         if seen is not None and seen & 7 < len(wire.PHASES) and seen < limits.MAX_NS:
             self._beat = (seen & ~7, wire.PHASES[seen & 7])
         return Beat(self.rank, *self._beat)
@@ -140,7 +140,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        if word(self._file.words(), wire.STATUS_GENERATION_AT) != self._status_generation:
+        if read_u64(self._file.counters(), wire.STATUS_GENERATION_AT) != self._status_generation:
             generation, status = self._file.document(wire.STATUS_AT, wire.STATUS_SIZE)
             whole = isinstance(status, dict) and limits.bounded(status)
             if generation > self._status_generation and whole:
@@ -154,7 +154,7 @@ class Segment:
         return acks
 
     def end(self) -> tuple[int | None, str] | None:
-        """Return `(returncode, last words)` as the job itself recorded them, None before that.
+        """Return `(returncode, last message)` as the job itself recorded them, None before that.
 
         Raises:
             SegmentError: as `poll`.
@@ -213,7 +213,7 @@ class Segment:
         """
         self._file.write_checked(wire.TIGHT_AT, until_ns)
 
-    def spare(self, before_step: int, until_ns: int) -> None:
+    def retain_before(self, before_step: int, until_ns: int) -> None:
         """Let the newest savepoint before that step (0: none) stay until `until_ns`.
 
         Raises:
@@ -225,8 +225,8 @@ class Segment:
         """Let go of the file; safe to repeat. Whatever is called afterwards raises SegmentError."""
         self._file.close()
 
-    def _take_names(self, words: bytes, events: list[Event]) -> None:
-        if word(words, wire.NAMES_GENERATION_AT) == self._generation:
+    def _take_names(self, counters: bytes, events: list[Event]) -> None:
+        if read_u64(counters, wire.NAMES_GENERATION_AT) == self._generation:
             return
         generation, names = self._file.document(wire.NAMES_AT, wire.NAMES_SIZE)
         if generation <= self._generation or not limits.names(names):
@@ -262,7 +262,7 @@ class Segment:
             if self._odd is not None:
                 return
             if len(slot.values) > len(self._names):
-                self._take_names(self._file.words(), events)
+                self._take_names(self._file.counters(), events)
             absent = len(self._names) - len(slot.values)
             if absent < 0:
                 self._held = taken[index:]
@@ -282,11 +282,11 @@ class Segment:
             if limits.letter(letter, limits.ACK):
                 letter["key"] = letter.pop("ack")
                 self._acks.append(Ack(**letter))
-            elif number + (lost or 1) <= self._told:
+            elif number + (lost or 1) <= self._reported:
                 continue
             elif limits.letter(letter, limits.NOTICE):
-                said = {"kind": letter.pop("notice"), **letter}
-                events.append(self._notice(number, **said))
+                fields = {"kind": letter.pop("notice"), **letter}
+                events.append(self._notice(number, **fields))
             else:
                 bad += lost or 1
                 newest = number + max(lost - 1, 0)
@@ -294,9 +294,9 @@ class Segment:
             message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
             events.append(self._notice(newest, kind="note", message=message))
 
-    def _notice(self, letter: int, **said: Any) -> Notice:
+    def _notice(self, letter: int, **fields: Any) -> Notice:
         return Notice(
-            at_ns=self._clock(), rank=self.rank, segment=self.created_ns, letter=letter, **said
+            at_ns=self._clock(), rank=self.rank, segment=self.created_ns, letter=letter, **fields
         )
 
     def _count_sent(self) -> int:
